@@ -1,0 +1,1 @@
+"""The server: pages, JSON API, live streams, sign-in. It has no torch."""

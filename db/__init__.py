@@ -1,0 +1,1 @@
+"""Where server and worker meet: tables, queries and the only commit."""

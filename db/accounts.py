@@ -1,0 +1,138 @@
+"""Who may come in: users, one-time links, sessions, tokens. Secrets are kept as hashes only."""
+
+import hashlib
+import secrets
+
+from pwdlib import PasswordHash
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from db.database import now
+from db.errors import Invalid, Refused
+from db.tables import ApiToken, SignInLink, SignInSession, User
+
+SESSION_SECONDS = 30 * 24 * 3600.0
+LINK_SECONDS = 24 * 3600.0
+PASSWORD_LENGTH = (8, 200)
+
+_passwords = PasswordHash.recommended()
+# Verified when there is no such user, so that a wrong name takes as long as a wrong password.
+_nobody = _passwords.hash(secrets.token_urlsafe(16))
+
+
+def user_named(session: Session, name: str) -> User:
+    """Return the user of that name, made now if there is none."""
+    name = name.strip()
+    if not 1 <= len(name) <= 64:
+        raise Invalid({"name": f"{name!r} has {len(name)} characters; 1 to 64 are allowed"})
+    user = session.scalar(select(User).where(User.name == name))
+    if user is None:
+        user = User(name=name)
+        session.add(user)
+        session.flush()
+    return user
+
+
+def set_password(session: Session, user: User, password: str) -> None:
+    """Set a password, and end the user's other sessions. Raises Invalid if it is too short."""
+    low, high = PASSWORD_LENGTH
+    if not low <= len(password) <= high:
+        message = f"has {len(password)} characters; {low} to {high} are allowed"
+        raise Invalid({"password": message})
+    user.password_hash = _passwords.hash(password)
+    session.execute(delete(SignInSession).where(SignInSession.user_id == user.id))
+
+
+def make_link_token(session: Session, user: User) -> str:
+    """Return the token of a link that signs in once, within a day."""
+    token = secrets.token_urlsafe(32)
+    session.execute(delete(SignInLink).where(SignInLink.expires_at < now()))
+    session.add(
+        SignInLink(token_hash=_hash(token), user_id=user.id, expires_at=now() + LINK_SECONDS)
+    )
+    return token
+
+
+def redeem_link_token(session: Session, token: str) -> User:
+    """Return the user whom a link signs in; the link is spent. Raises Refused."""
+    user_id = session.scalar(
+        delete(SignInLink)
+        .where(SignInLink.token_hash == _hash(token), SignInLink.expires_at > now())
+        .returning(SignInLink.user_id)
+    )
+    if user_id is None:
+        raise Refused("This sign-in link was used already or has expired. Sign in below instead.")
+    return session.get_one(User, user_id)
+
+
+def check_password(session: Session, name: str, password: str) -> User:
+    """Return the user of that name and password. Raises Refused."""
+    user = session.scalar(select(User).where(User.name == name.strip()))
+    expected = user.password_hash if user and user.password_hash else _nobody
+    if not _passwords.verify(password, expected) or user is None or expected is _nobody:
+        raise Refused("The name or the password is wrong.")
+    return user
+
+
+def start_session(session: Session, user: User) -> tuple[str, SignInSession]:
+    """Sign a browser in; return the secret for its cookie and the session."""
+    secret = secrets.token_urlsafe(32)
+    row = SignInSession(
+        token_hash=_hash(secret),
+        user_id=user.id,
+        csrf_token=secrets.token_urlsafe(32),
+        expires_at=now() + SESSION_SECONDS,
+    )
+    session.execute(delete(SignInSession).where(SignInSession.expires_at < now()))
+    session.add(row)
+    session.flush()
+    return secret, row
+
+
+def find_session(session: Session, secret: str) -> tuple[User, SignInSession] | None:
+    """Return whom a cookie belongs to, or None if it is unknown or too old."""
+    query = (
+        select(User, SignInSession)
+        .join(SignInSession, SignInSession.user_id == User.id)
+        .where(SignInSession.token_hash == _hash(secret), SignInSession.expires_at > now())
+    )
+    row = session.execute(query).one_or_none()
+    return None if row is None else (row[0], row[1])
+
+
+def end_session(session: Session, secret: str) -> None:
+    """Sign a browser out."""
+    session.execute(delete(SignInSession).where(SignInSession.token_hash == _hash(secret)))
+
+
+def make_api_token(session: Session, user: User, name: str) -> tuple[str, ApiToken]:
+    """Return a new token for scripts, which nobody can read again, and its row."""
+    if not 1 <= len(name.strip()) <= 64:
+        raise Invalid({"name": f"{name!r} has {len(name)} characters; 1 to 64 are allowed"})
+    token = f"hs_{secrets.token_urlsafe(32)}"
+    row = ApiToken(token_hash=_hash(token), user_id=user.id, name=name.strip())
+    session.add(row)
+    session.flush()
+    return token, row
+
+
+def api_tokens(session: Session, user: User) -> list[ApiToken]:
+    """List a user's tokens, newest first."""
+    query = select(ApiToken).where(ApiToken.user_id == user.id).order_by(ApiToken.id.desc())
+    return list(session.scalars(query))
+
+
+def delete_api_token(session: Session, user: User, token_id: int) -> None:
+    """Revoke one of a user's own tokens."""
+    session.execute(delete(ApiToken).where(ApiToken.id == token_id, ApiToken.user_id == user.id))
+
+
+def find_api_token(session: Session, token: str) -> User | None:
+    """Return whom a token belongs to, or None."""
+    query = select(User).join(ApiToken, ApiToken.user_id == User.id)
+    return session.scalar(query.where(ApiToken.token_hash == _hash(token)))
+
+
+def _hash(secret: str) -> str:
+    # Secrets are 256 random bits, so a fast hash is enough: there is nothing to guess.
+    return hashlib.sha256(secret.encode()).hexdigest()

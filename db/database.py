@@ -1,0 +1,127 @@
+"""The connection, its clock, and the only commit."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, Float, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from db.errors import DatabaseUnreachable, Invalid
+
+MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
+
+
+class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function that it is
+    """The database's clock in seconds since the epoch: leases trust no worker's clock."""
+
+    type = Float()
+    inherit_cache = True
+
+
+@compiles(now, "sqlite")
+def _now_on_sqlite(_element: now, _compiler: SQLCompiler, **_options: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(now, "postgresql")
+def _now_on_postgresql(_element: now, _compiler: SQLCompiler, **_options: Any) -> str:
+    return "(extract(epoch from clock_timestamp())::double precision)"
+
+
+class Database:
+    """One engine. `reading` and `writing` are the only ways to a session.
+
+    Raises Invalid if the URL cannot be understood; connects only on first use.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            parsed = make_url(url)
+            backend = parsed.get_backend_name()
+            if backend not in ("sqlite", "postgresql"):
+                raise ArgumentError(f"the backend {backend!r} is neither sqlite nor postgresql")
+            self.engine = _engine(url, backend)
+        except (ArgumentError, NoSuchModuleError) as error:
+            raise Invalid({"HALFSTEP_DATABASE_URL": str(error)}) from error
+        self.name = parsed.render_as_string(hide_password=True)
+        self._reader = self.engine.execution_options(writing=False)
+        self._writer = self.engine.execution_options(writing=True)
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Give a session that sees one snapshot and changes nothing."""
+        with Session(self._reader, expire_on_commit=False) as session:
+            yield session
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """Give a session whose changes are all committed, or none of them."""
+        with Session(self._writer, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    def migrate(self) -> None:
+        """Create the tables, or bring them up to this version. Raises DatabaseUnreachable."""
+        self.check()
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        with self._writer.begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    def check(self) -> None:
+        """Raise DatabaseUnreachable, without the password, if the database does not answer."""
+        try:
+            with self.engine.connect() as connection:
+                connection.execute(text("SELECT 1"))
+        except DBAPIError as error:
+            raise DatabaseUnreachable(
+                f"HALFSTEP_DATABASE_URL: {self.name} does not answer: {error.orig}"
+            ) from error
+
+    def dispose(self) -> None:
+        """Close every pooled connection."""
+        self.engine.dispose()
+
+
+def is_outage(error: Exception) -> bool:
+    """Tell whether an error means that the database is away, so that trying again may help."""
+    return isinstance(error, OperationalError | DatabaseUnreachable) or (
+        isinstance(error, DBAPIError) and error.connection_invalidated
+    )
+
+
+def _engine(url: str, backend: str) -> Engine:
+    if backend == "sqlite":
+        engine = create_engine(url, connect_args={"timeout": 30})
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_on_sqlite)
+        return engine
+    return create_engine(
+        url,
+        pool_pre_ping=True,
+        # A peer that vanished without a word is noticed within seconds, not after TCP's minutes.
+        connect_args={"connect_timeout": 5, "tcp_user_timeout": 10_000, "keepalives_idle": 5},
+    )
+
+
+def _set_up_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # we say BEGIN ourselves, below
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-16000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_on_sqlite(connection: Connection) -> None:
+    # A transaction that reads before it writes would fail at once, whatever the timeout, if
+    # somebody wrote in between: so writers take the write lock first and wait for it.
+    writing = connection.get_execution_options().get("writing", True)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")

@@ -1,0 +1,168 @@
+"""Runs from the side of the workers: claim, lease, start, end. Every write names the attempt."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from db import runs
+from db.database import now
+from db.errors import Fenced
+from db.tables import ACTIVE, Request, Run, RunNode, Status
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What people want of a running attempt."""
+
+    wanted: str  # run, pause or cancel
+    checkpoint_request: int | None  # the newest request not obeyed yet
+
+
+def claim(
+    session: Session,
+    worker_id: int,
+    *,
+    recipes: Collection[str],
+    precisions: Collection[str],
+    free_devices: Collection[int],
+    lease_seconds: float,
+) -> Run | None:
+    """Take the next queued run that fits, or None: one statement, the same on both databases.
+
+    SKIP LOCKED lets workers pass each other by; SQLite has no such clause and needs none, since it
+    has one writer. Raising `attempt` shuts out every earlier attempt.
+    """
+    next_run = (
+        select(Run.id)
+        .where(
+            Run.status == Status.QUEUED,
+            Run.recipe.in_(recipes),
+            Run.precision.in_(precisions),
+            Run.devices_per_node <= len(free_devices),
+        )
+        .order_by(Run.priority.desc(), Run.position)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    run: Run | None = session.scalar(
+        update(Run)
+        .where(Run.id == next_run)
+        .values(attempt=Run.attempt + 1, worker_id=worker_id, error=None)
+        .returning(Run)
+    )
+    if run is None:
+        return None
+    session.add(
+        RunNode(
+            run_id=run.id,
+            attempt=run.attempt,
+            node=0,
+            worker_id=worker_id,
+            devices=sorted(free_devices)[: run.devices_per_node],
+            lease_expires_at=now() + lease_seconds,
+        )
+    )
+    runs.set_status(session, run, Status.STARTING, reason="claimed by a worker")
+    return run
+
+
+def node(session: Session, run_id: int, attempt: int) -> RunNode:
+    """Return the one node of an attempt."""
+    return session.get_one(RunNode, (run_id, attempt, 0))
+
+
+def nodes_of_worker(session: Session, worker_id: int) -> list[RunNode]:
+    """Return a worker's nodes that have not ended, to be found again after a restart."""
+    query = select(RunNode).where(RunNode.worker_id == worker_id, RunNode.ended_at.is_(None))
+    return list(session.scalars(query))
+
+
+def set_handle(session: Session, run_id: int, attempt: int, handle: dict[str, Any]) -> None:
+    """Keep what the engine needs to find an attempt's supervisor again."""
+    node(session, run_id, attempt).handle = handle
+
+
+def start(session: Session, run_id: int, attempt: int) -> None:
+    """Say that the training has begun. Raises Fenced."""
+    run = held(session, run_id, attempt)
+    if run.started_at is None:
+        run.started_at = session.scalar(select(now()))
+    if run.status in (Status.STARTING, Status.UNREACHABLE):
+        runs.set_status(session, run, Status.RUNNING)
+
+
+def renew(session: Session, run_id: int, attempt: int, lease_seconds: float) -> Wishes:
+    """Extend the lease and return what people want of the attempt. Raises Fenced."""
+    run = held(session, run_id, attempt)
+    node(session, run_id, attempt).lease_expires_at = now() + lease_seconds
+    request = session.scalar(
+        select(Request.id)
+        .where(Request.run_id == run_id, Request.obeyed_at.is_(None))
+        .order_by(Request.id.desc())
+        .limit(1)
+    )
+    return Wishes(run.wanted, request)
+
+
+def end(
+    session: Session,
+    run_id: int,
+    attempt: int,
+    status: Status,
+    *,
+    reason: str | None = None,
+    error: str | None = None,
+    fault: str | None = None,
+) -> None:
+    """Close an attempt. status QUEUED puts the run back at its old place. Raises Fenced."""
+    run = held(session, run_id, attempt)
+    if status == Status.QUEUED and run.wanted == "cancel":
+        status = Status.CANCELLED
+    elif status == Status.QUEUED and run.wanted == "pause":
+        status = Status.PAUSED
+    run.error = error
+    run.worker_id = None if status == Status.QUEUED else run.worker_id
+    node(session, run_id, attempt).ended_at = now()
+    runs.set_status(session, run, status, reason=reason or run.stop_reason, fault=fault)
+
+
+def expire(session: Session) -> list[int]:
+    """Queue again the runs whose lease ran out; return their ids."""
+    query = (
+        select(RunNode)
+        .join(Run, (Run.id == RunNode.run_id) & (Run.attempt == RunNode.attempt))
+        .where(Run.status.in_(ACTIVE), RunNode.ended_at.is_(None), RunNode.lease_expires_at < now())
+        .with_for_update(skip_locked=True)
+    )
+    expired = list(session.scalars(query))
+    for lost in expired:
+        run = held(session, lost.run_id, lost.attempt)
+        runs.set_status(
+            session,
+            run,
+            Status.UNREACHABLE,
+            reason="its worker has not been heard of for a whole lease",
+            fault="infrastructure",
+        )
+        end(session, lost.run_id, lost.attempt, Status.QUEUED, reason="queued again")
+    return [lost.run_id for lost in expired]
+
+
+def held(session: Session, run_id: int, attempt: int) -> Run:
+    """Lock and return the run if this attempt still holds it: the fence of every write.
+
+    Raises Fenced.
+    """
+    run = session.scalar(
+        select(Run)
+        .where(Run.id == run_id, Run.attempt == attempt, Run.status.in_(ACTIVE))
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+    if run is None:
+        raise Fenced
+    return run

@@ -1,0 +1,176 @@
+"""Runs from the side of the people who submit them: submit, look, ask for a stop."""
+
+from typing import Any
+
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session
+
+from db.database import now
+from db.errors import Conflict, NotFound
+from db.tables import ACTIVE, ENDED, Request, Run, RunStatus, Status, User
+
+#: A training exists that can obey a request at its next step boundary.
+OBEYING = (Status.STARTING, Status.RUNNING)
+
+
+def submit(
+    session: Session,
+    *,
+    recipe: str,
+    config: dict[str, Any],
+    owner: User,
+    name: str = "",
+    tags: str = "",
+    priority: int = 0,
+    devices_per_node: int = 1,
+) -> Run:
+    """Queue a run behind the others of its priority. The configuration must be valid already."""
+    run = Run(
+        name=name or f"{recipe}-{config['precision']}",
+        recipe=recipe,
+        config=config,
+        precision=config["precision"],
+        tags=tags,
+        priority=priority,
+        devices_per_node=devices_per_node,
+        owner_id=owner.id,
+        steps_total=config["training"]["steps"],
+        position=session.scalar(select(func.coalesce(func.max(Run.position), 0.0) + 1.0)),
+    )
+    session.add(run)
+    session.flush()
+    set_status(session, run, Status.QUEUED, reason=f"submitted by {owner.name}")
+    return run
+
+
+def get(session: Session, run_id: int, *, lock: bool = False) -> Run:
+    """Return a run, locked against other writers if asked for. Raises NotFound."""
+    run = session.get(Run, run_id, with_for_update=lock or None)
+    if run is None:
+        raise NotFound(f"There is no run {run_id}.")
+    return run
+
+
+def newest(
+    session: Session,
+    *,
+    status: str = "",
+    text: str = "",
+    before: int | None = None,
+    limit: int = 50,
+) -> list[tuple[Run, str]]:
+    """List runs with their owners' names, newest first.
+
+    status: one status, or "active"; text: in name, recipe, precision, tags or owner; before: a run
+    id, to page.
+    """
+    query = select(Run, User.name).join(User, User.id == Run.owner_id).order_by(Run.id.desc())
+    if status == "active":
+        query = query.where(Run.status.in_((Status.QUEUED, *ACTIVE)))
+    elif status:
+        query = query.where(Run.status == status)
+    if text:
+        columns = (Run.name, Run.recipe, Run.precision, Run.tags, User.name)
+        query = query.where(or_(*(column.icontains(text, autoescape=True) for column in columns)))
+    if before is not None:
+        query = query.where(Run.id < before)
+    return [(run, owner) for run, owner in session.execute(query.limit(limit))]
+
+
+def statuses(session: Session, run_id: int) -> list[RunStatus]:
+    """Return the history of a run's status, oldest first."""
+    query = select(RunStatus).where(RunStatus.run_id == run_id).order_by(RunStatus.id)
+    return list(session.scalars(query))
+
+
+def ahead_in_queue(session: Session, run: Run) -> int:
+    """Count the queued runs that are to start before this queued one."""
+    sooner = or_(
+        Run.priority > run.priority,
+        (Run.priority == run.priority) & (Run.position < run.position),
+    )
+    query = select(func.count()).select_from(Run).where(Run.status == Status.QUEUED, sooner)
+    return session.scalar(query) or 0
+
+
+def cancel(session: Session, run_id: int, user: User) -> Run:
+    """End a run: at once if it waits, with a last checkpoint if it trains.
+
+    Raises Conflict if it has ended.
+    """
+    run = get(session, run_id, lock=True)
+    if run.status in ENDED:
+        raise Conflict(f"Run {run_id} is {run.status} already, so it cannot be cancelled.")
+    run.wanted = "cancel"
+    run.stop_reason = f"cancelled by {user.name}"
+    if run.status in ACTIVE:
+        set_status(session, run, Status.STOPPING, reason=run.stop_reason)
+    else:
+        set_status(session, run, Status.CANCELLED, reason=run.stop_reason)
+    return run
+
+
+def pause(session: Session, run_id: int, user: User) -> Run:
+    """Hold a run: a waiting one keeps out of the queue, a training one leaves a checkpoint first.
+
+    Raises Conflict if it is neither.
+    """
+    run = get(session, run_id, lock=True)
+    if run.status not in (Status.QUEUED, *OBEYING):
+        raise Conflict(f"Run {run_id} is {run.status}: only a queued or running one can be paused.")
+    run.wanted = "pause"
+    run.stop_reason = f"paused by {user.name}"
+    waiting = run.status == Status.QUEUED
+    set_status(session, run, Status.PAUSED if waiting else Status.PAUSING, reason=run.stop_reason)
+    return run
+
+
+def resume(session: Session, run_id: int, user: User) -> Run:
+    """Queue a paused run again, at its old place. Raises Conflict if it is not paused."""
+    run = get(session, run_id, lock=True)
+    if run.status != Status.PAUSED:
+        raise Conflict(f"Run {run_id} is {run.status}: only a paused one can be resumed.")
+    run.wanted = "run"
+    run.stop_reason = None
+    set_status(session, run, Status.QUEUED, reason=f"resumed by {user.name}")
+    return run
+
+
+def set_priority(session: Session, run_id: int, priority: int) -> Run:
+    """Change a queued run's priority; higher starts sooner. Raises Conflict if it has started."""
+    run = get(session, run_id, lock=True)
+    if run.status not in (Status.QUEUED, Status.PAUSED):
+        raise Conflict(f"Run {run_id} is {run.status}: its priority no longer matters.")
+    run.priority = priority
+    run.revision += 1
+    return run
+
+
+def request_checkpoint(session: Session, run_id: int, user: User) -> Request:
+    """Ask for a checkpoint at the next step. Raises Conflict if the run does not train."""
+    run = get(session, run_id, lock=True)
+    if run.status not in OBEYING:
+        raise Conflict(f"Run {run_id} is {run.status}: only a running one can save a checkpoint.")
+    request = Request(run_id=run_id, user_id=user.id, kind="checkpoint")
+    session.add(request)
+    session.flush()
+    return request
+
+
+def set_status(
+    session: Session,
+    run: Run,
+    status: Status,
+    *,
+    reason: str | None = None,
+    fault: str | None = None,
+) -> None:
+    """Change a run's status and write down when and why."""
+    run.status = status
+    run.revision = (run.revision or 0) + 1
+    if status in ENDED:
+        run.ended_at = session.scalar(select(now()))
+    session.add(
+        RunStatus(run_id=run.id, attempt=run.attempt, status=status, reason=reason, fault=fault)
+    )
+    session.flush()

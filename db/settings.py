@@ -1,0 +1,54 @@
+"""Settings that server and worker share, from HALFSTEP_* environment variables."""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Every setting has a default that works on one machine with nothing to set up."""
+
+    model_config = SettingsConfigDict(env_prefix="HALFSTEP_", extra="ignore")
+
+    data: Annotated[Path, Field(description="Folder of the database, the runs and checkpoints")] = (
+        Path("data")
+    )
+    database_url: Annotated[
+        str, Field(description="SQLAlchemy URL; empty means SQLite in the data folder")
+    ] = ""
+    storage_url: Annotated[
+        str,
+        Field(
+            description="Where checkpoints are kept: empty (the data folder), s3://, gs://, az://"
+        ),
+    ] = ""
+    host: Annotated[str, Field(description="Address that the server binds to")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535, description="Port that the server binds to")] = 8000
+    worker_name: Annotated[
+        str, Field(description="Name of this worker; empty means the host's name")
+    ] = ""
+    cpu_devices: Annotated[
+        int, Field(ge=0, description="Runs at once on a machine without a GPU")
+    ] = 1
+    lease_seconds: Annotated[
+        float, Field(gt=0, description="How long a silent node of a run is believed alive")
+    ] = 300.0
+    stop_grace_seconds: Annotated[
+        float, Field(gt=0, description="Time that a stopping worker gives its runs to checkpoint")
+    ] = 30.0
+
+    @model_validator(mode="after")
+    def _fill(self) -> Self:
+        self.data = self.data.resolve()
+        if not self.database_url:
+            self.database_url = f"sqlite:///{self.data / 'halfstep.db'}"
+        # The bare name means SQLAlchemy's default driver, psycopg 2, which is not the one we ship.
+        if self.database_url.startswith(("postgresql://", "postgres://")):
+            self.database_url = f"postgresql+psycopg://{self.database_url.split('://', 1)[1]}"
+        return self
+
+    def run_folder(self, run_id: int) -> Path:
+        """Return where a run's job, spool and checkpoints lie on the machine that trains it."""
+        return self.data / "runs" / str(run_id)

@@ -1,0 +1,26 @@
+"""Where checkpoint files are kept: the data folder by default, a bucket by URL."""
+
+from pathlib import Path
+
+import obstore
+from obstore.store import LocalStore, ObjectStore, from_url
+
+from db.errors import Invalid
+from db.settings import Settings
+
+
+def open_store(settings: Settings) -> ObjectStore:
+    """Open the store that HALFSTEP_STORAGE_URL names. Raises Invalid."""
+    if not settings.storage_url:
+        return LocalStore(settings.data, mkdir=True)
+    try:
+        return from_url(settings.storage_url)
+    except (obstore.exceptions.BaseError, ValueError) as error:
+        raise Invalid({"HALFSTEP_STORAGE_URL": str(error)}) from error
+
+
+def put_file(store: ObjectStore, key: str, path: Path) -> None:
+    """Copy a file into the store, unless the store is the very folder that it lies in."""
+    in_place = isinstance(store, LocalStore) and store.prefix and Path(store.prefix) / key == path
+    if not in_place:
+        obstore.put(store, key, path)

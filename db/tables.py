@@ -1,0 +1,336 @@
+"""The tables. Column names are the glossary: the same words in JSON, JavaScript and on the page.
+
+Times are seconds since the epoch by the database's clock; `elapsed_ms` counts from the run's first
+start by the training machine's clock. A NaN is stored as NULL on both databases (SQLite knows no
+NaN); infinities are stored as they are.
+"""
+
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    MetaData,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from db.database import now
+
+
+class Status(StrEnum):
+    """Where a run is in its life."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    UNREACHABLE = "unreachable"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+#: An attempt exists and may still write.
+ACTIVE = (Status.STARTING, Status.RUNNING, Status.PAUSING, Status.STOPPING, Status.UNREACHABLE)
+#: The run is over.
+ENDED = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
+
+#: Bits of steps.flags; from bit 8 on, bit 8 + i says that optimizer i skipped.
+SKIPPED = 1
+NONFINITE_LOSS = 2
+NORM_OVERFLOW = 4
+
+
+class Table(DeclarativeBase):
+    """Base of all tables."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        str: Text,
+        float: Double,
+        dict[str, Any]: JSON,
+        list[dict[str, Any]]: JSON,
+        list[int]: JSON,
+    }
+
+
+class User(Table):
+    """Somebody who may sign in."""
+
+    __tablename__ = "users"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    password_hash: Mapped[str | None]
+    created_at: Mapped[float] = mapped_column(default=now())
+
+
+class SignInLink(Table):
+    """A link that signs in once; only the hash of its token is kept."""
+
+    __tablename__ = "sign_in_links"
+
+    token_hash: Mapped[str] = mapped_column(primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    expires_at: Mapped[float]
+
+
+class SignInSession(Table):
+    """A signed-in browser; only the hash of its cookie is kept."""
+
+    __tablename__ = "sessions"
+
+    token_hash: Mapped[str] = mapped_column(primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    csrf_token: Mapped[str]
+    created_at: Mapped[float] = mapped_column(default=now())
+    expires_at: Mapped[float]
+
+
+class ApiToken(Table):
+    """A token for scripts; only its hash is kept."""
+
+    __tablename__ = "api_tokens"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    token_hash: Mapped[str] = mapped_column(unique=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    name: Mapped[str]
+    created_at: Mapped[float] = mapped_column(default=now())
+    used_at: Mapped[float | None]
+
+
+class Worker(Table):
+    """A daemon that runs training on one machine, and what it offers.
+
+    devices: [{kind, index, name, memory_bytes, compute_capability, fp16, bf16}]
+    recipes: [{name, title, description, schema}], or [{name, error}] for one that cannot load
+    """
+
+    __tablename__ = "workers"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    host: Mapped[str]
+    pid: Mapped[int]
+    devices: Mapped[list[dict[str, Any]]]
+    recipes: Mapped[list[dict[str, Any]]]
+    versions: Mapped[dict[str, Any]]
+    started_at: Mapped[float] = mapped_column(default=now())
+    seen_at: Mapped[float] = mapped_column(default=now())
+    stopped_at: Mapped[float | None]
+
+
+class Run(Table):
+    """One training run: what was asked for, where it is, and its latest figures.
+
+    step counts attempted steps; applied = step - skipped. `revision` rises with every change, so
+    that a viewer can tell whether it has seen the row. Every write of an attempt names it.
+    """
+
+    __tablename__ = "runs"
+    __table_args__ = (Index("ix_runs_queue", "status", "priority", "position"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    recipe: Mapped[str]
+    config: Mapped[dict[str, Any]]
+    precision: Mapped[str]
+    tags: Mapped[str] = mapped_column(default="")
+    owner_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    parent_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))
+    parent_step: Mapped[int | None] = mapped_column(BigInteger)
+    group_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))
+
+    status: Mapped[Status] = mapped_column(Text, default=Status.QUEUED)
+    wanted: Mapped[str] = mapped_column(default="run")  # run, pause or cancel
+    priority: Mapped[int] = mapped_column(default=0)
+    position: Mapped[float] = mapped_column(default=0.0)  # within a priority, lowest first
+    nodes: Mapped[int] = mapped_column(default=1)
+    devices_per_node: Mapped[int] = mapped_column(default=1)
+    attempt: Mapped[int] = mapped_column(default=0)
+    resumed_step: Mapped[int | None] = mapped_column(BigInteger)  # where this attempt took over
+    worker_id: Mapped[int | None] = mapped_column(ForeignKey("workers.id"))
+    stop_reason: Mapped[str | None]
+    error: Mapped[str | None]
+
+    created_at: Mapped[float] = mapped_column(default=now())
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+    revision: Mapped[int] = mapped_column(BigInteger, default=0)
+
+    step: Mapped[int] = mapped_column(BigInteger, default=0)
+    steps_total: Mapped[int] = mapped_column(BigInteger)
+    skipped: Mapped[int] = mapped_column(BigInteger, default=0)
+    loss: Mapped[float | None]
+    scale: Mapped[float | None]
+    steps_per_second: Mapped[float | None]
+
+
+class RunNode(Table):
+    """One machine's part in one attempt, and its lease."""
+
+    __tablename__ = "run_nodes"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    node: Mapped[int] = mapped_column(primary_key=True)
+    worker_id: Mapped[int] = mapped_column(ForeignKey("workers.id"))
+    devices: Mapped[list[int]]
+    handle: Mapped[dict[str, Any] | None]
+    lease_expires_at: Mapped[float]
+    ended_at: Mapped[float | None]
+
+
+class RunStatus(Table):
+    """A change of status, when and why. reason is for people; fault is infrastructure or code."""
+
+    __tablename__ = "run_statuses"
+    __table_args__ = (Index(None, "run_id", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    attempt: Mapped[int]
+    status: Mapped[Status] = mapped_column(Text)
+    reason: Mapped[str | None]
+    fault: Mapped[str | None]
+    time: Mapped[float] = mapped_column(default=now())
+
+
+class Step(Table):
+    """One attempted step.
+
+    scale is the one used for this step; the norms are L2 over all parameters, unscaled, before and
+    after the clip (grad_norm_clipped is NULL where the clip changed nothing). elapsed_ms and
+    step_us are whole numbers, not seconds, because SQLite stores those in 2 to 4 bytes, not 8.
+    """
+
+    __tablename__ = "steps"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    elapsed_ms: Mapped[int] = mapped_column(BigInteger)
+    step_us: Mapped[int] = mapped_column(BigInteger)
+    loss: Mapped[float | None]
+    scale: Mapped[float | None]
+    grad_norm: Mapped[float | None]
+    grad_norm_clipped: Mapped[float | None]
+    lr: Mapped[float | None]
+    flags: Mapped[int]
+
+
+class ScalerEvent(Table):
+    """What the scaler did after a step: skip, growth, backoff or set. Never sampled.
+
+    One skip row for each optimizer that skipped. culprits: [{name}] in forward order, the
+    parameters whose gradients were not finite.
+    """
+
+    __tablename__ = "scaler_events"
+    __table_args__ = (UniqueConstraint("run_id", "step", "kind", "optimizer"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    step: Mapped[int] = mapped_column(BigInteger)
+    kind: Mapped[str]
+    optimizer: Mapped[str] = mapped_column(default="")  # empty where it concerns all of them
+    scale_before: Mapped[float]
+    scale_after: Mapped[float]
+    loss_nonfinite: Mapped[bool] = mapped_column(default=False)
+    culprits: Mapped[list[dict[str, Any]]]
+
+
+class Metric(Table):
+    """A number that a recipe names itself: val/accuracy, run/seconds."""
+
+    __tablename__ = "metrics"
+    __table_args__ = (UniqueConstraint("run_id", "name", "step"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    name: Mapped[str]
+    step: Mapped[int] = mapped_column(BigInteger)
+    value: Mapped[float | None]
+    elapsed_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class Checkpoint(Table):
+    """A file to download: the whole state ("checkpoint") or the weights alone ("weights").
+
+    key is its path in the store. reason: interval, end, request, cancel, pause or preempt.
+    """
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (UniqueConstraint("run_id", "step", "kind"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    attempt: Mapped[int]
+    step: Mapped[int] = mapped_column(BigInteger)
+    kind: Mapped[str]
+    key: Mapped[str]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str]
+    reason: Mapped[str]
+    created_at: Mapped[float] = mapped_column(default=now())
+
+
+class Request(Table):
+    """Something a person asked of a running run, and when the training obeyed."""
+
+    __tablename__ = "requests"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), index=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    kind: Mapped[str]
+    created_at: Mapped[float] = mapped_column(default=now())
+    obeyed_at: Mapped[float | None]
+
+
+class LogLine(Table):
+    """A line that the training printed; number counts from 1 over all attempts."""
+
+    __tablename__ = "log_lines"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    attempt: Mapped[int]
+    time: Mapped[float]
+    stream: Mapped[str]  # stdout, stderr, or halfstep for our own remarks
+    text: Mapped[str]
+
+
+class SystemSample(Table):
+    """How busy one device of a run was, about once a second. device -1 is the host itself."""
+
+    __tablename__ = "system_samples"
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id"], ["runs.id"]),
+        {"sqlite_with_rowid": False},
+    )
+
+    run_id: Mapped[int] = mapped_column(primary_key=True)
+    device: Mapped[int] = mapped_column(primary_key=True)
+    elapsed_ms: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    utilization: Mapped[float | None]  # 0 to 1
+    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    power_watts: Mapped[float | None]

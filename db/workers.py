@@ -1,0 +1,74 @@
+"""What workers say of themselves, and what they offer together."""
+
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from db.database import now
+from db.errors import NotFound
+from db.tables import Worker
+
+#: A worker that has not been seen for so long is shown as gone.
+SILENCE_SECONDS = 15.0
+
+
+def register(
+    session: Session,
+    *,
+    name: str,
+    host: str,
+    pid: int,
+    devices: list[dict[str, Any]],
+    recipes: list[dict[str, Any]],
+    versions: dict[str, Any],
+) -> Worker:
+    """Write down who a worker is; a name that was here before is the same worker, back again."""
+    worker = session.scalar(select(Worker).where(Worker.name == name))
+    if worker is None:
+        worker = Worker(name=name)
+        session.add(worker)
+    worker.host, worker.pid = host, pid
+    worker.devices, worker.recipes, worker.versions = devices, recipes, versions
+    worker.started_at = worker.seen_at = now()
+    worker.stopped_at = None
+    session.flush()
+    return worker
+
+
+def beat(session: Session, worker_id: int) -> None:
+    """Say that a worker is alive."""
+    session.execute(update(Worker).where(Worker.id == worker_id).values(seen_at=now()))
+
+
+def stop(session: Session, worker_id: int) -> None:
+    """Say that a worker ended on purpose."""
+    session.execute(update(Worker).where(Worker.id == worker_id).values(stopped_at=now()))
+
+
+def everyone(session: Session) -> list[tuple[Worker, bool]]:
+    """List workers, each with whether it is alive now."""
+    alive = Worker.stopped_at.is_(None) & (Worker.seen_at > now() - SILENCE_SECONDS)
+    rows = session.execute(select(Worker, alive).order_by(Worker.name))
+    return [(worker, bool(is_alive)) for worker, is_alive in rows]
+
+
+def recipes(session: Session) -> list[dict[str, Any]]:
+    """List the recipes that can be submitted, each once; living workers' word counts first."""
+    offers = sorted(everyone(session), key=lambda row: (not row[1], -row[0].seen_at))
+    by_name: dict[str, dict[str, Any]] = {}
+    for worker, _alive in offers:
+        for recipe in worker.recipes:
+            if "schema" in recipe:
+                by_name.setdefault(recipe["name"], recipe)
+    return sorted(by_name.values(), key=lambda recipe: str(recipe["name"]))
+
+
+def recipe(session: Session, name: str) -> dict[str, Any]:
+    """Return a recipe by name. Raises NotFound, naming those there are."""
+    offered = recipes(session)
+    for candidate in offered:
+        if candidate["name"] == name:
+            return candidate
+    known = ", ".join(str(candidate["name"]) for candidate in offered) or "none: no worker is up"
+    raise NotFound(f"There is no recipe {name!r}. Workers offer: {known}.")

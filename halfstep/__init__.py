@@ -1,0 +1,1 @@
+"""The command and the client for people at a keyboard."""

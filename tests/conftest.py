@@ -1,0 +1,119 @@
+"""Databases that the migrations built: SQLite and PostgreSQL run the same tests."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from db import accounts
+from db.database import Database
+from db.tables import User
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--database", choices=("sqlite", "postgresql", "both"), default="both")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "database_url" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("--database")
+        kinds = ("sqlite", "postgresql") if chosen == "both" else (chosen,)
+        metafunc.parametrize("database_url", kinds, indirect=True)
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[str]:
+    """Run a PostgreSQL server of our own on a Unix socket; yield its URL without a database."""
+    binaries = _postgresql_binaries()
+    folder = Path(tempfile.mkdtemp(prefix="halfstep-pg-", dir="/tmp"))
+    # PostgreSQL will not run as root; Debian's package brings a user for it.
+    user = "postgres" if os.geteuid() == 0 else None
+    if user:
+        os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
+    data = folder / "data"
+
+    def run(*command: str) -> None:
+        subprocess.run(command, check=True, capture_output=True, user=user, cwd=folder)
+
+    run(f"{binaries}/initdb", "-D", str(data), "-U", "halfstep", "-A", "trust", "-N", "-E", "UTF8")
+    options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=100"
+    run(f"{binaries}/pg_ctl", "-D", str(data), "-o", options, "-l", f"{folder}/log", "-w", "start")
+    try:
+        yield f"postgresql+psycopg://halfstep@/{{name}}?host={folder}"
+    finally:
+        run(f"{binaries}/pg_ctl", "-D", str(data), "-m", "immediate", "-w", "stop")
+        shutil.rmtree(folder)
+
+
+def _postgresql_binaries() -> str:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if found:
+        return str(found[-1].parent)
+    if path := shutil.which("initdb"):
+        return str(Path(path).parent)
+    raise pytest.UsageError("PostgreSQL's server is missing: apt-get install postgresql")
+
+
+@pytest.fixture(scope="session")
+def postgresql_template(postgresql_server: str) -> str:
+    """Migrate one database that every test's own is copied from."""
+    _execute(postgresql_server, "CREATE DATABASE template_halfstep")
+    database = Database(postgresql_server.format(name="template_halfstep"))
+    database.migrate()
+    database.dispose()
+    return "template_halfstep"
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Migrate one file that every test's own is copied from."""
+    path = tmp_path_factory.mktemp("template") / "halfstep.db"
+    database = Database(f"sqlite:///{path}")
+    database.migrate()
+    database.dispose()  # the last connection to close leaves one file, with no journal beside it
+    return path
+
+
+@pytest.fixture
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Yield the URL of a fresh, migrated database of the kind that this test is run on."""
+    if request.param == "sqlite":
+        path = tmp_path / "halfstep.db"
+        shutil.copy(request.getfixturevalue("sqlite_template"), path)
+        yield f"sqlite:///{path}"
+        return
+    server = request.getfixturevalue("postgresql_server")
+    template = request.getfixturevalue("postgresql_template")
+    name = f"test_{uuid.uuid4().hex}"
+    _execute(server, f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield server.format(name=name)
+    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """Yield a connection to the test's own database."""
+    database = Database(database_url)
+    yield database
+    database.dispose()
+
+
+@pytest.fixture
+def ada(database: Database) -> User:
+    """A user."""
+    with database.writing() as session:
+        return accounts.user_named(session, "ada")
+
+
+def _execute(server: str, statement: str) -> None:
+    database = Database(server.format(name="postgres"))
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text(statement))
+    database.dispose()

@@ -1,0 +1,55 @@
+"""The connection, the migrations and the clock."""
+
+import time
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import select
+
+from db import accounts
+from db.database import Database, now
+from db.errors import DatabaseUnreachable, Invalid
+from db.tables import Table, User
+
+
+def test_migrations_give_the_tables_of_the_code(database: Database) -> None:
+    """The migrated database and a fresh schema agree."""
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection)
+        assert compare_metadata(context, Table.metadata) == []
+
+
+def test_migrating_twice_changes_nothing(database: Database) -> None:
+    """A second start finds its tables and keeps them."""
+    database.migrate()
+
+
+def test_clock_counts_seconds_since_the_epoch(database: Database) -> None:
+    """The database's clock is in seconds since the epoch."""
+    with database.reading() as session:
+        assert session.scalar(select(now())) == pytest.approx(time.time(), abs=5)
+
+
+def test_failed_transaction_leaves_nothing(database: Database) -> None:
+    """An error inside a transaction undoes all of it."""
+    with pytest.raises(RuntimeError), database.writing() as session:
+        accounts.user_named(session, "ada")
+        raise RuntimeError
+    with database.reading() as session:
+        assert session.scalars(select(User)).all() == []
+
+
+def test_silent_database_is_named_without_its_password() -> None:
+    """A database that does not answer gives an error with its address and no secret."""
+    database = Database("postgresql+psycopg://halfstep:sesame@127.0.0.1:9/halfstep")
+    with pytest.raises(DatabaseUnreachable, match=r"127\.0\.0\.1:9") as caught:
+        database.check()
+    assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["mysql://localhost/x", "nonsense", "sqlite+nothing:///x"])
+def test_url_that_cannot_be_understood_names_the_setting(url: str) -> None:
+    """A wrong URL gives an error that names HALFSTEP_DATABASE_URL."""
+    with pytest.raises(Invalid, match="HALFSTEP_DATABASE_URL"):
+        Database(url)

@@ -1,0 +1,1 @@
+"""The training loop and what measures it, the recipes, and the worker that runs them."""

@@ -1,0 +1,1 @@
+"""Recipes that come with Halfstep; yours register through the same entry point."""
