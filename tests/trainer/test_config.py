@@ -1,0 +1,101 @@
+import json
+
+import jsonschema
+import pytest
+from pydantic import Field
+
+from trainer.config import (
+    ConfigError,
+    RecipeConfig,
+    config_model,
+    config_schema,
+    parse_config,
+)
+
+
+class OwnConfig(RecipeConfig):
+    width: int = Field(8, ge=1, title="Width", description="Units of the hidden layer.")
+
+
+class Example:
+    name = "example"
+    Config = OwnConfig
+    defaults = {"training": {"steps": 400}, "scaler": {"init_scale": 2.0**24}}  # noqa: RUF012
+
+
+def test_a_recipe_overrides_shared_defaults():
+    """What a recipe overrides is its default; the rest stays as it is shared."""
+    config = parse_config(Example, {"training": {"batch_size": 3}, "recipe": {"width": 2}})
+    assert (config.training.steps, config.training.batch_size) == (400, 3)
+    assert (config.scaler.init_scale, config.scaler.growth_interval) == (2.0**24, 2000)
+    assert (config.recipe.width, config.recipe.learning_rate) == (2, 1e-3)
+
+
+def test_the_overrides_of_one_recipe_do_not_reach_another():
+    """Models are made per recipe: the shared groups are not changed."""
+
+    class Other(Example):
+        defaults = {}  # noqa: RUF012
+
+    assert config_model(Example)().training.steps == 400
+    assert config_model(Other)().training.steps == 1000
+
+
+def test_the_schema_says_defaults_bounds_and_help_for_every_field():
+    """A form can be drawn from the schema alone: nothing in it is a reference."""
+    schema = config_schema(Example)
+    assert "$ref" not in json.dumps(schema)
+    for name, group in schema["properties"].items():
+        for field in group.get("properties", {"": group}).values():
+            assert {"title", "description", "default"} <= field.keys(), name
+    assert schema["properties"]["training"]["properties"]["steps"]["default"] == 400
+    assert schema["properties"]["recipe"]["properties"]["width"]["minimum"] == 1
+
+
+def test_the_schema_and_the_model_agree():
+    """A full configuration passes the schema, and what the schema refuses the model refuses."""
+    schema = config_schema(Example)
+    jsonschema.validate(config_model(Example)().model_dump(), schema)
+    for bad in (
+        {"training": {"steps": 0}},
+        {"training": {"steps": "many"}},
+        {"training": {"stepz": 1}},
+        {"scaler": {"growth_factor": 1.0}},
+        {"scaler": {"backoff_factor": 1.0}},
+        {"precision": "fp8"},
+        {"recipe": {"depth": 1}},
+        {"unknown": 1},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(bad, schema)
+        with pytest.raises(ConfigError):
+            parse_config(Example, bad)
+
+
+def test_an_error_names_each_field_its_value_and_what_is_allowed():
+    """Every bad field has a line of its own."""
+    with pytest.raises(ConfigError) as raised:
+        parse_config(Example, {"training": {"steps": 0}, "recipe": {"width": "wide"}})
+    first, second = str(raised.value).splitlines()
+    assert first == "training.steps is 0: Input should be greater than or equal to 1"
+    assert second.startswith("recipe.width is 'wide': Input should be a valid integer")
+
+
+def test_a_recipe_with_impossible_defaults_is_refused():
+    """A recipe cannot override what does not exist, nor with a value out of range."""
+
+    class Misspelt(Example):
+        defaults = {"training": {"stepz": 1}}  # noqa: RUF012
+
+    class OutOfRange(Example):
+        defaults = {"training": {"steps": 0}}  # noqa: RUF012
+
+    class WrongGroup(Example):
+        defaults = {"trainings": {}}  # noqa: RUF012
+
+    with pytest.raises(ConfigError, match="stepz"):
+        config_model(Misspelt)
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
+        config_model(OutOfRange)
+    with pytest.raises(ConfigError, match="trainings"):
+        config_model(WrongGroup)

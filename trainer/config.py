@@ -1,0 +1,240 @@
+"""The configuration of a run: one object, one group a sub-object, every field with its help text.
+
+A recipe adds its own fields (`Config`) and may override the shared defaults (`defaults`). Out of
+both comes one pydantic model; its JSON Schema is what the worker advertises, what the browser's
+form is drawn from, and what a submission is validated against. No torch here.
+"""
+
+from copy import copy
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+Precision = Literal["fp16", "bf16", "fp32"]
+LARGEST_SCALE = 2.0**127  # the largest power of two in fp32, the scale's own type
+
+
+class Group(BaseModel):
+    """A group of fields: what is not listed is an error, and so are inf and NaN."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True
+    )
+
+
+class Training(Group):
+    """How the model is trained."""
+
+    steps: int = Field(
+        1000,
+        ge=1,
+        le=10**9,
+        title="Steps",
+        description="Attempted optimizer steps; steps that the scaler skips count.",
+    )
+    batch_size: int = Field(
+        64,
+        ge=1,
+        title="Batch size",
+        description="Training examples in one forward pass on one device.",
+    )
+    accumulation_steps: int = Field(
+        1,
+        ge=1,
+        title="Accumulation steps",
+        description="Forward passes whose gradients are averaged into one optimizer step.",
+    )
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
+        1.0,
+        title="Largest gradient norm",
+        description="Clip each optimizer's unscaled gradients to this L2 norm. Empty: no clipping.",
+    )
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**32,
+        title="Seed",
+        description="Decides initial weights, the order of examples, dropout and augmentation.",
+    )
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant",
+        title="Learning-rate schedule",
+        description="After the warm-up: constant, or a cosine that falls to 0 at the last step. "
+        "It counts attempted steps.",
+    )
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        title="Warm-up steps",
+        description="Attempted steps over which the learning rate rises linearly from 0.",
+    )
+    fused: bool = Field(
+        True,
+        title="Fused optimizer",
+        description="Update all weights in one kernel. Without it, PyTorch's scaler makes the "
+        "host wait for the device once a step.",
+    )
+    deterministic: bool = Field(
+        True,
+        title="Deterministic",
+        description="Use only algorithms that give the same bits each time, so that a resumed run "
+        "repeats itself exactly.",
+    )
+    threads: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        title="CPU threads",
+        description="Threads for computation on the CPU. Another number gives other last bits.",
+    )
+
+
+class Scaler(Group):
+    """The loss scaler. It works in fp16 only."""
+
+    enabled: bool = Field(
+        True, title="Enabled", description="Scale the loss in fp16. bf16 and fp32 need no scaler."
+    )
+    init_scale: float = Field(
+        2.0**16, gt=0, le=LARGEST_SCALE, title="Initial scale", description="Loss scale at step 1."
+    )
+    growth_factor: float = Field(
+        2.0, gt=1, title="Growth factor", description="The scale is multiplied by this to grow."
+    )
+    backoff_factor: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        title="Back-off factor",
+        description="The scale is multiplied by this after a step with non-finite gradients.",
+    )
+    growth_interval: int = Field(
+        2000,
+        ge=1,
+        lt=2**31,
+        title="Growth interval",
+        description="Steps in a row without a skip after which the scale grows.",
+    )
+
+
+class Checkpoints(Group):
+    """When checkpoints are saved, apart from the end."""
+
+    every_steps: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        title="Every … steps",
+        description="Steps between checkpoints. Empty: at the end only.",
+    )
+
+
+class Evaluation(Group):
+    """When the recipe is evaluated, apart from the end."""
+
+    every_steps: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        title="Every … steps",
+        description="Steps between evaluations. Empty: at the end only.",
+    )
+
+
+class RecipeConfig(Group):
+    """A recipe's own fields; recipes extend it."""
+
+    learning_rate: float = Field(
+        1e-3, gt=0, title="Learning rate", description="Peak learning rate of the optimizer."
+    )
+
+
+Own = TypeVar("Own", bound=RecipeConfig)
+
+
+class RunConfig(Group, Generic[Own]):
+    """Everything that decides what a run computes."""
+
+    precision: Precision = Field(
+        "fp16",
+        title="Precision",
+        description="fp16: autocast and loss scaling. bf16: autocast. fp32: neither.",
+    )
+    training: Training = Field(Training(), title="Training")
+    scaler: Scaler = Field(Scaler(), title="Loss scaler")
+    checkpoints: Checkpoints = Field(Checkpoints(), title="Checkpoints")
+    evaluation: Evaluation = Field(Evaluation(), title="Evaluation")
+    recipe: Own = Field(title="Recipe")
+
+
+class ConfigError(ValueError):
+    """A configuration that a recipe cannot run; each line names a field, its value and why."""
+
+
+class Configurable(Protocol):
+    """What a recipe says about its configuration."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[RecipeConfig]]
+    defaults: ClassVar[dict[str, Any]]
+
+
+def config_model(recipe: type[Configurable]) -> type[RunConfig[Any]]:
+    """Return the model of this recipe's configuration, with the recipe's defaults in its fields."""
+    model = RunConfig[recipe.Config]  # type: ignore[name-defined]
+    fields: dict[str, Any] = {}
+    for name, info in RunConfig.model_fields.items():
+        override = recipe.defaults.get(name)
+        if name == "recipe":
+            fields[name] = (recipe.Config, _with_default(info, recipe.Config()))
+        elif name == "precision":
+            fields[name] = (Precision, _with_default(info, override or info.default))
+        else:
+            group = _group(type(info.default), override or {})
+            fields[name] = (group, _with_default(info, group()))
+    if unknown := recipe.defaults.keys() - fields.keys():
+        raise ConfigError(f"{recipe.name}.defaults names unknown groups: {sorted(unknown)}")
+    return create_model("RunConfig", __base__=model, **fields)
+
+
+def config_schema(recipe: type[Configurable]) -> dict[str, Any]:
+    """Return the JSON Schema of this recipe's configuration: groups in place, no `$ref`."""
+    schema = config_model(recipe).model_json_schema()
+    definitions = schema.pop("$defs")
+
+    def resolved(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolved(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            definition = definitions[node["$ref"].removeprefix("#/$defs/")]
+            node = definition | {key: value for key, value in node.items() if key != "$ref"}
+        return {key: resolved(value) for key, value in node.items()}
+
+    result: dict[str, Any] = resolved(schema)
+    return result
+
+
+def parse_config(recipe: type[Configurable], values: dict[str, Any]) -> RunConfig[Any]:
+    """Fill in the defaults and check. ConfigError: a line for each bad field."""
+    try:
+        return config_model(recipe).model_validate(values)
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}" for e in error.errors()
+        ]
+        raise ConfigError("\n".join(lines)) from error
+
+
+def _group(group: type[Group], overrides: dict[str, Any]) -> type[Group]:
+    if unknown := overrides.keys() - group.model_fields.keys():
+        raise ConfigError(f"unknown defaults for {group.__name__}: {sorted(unknown)}")
+    fields: dict[str, Any] = {
+        name: (info.annotation, _with_default(info, overrides.get(name, info.default)))
+        for name, info in group.model_fields.items()
+    }
+    return create_model(group.__name__, __base__=group, __doc__=group.__doc__, **fields)
+
+
+def _with_default(info: FieldInfo, default: Any) -> FieldInfo:
+    changed = copy(info)
+    changed.default = default
+    return changed

@@ -1,0 +1,223 @@
+"""The spool: what a training process leaves behind, step by step, for its supervisor to pick up.
+
+A spool is a folder of append-only files, `<attempt>-<sequence>.spool`. Each append is one write
+of one whole frame, so a killed process loses at most the frame it was writing, and a database
+that is away costs training nothing: the folder grows.
+
+    file     magic "HSSPOOL\\0", u16 version, zeros up to 16 bytes; then frames
+    frame    u32 payload length, u8 kind, 3 zero bytes, u32 crc32(kind + payload), payload
+    payload  kind 1: packed STEP_DTYPE records; kind 2: one event, a JSON object in UTF-8
+
+All numbers are little-endian.
+"""
+
+import json
+import math
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC, VERSION = b"HSSPOOL\x00", 1
+FILE_HEADER = struct.Struct("<8sH6x")
+FRAME_HEADER = struct.Struct("<IB3xI")
+STEPS, EVENT = 1, 2
+
+STEP_DTYPE = np.dtype(
+    [
+        ("step", "<i8"),  # attempted steps, from 1
+        ("elapsed_ms", "<i8"),  # since the run's first start
+        ("step_us", "<i4"),
+        ("loss", "<f4"),
+        ("scale", "<f4"),  # the loss scale used for this step
+        ("grad_norm", "<f4"),  # L2 over all parameters, unscaled, before the clip
+        ("grad_norm_clipped", "<f4"),
+        ("lr", "<f8"),
+        ("flags", "<u4"),
+    ]
+)
+SKIPPED, NONFINITE_LOSS, NORM_OVERFLOW = 1, 2, 4
+
+
+def optimizer_skipped(index: int) -> int:
+    """The flag that says that this optimizer, counted from 0 in the recipe's order, skipped."""
+    return 1 << (8 + index)
+
+
+Steps: TypeAlias = NDArray[np.void]
+Event: TypeAlias = dict[str, Any]
+
+
+class Position(NamedTuple):
+    """Where the next unread frame begins. A plain JSON object by `_asdict()`."""
+
+    attempt: int
+    sequence: int
+    offset: int
+
+
+class SpoolWriter:
+    """Appends steps and events. FileExistsError means that this attempt already ran once."""
+
+    def __init__(self, folder: Path, attempt: int, rotate_bytes: int = 64 * 2**20) -> None:
+        self._folder = folder
+        self._attempt = attempt
+        self._rotate_bytes = rotate_bytes
+        self._sequence = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._open()
+
+    def steps(self, records: Steps) -> None:
+        """Append records of STEP_DTYPE, in one frame."""
+        self._append(STEPS, records.astype(STEP_DTYPE, copy=False).tobytes())
+
+    def event(self, event: Event) -> None:
+        """Append one event; floats that JSON lacks become "NaN", "Infinity" or "-Infinity"."""
+        self._append(EVENT, json.dumps(json_safe(event), allow_nan=False).encode())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def _append(self, kind: int, payload: bytes) -> None:
+        if self._bytes >= self._rotate_bytes:
+            self._file.close()
+            self._sequence += 1
+            self._open()
+        self._write(FRAME_HEADER.pack(len(payload), kind, _checksum(kind, payload)) + payload)
+
+    def _open(self) -> None:
+        path = self._folder / f"{self._attempt}-{self._sequence}.spool"
+        self._file = path.open("xb", buffering=0)
+        self._bytes = 0
+        self._write(FILE_HEADER.pack(MAGIC, VERSION))
+
+    def _write(self, data: bytes) -> None:
+        self._bytes += len(data)
+        # One write takes all, unless the disk is nearly full: then the rest raises OSError.
+        while data:
+            data = data[self._file.write(data) :]
+
+
+class SpoolReader:
+    """Reads a spool folder while it is being written, over all attempts and files in order.
+
+    A frame cut short stays unread while its file is the newest, for it may still be growing.
+    Once a newer file exists the rest of that file is given up, and counted in `torn`.
+    """
+
+    def __init__(self, folder: Path, start: Position | Event | None = None) -> None:
+        self._folder = folder
+        self._position = Position(**start) if isinstance(start, dict) else start
+        self.torn = 0
+
+    def poll(self, limit_bytes: int = 16 * 2**20) -> list[Steps | Event]:
+        """Return what was appended since the last call, oldest first: arrays and dicts.
+
+        A backlog comes in pieces of about `limit_bytes`; only an empty list means "no more now".
+        """
+        items: list[Steps | Event] = []
+        # List before reading: a file that has a successor here gets no more frames.
+        files = self._unread()
+        for path in files:
+            attempt, sequence = _name(path)
+            if self._position is None or self._position[:2] < (attempt, sequence):
+                self._position = Position(attempt, sequence, 0)
+            start = self._position.offset
+            stop = start + limit_bytes
+            offset, size = _read(path, start, stop, items)
+            self._position = Position(attempt, sequence, offset)
+            if path != files[-1] and offset < min(size, stop):
+                self.torn += 1
+            limit_bytes = stop - offset
+            if limit_bytes <= 0:
+                break
+        return items
+
+    def position(self) -> Position | None:
+        """Where to go on from, once what `poll` returned is stored. None: nothing seen yet."""
+        return self._position
+
+    def release(self, *, delete: bool = False) -> list[Path]:
+        """Return the files that are read to their end and have a successor; delete them if told.
+
+        Call it only once what `poll` returned is stored.
+        """
+        if self._position is None:
+            return []
+        done = [path for path in self._all_files() if _name(path) < self._position[:2]]
+        for path in done if delete else []:
+            path.unlink(missing_ok=True)
+        return done
+
+    def _unread(self) -> list[Path]:
+        files = self._all_files()
+        return [p for p in files if self._position is None or _name(p) >= self._position[:2]]
+
+    def _all_files(self) -> list[Path]:
+        return sorted(self._folder.glob("*-*.spool"), key=_name)
+
+
+def json_safe(value: Any) -> Any:
+    """Return the value with every non-finite float as "NaN", "Infinity" or "-Infinity"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return value
+
+
+def _checksum(kind: int, payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(bytes([kind])))
+
+
+def _name(path: Path) -> tuple[int, int]:
+    attempt, sequence = path.stem.split("-")
+    return int(attempt), int(sequence)
+
+
+def _read(path: Path, offset: int, stop: int, items: list[Steps | Event]) -> tuple[int, int]:
+    """Add whole frames from offset until past stop; return where they end, and the file's size."""
+    with path.open("rb") as file:
+        if offset == 0 and _has_header(file, path):
+            offset = FILE_HEADER.size
+        file.seek(offset)
+        while 0 < offset < stop and (frame := _frame(file)):
+            kind, payload = frame
+            items.append(_decode(kind, payload))
+            offset += FRAME_HEADER.size + len(payload)
+        return offset, file.seek(0, os.SEEK_END)
+
+
+def _has_header(file: BinaryIO, path: Path) -> bool:
+    header = file.read(FILE_HEADER.size)
+    if len(header) == FILE_HEADER.size and header != FILE_HEADER.pack(MAGIC, VERSION):
+        raise ValueError(f"{path} is not a spool file of version {VERSION}")
+    return len(header) == FILE_HEADER.size
+
+
+def _frame(file: BinaryIO) -> tuple[int, bytes] | None:
+    """Read one whole, unharmed frame, or None."""
+    header = file.read(FRAME_HEADER.size)
+    if len(header) < FRAME_HEADER.size:
+        return None
+    length, kind, checksum = FRAME_HEADER.unpack(header)
+    payload = file.read(length)
+    if len(payload) < length or checksum != _checksum(kind, payload):
+        return None
+    return kind, payload
+
+
+def _decode(kind: int, payload: bytes) -> Steps | Event:
+    if kind == STEPS:
+        return np.frombuffer(payload, STEP_DTYPE)
+    event: Event = json.loads(payload)
+    return event
