@@ -86,11 +86,16 @@ def set_handle(session: Session, run_id: int, attempt: int, handle: dict[str, An
     node(session, run_id, attempt).handle = handle
 
 
-def start(session: Session, run_id: int, attempt: int) -> None:
-    """Say that the training has begun. Raises Fenced."""
-    run = held(session, run_id, attempt)
+def set_started_at(session: Session, run: Run) -> float:
+    """Return when a run was first started, which is now if it was not. Step times count from it."""
     if run.started_at is None:
-        run.started_at = session.scalar(select(now()))
+        run.started_at = session.scalars(select(now())).one()
+    return run.started_at
+
+
+def start(session: Session, run_id: int, attempt: int) -> None:
+    """Say that the training makes steps. Raises Fenced."""
+    run = held(session, run_id, attempt)
     if run.status in (Status.STARTING, Status.UNREACHABLE):
         runs.set_status(session, run, Status.RUNNING)
 

@@ -35,6 +35,9 @@ class Settings(BaseSettings):
     lease_seconds: Annotated[
         float, Field(gt=0, description="How long a silent node of a run is believed alive")
     ] = 300.0
+    max_attempts: Annotated[
+        int, Field(ge=1, description="How often a run whose training was killed is started")
+    ] = 10
     stop_grace_seconds: Annotated[
         float, Field(gt=0, description="Time that a stopping worker gives its runs to checkpoint")
     ] = 30.0

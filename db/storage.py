@@ -1,5 +1,6 @@
 """Where checkpoint files are kept: the data folder by default, a bucket by URL."""
 
+import hashlib
 from pathlib import Path
 
 import obstore
@@ -24,3 +25,21 @@ def put_file(store: ObjectStore, key: str, path: Path) -> None:
     in_place = isinstance(store, LocalStore) and store.prefix and Path(store.prefix) / key == path
     if not in_place:
         obstore.put(store, key, path)
+
+
+def get_file(store: ObjectStore, key: str, path: Path, *, sha256: str) -> None:
+    """Bring a file from the store to a path, unless it is there, and check that it is whole.
+
+    Raises FileNotFoundError if the store has lost it, ValueError if it is not what was recorded.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}")
+        with temporary.open("wb") as file:
+            for chunk in obstore.get(store, key):
+                file.write(chunk)
+        temporary.rename(path)
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise ValueError(f"{key} is not whole: its SHA-256 is {found}, recorded was {sha256}")

@@ -46,6 +46,11 @@ def stop(session: Session, worker_id: int) -> None:
     session.execute(update(Worker).where(Worker.id == worker_id).values(stopped_at=now()))
 
 
+def get(session: Session, worker_id: int) -> Worker:
+    """Return a worker that there must be."""
+    return session.get_one(Worker, worker_id)
+
+
 def everyone(session: Session) -> list[tuple[Worker, bool]]:
     """List workers, each with whether it is alive now."""
     alive = Worker.stopped_at.is_(None) & (Worker.seen_at > now() - SILENCE_SECONDS)

@@ -1,6 +1,7 @@
 """The connection, the migrations and the clock."""
 
 import time
+from contextlib import suppress
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -33,9 +34,9 @@ def test_clock_counts_seconds_since_the_epoch(database: Database) -> None:
 
 def test_failed_transaction_leaves_nothing(database: Database) -> None:
     """An error inside a transaction undoes all of it."""
-    with pytest.raises(RuntimeError), database.writing() as session:
+    with suppress(ZeroDivisionError), database.writing() as session:
         accounts.user_named(session, "ada")
-        raise RuntimeError
+        _ = 1 / 0
     with database.reading() as session:
         assert session.scalars(select(User)).all() == []
 

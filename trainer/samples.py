@@ -1,0 +1,39 @@
+"""How busy the devices of a run and its host are."""
+
+from typing import Any
+
+import psutil
+import pynvml
+
+#: The host itself among the devices of a sample.
+HOST = -1
+
+
+class Sampler:
+    """Take samples of the host and, where there is NVIDIA's library, of the run's GPUs."""
+
+    def __init__(self, devices: list[int], *, cuda: bool) -> None:
+        self._gpus: dict[int, Any] = {}
+        if cuda:
+            pynvml.nvmlInit()
+            self._gpus = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in devices}
+        psutil.cpu_percent()  # the first call only sets the mark that the next one measures from
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return a row a device: utilization 0 to 1, memory_bytes, power_watts."""
+        host = {
+            "device": HOST,
+            "utilization": psutil.cpu_percent() / 100,
+            "memory_bytes": psutil.virtual_memory().used,
+            "power_watts": None,
+        }
+        return [host, *(_gpu_sample(index, gpu) for index, gpu in self._gpus.items())]
+
+
+def _gpu_sample(index: int, gpu: Any) -> dict[str, Any]:
+    return {
+        "device": index,
+        "utilization": pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+        "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(gpu).used,
+        "power_watts": pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+    }

@@ -1,0 +1,219 @@
+"""The worker: a small daemon without torch that offers its devices, claims runs and keeps watch.
+
+    python -m trainer.worker          (or: halfstep worker)
+
+Each run has a supervisor of its own, which outlives this process: a worker that dies and comes back
+finds its supervisors again.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from db import queue, workers
+from db.database import Database, is_outage
+from db.errors import Fenced, HalfstepError, Invalid
+from db.settings import Settings
+from db.tables import Status
+from trainer.engine import Handle, SubprocessEngine
+
+TICK_SECONDS = 0.5
+BEAT_SECONDS = 3.0
+
+#: An attempt: run id and number.
+Attempt = tuple[int, int]
+
+
+class NoDevices(HalfstepError):
+    """This machine has no GPU and HALFSTEP_CPU_DEVICES is 0; allowed is 1 or more."""
+
+
+class Worker:
+    """One machine's part in the queue."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self.settings = settings
+        self.database = database
+        self.name = settings.worker_name or socket.gethostname()
+        self.engine = SubprocessEngine()
+        self.running: dict[Attempt, tuple[Handle, list[int]]] = {}
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        """Offer, claim and watch until told to stop, then stop the runs so that they can resume."""
+        self._lock_name()
+        self._register()
+        self._adopt()
+        beat_due = 0.0
+        while not self.stopping.wait(TICK_SECONDS):
+            try:
+                self._reap()
+                self._claim()
+                if time.monotonic() >= beat_due:
+                    self._beat()
+                    beat_due = time.monotonic() + BEAT_SECONDS
+            except Exception as error:
+                if not is_outage(error):
+                    raise
+                _say(f"waiting for the database: {error}")
+        self._stop_runs()
+        with self.database.writing() as session:
+            workers.stop(session, self.id)
+
+    def stop(self, *_signal: Any) -> None:
+        """Stop soon."""
+        self.stopping.set()
+
+    def _lock_name(self) -> None:
+        """Two workers of one name would adopt each other's runs. Raises Invalid."""
+        self.settings.data.mkdir(parents=True, exist_ok=True)
+        self._name_lock = (self.settings.data / f"worker-{self.name}.lock").open("w")
+        try:
+            fcntl.flock(self._name_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            message = f"a worker named {self.name!r} runs here already; choose another name"
+            raise Invalid({"HALFSTEP_WORKER_NAME": message}) from error
+
+    def _register(self) -> None:
+        """Learn what this machine offers, and write it down. Raises NoDevices."""
+        offer = probe()
+        cpu = offer["devices"][0]
+        if cpu["kind"] == "cpu":
+            offer["devices"] = [{**cpu, "index": i} for i in range(self.settings.cpu_devices)]
+        if not offer["devices"]:
+            raise NoDevices
+        for recipe in offer["recipes"]:
+            if "error" in recipe:
+                _say(f"recipe {recipe['name']} cannot be offered: {recipe['error']}")
+        self.device_indexes = {device["index"] for device in offer["devices"]}
+        self.recipes = [recipe["name"] for recipe in offer["recipes"] if "schema" in recipe]
+        self.precisions = [
+            "fp32",
+            *(name for name in ("fp16", "bf16") if all(d[name] for d in offer["devices"])),
+        ]
+        with self.database.writing() as session:
+            worker = workers.register(
+                session, name=self.name, host=socket.gethostname(), pid=os.getpid(), **offer
+            )
+            self.id = worker.id
+        _say(
+            f"{self.name} offers {len(offer['devices'])} x {cpu['name']}: {', '.join(self.recipes)}"
+        )
+
+    def _adopt(self) -> None:
+        """Find the supervisors that an earlier worker of this name left running."""
+        with self.database.reading() as session:
+            nodes = queue.nodes_of_worker(session, self.id)
+        for node in nodes:
+            folder = self.settings.run_folder(node.run_id)
+            handle = self.engine.adopt(folder, node.attempt)
+            self.running[node.run_id, node.attempt] = (handle, node.devices)
+
+    def _claim(self) -> None:
+        """Start queued runs while there are free devices for them."""
+        while free := self._free_devices():
+            with self.database.writing() as session:
+                run = queue.claim(
+                    session,
+                    self.id,
+                    recipes=self.recipes,
+                    precisions=self.precisions,
+                    free_devices=free,
+                    lease_seconds=self.settings.lease_seconds,
+                )
+                if run is None:
+                    return
+                attempt = (run.id, run.attempt)
+                devices = queue.node(session, *attempt).devices
+            _say(f"run {run.id}: attempt {run.attempt} on device {devices}")
+            argv = [sys.executable, "-m", "trainer.supervisor", str(run.id), str(run.attempt)]
+            handle = self.engine.launch(self.settings.run_folder(run.id), run.attempt, argv, {})
+            self.running[attempt] = (handle, devices)
+
+    def _free_devices(self) -> set[int]:
+        taken = {index for _handle, devices in self.running.values() for index in devices}
+        return self.device_indexes - taken
+
+    def _reap(self) -> None:
+        """Let go of supervisors that ended; one that died before its run did is a lost attempt."""
+        for (run_id, attempt), (handle, _devices) in list(self.running.items()):
+            if self.engine.is_alive(handle):
+                continue
+            with suppress(Fenced), self.database.writing() as session:
+                reason = f"its supervisor died in attempt {attempt}"
+                is_last = attempt >= self.settings.max_attempts
+                queue.end(
+                    session,
+                    run_id,
+                    attempt,
+                    Status.FAILED if is_last else Status.QUEUED,
+                    reason=reason,
+                    error=self._supervisor_log(run_id, attempt) if is_last else None,
+                    fault="infrastructure",
+                )
+                _say(f"run {run_id}: {reason}")
+            self.engine.release(handle)
+            del self.running[run_id, attempt]
+
+    def _supervisor_log(self, run_id: int, attempt: int) -> str:
+        path = self.settings.run_folder(run_id) / f"supervisor-{attempt}.log"
+        return path.read_text(errors="replace")[-8000:] if path.exists() else "it left no log"
+
+    def _beat(self) -> None:
+        with self.database.writing() as session:
+            workers.beat(session, self.id)
+            for run_id in queue.expire(session):
+                _say(f"run {run_id}: unreachable for a whole lease, queued again")
+
+    def _stop_runs(self) -> None:
+        """Have every training leave a checkpoint and go back to the queue, within the grace."""
+        for handle, _devices in self.running.values():
+            self.engine.signal(handle, signal.SIGTERM)
+        deadline = time.monotonic() + self.settings.stop_grace_seconds
+        while self.running and time.monotonic() < deadline:
+            time.sleep(0.1)
+            self._reap()
+        for handle, _devices in self.running.values():
+            self.engine.signal(handle, signal.SIGKILL)
+        while self.running:
+            time.sleep(0.1)
+            self._reap()
+
+
+def probe() -> dict[str, Any]:
+    """Ask a short-lived child, which may load torch, for devices, recipes and versions."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "trainer.probe"], capture_output=True, text=True, check=False
+    )
+    if answer.returncode != 0:
+        raise HalfstepError(f"This machine's devices cannot be learnt:\n{answer.stderr[-4000:]}")
+    offer: dict[str, Any] = json.loads(answer.stdout)
+    return offer
+
+
+def _say(text: str) -> None:
+    print(f"worker: {text}", flush=True)  # noqa: T201 - a daemon's log is its standard output
+
+
+def main() -> None:
+    """Run until SIGTERM or Ctrl-C."""
+    settings = Settings()
+    worker = Worker(settings, Database(settings.database_url))
+    signal.signal(signal.SIGTERM, worker.stop)
+    signal.signal(signal.SIGINT, worker.stop)
+    try:
+        worker.run()
+    except HalfstepError as error:
+        sys.exit(f"worker: {error}")
+
+
+if __name__ == "__main__":
+    main()
