@@ -1,0 +1,46 @@
+# Everything a person or CI types. `make help` lists it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help up test lint bench screenshots lock
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+up: $(VENV)/.installed ## Start server and worker, and print a sign-in link
+	@exec $(BIN)/halfstep up
+
+test: $(VENV)/.installed-test ## Run lint, types, import contracts and every test
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/pytest
+
+lint: $(VENV)/.installed-test ## Run lint, types and import contracts alone
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-test ## Run every benchmark and print one table
+	$(BIN)/python -m benchmarks
+
+screenshots: $(VENV)/.installed-test ## Take the README's pictures from the running product
+	$(BIN)/python -m tests.e2e.screenshots
+
+lock: $(VENV)/.installed-test ## Write the installed versions to constraints.txt
+	@sh .ci/lock > constraints.new && mv constraints.new constraints.txt
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Halfstep needs Python 3.11 or newer; set PYTHON=...")'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV); the first time this takes a minute or more."
+	@$(PIP) torch
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed .ci/system-packages
+	@sh .ci/system-packages
+	@$(PIP) --editable '.[test]'
+	@touch $@

@@ -1,0 +1,139 @@
+"""The `halfstep` command."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from app.main import create_app
+from db import accounts
+from db.database import Database
+from db.errors import HalfstepError, Invalid
+from db.settings import Settings
+from trainer import worker as worker_module
+
+cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+OPERATOR = "operator"
+#: Seconds that open pages get to finish when the server stops.
+GRACE_SECONDS = 3
+
+
+@cli.command()
+def up() -> None:
+    """Start server and worker on this machine, and print a link that signs you in."""
+    settings, database = _open()
+    database.migrate()
+    listening = _listen(settings)
+    _print_link(settings, database)
+    # A session of its own, so that a Ctrl-C reaches the worker once: from us.
+    worker = subprocess.Popen([sys.executable, "-m", "trainer.worker"], start_new_session=True)
+    server = _server(settings, database)
+    watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
+    watcher.start()
+    try:
+        server.run(sockets=[listening])
+    finally:
+        typer.echo("Stopping: runs leave a checkpoint and will go on from it at the next start.")
+        worker.terminate()
+        worker.wait()
+    if worker.returncode:
+        raise typer.Exit(1)
+
+
+@cli.command()
+def server() -> None:
+    """Start the server alone."""
+    settings, database = _open()
+    database.migrate()
+    listening = _listen(settings)
+    _print_link(settings, database)
+    _server(settings, database).run(sockets=[listening])
+
+
+@cli.command()
+def worker() -> None:
+    """Start a worker alone; it finds the server's database by HALFSTEP_DATABASE_URL."""
+    _settings, database = _open()
+    database.migrate()
+    database.dispose()
+    worker_module.main()
+
+
+@cli.command()
+def link(user: Annotated[str, typer.Argument(help="Name of the user, new or known")]) -> None:
+    """Print a link that signs a user in once, within a day."""
+    settings, database = _open()
+    database.migrate()
+    _print_link(settings, database, user)
+
+
+@cli.command()
+def migrate() -> None:
+    """Create the database, or bring it up to this version."""
+    _settings, database = _open()
+    database.migrate()
+    typer.echo(f"{database.name} is up to date.")
+
+
+def main() -> None:
+    """Run the command; a mistake of the user's ends in one clear sentence."""
+    try:
+        cli()
+    except HalfstepError as error:
+        sys.exit(f"halfstep: {error}")
+
+
+def _open() -> tuple[Settings, Database]:
+    """Read the settings and see that the data folder can be written. Raises Invalid."""
+    settings = Settings()
+    try:
+        settings.data.mkdir(parents=True, exist_ok=True)
+        probe = settings.data / f".write-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        message = f"{settings.data} cannot be written: {error.strerror}"
+        raise Invalid({"HALFSTEP_DATA": message}) from error
+    return settings, Database(settings.database_url)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Take the port before anything else starts. Raises Invalid."""
+    listening = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+    except OSError as error:
+        message = f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+        raise Invalid({"HALFSTEP_PORT": f"{message}; choose another port"}) from error
+    return listening
+
+
+def _server(settings: Settings, database: Database) -> uvicorn.Server:
+    config = uvicorn.Config(
+        create_app(settings, database),
+        log_level="warning",
+        access_log=False,  # addresses may hold a sign-in token
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    return uvicorn.Server(config)
+
+
+def _stop_with(worker: "subprocess.Popen[bytes]", server: uvicorn.Server) -> None:
+    """Stop the server when the worker ends: neither is of use alone."""
+    worker.wait()
+    server.should_exit = True
+
+
+def _print_link(settings: Settings, database: Database, user: str = OPERATOR) -> None:
+    with database.writing() as session:
+        token = accounts.make_link_token(session, accounts.user_named(session, user))
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    typer.echo(f"\n  Halfstep: http://{host}:{settings.port}/?token={token}\n")
+    typer.echo("  The link signs you in once, within a day. `halfstep link NAME` makes another.\n")

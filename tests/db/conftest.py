@@ -1,0 +1,55 @@
+"""Runs and workers as tests need them."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from db import queue, runs, workers
+from db.database import Database
+from db.tables import Run, User, Worker
+
+DIGITS = {"name": "digits", "title": "Digits", "description": "", "schema": {"type": "object"}}
+
+
+def config(steps: int = 100, precision: str = "fp16") -> dict[str, Any]:
+    return {"precision": precision, "training": {"steps": steps}}
+
+
+def submit(session: Session, owner: User, **changes: Any) -> Run:
+    values: dict[str, Any] = {"recipe": "digits", "config": config()}
+    return runs.submit(session, owner=owner, **(values | changes))
+
+
+def claim(session: Session, worker: Worker, **changes: Any) -> Run | None:
+    values: dict[str, Any] = {
+        "recipes": ["digits"],
+        "precisions": ["fp32", "fp16"],
+        "free_devices": [0],
+        "lease_seconds": 60.0,
+    }
+    return queue.claim(session, worker.id, **(values | changes))
+
+
+def add_worker(database: Database, name: str, recipes: list[dict[str, Any]]) -> Worker:
+    with database.writing() as session:
+        return workers.register(
+            session, name=name, host="host", pid=1, devices=[], recipes=recipes, versions={}
+        )
+
+
+@pytest.fixture
+def worker(database: Database) -> Worker:
+    """A worker that offers digits."""
+    return add_worker(database, "w1", [DIGITS])
+
+
+@pytest.fixture
+def running(database: Database, ada: User, worker: Worker) -> Run:
+    """A run in its first attempt."""
+    with database.writing() as session:
+        submit(session, ada)
+        run = claim(session, worker)
+        assert run is not None
+        queue.start(session, run.id, run.attempt)
+        return run

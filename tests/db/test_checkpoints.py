@@ -1,0 +1,98 @@
+"""Checkpoints in the database and in the store."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+from obstore.store import MemoryStore
+
+from db import checkpoints, queue, runs
+from db.database import Database
+from db.errors import Fenced, Invalid, NotFound
+from db.settings import Settings
+from db.storage import get_file, open_store, put_file
+from db.tables import Run, Status, User
+
+
+def saved(step: int, sha256: str = "aa", request: int | None = None) -> dict[str, Any]:
+    path = f"checkpoints/step-{step:08}.pt"
+    file = {"kind": "checkpoint", "path": path, "size_bytes": 10, "sha256": sha256}
+    return {"step": step, "reason": "interval", "request": request, "files": [file]}
+
+
+def test_published_twice_is_listed_once(database: Database, running: Run) -> None:
+    """A replayed event replaces its row; the newest step comes first."""
+    with database.writing() as session:
+        for event in (saved(10), saved(20), saved(10, "bb")):
+            checkpoints.publish(session, running.id, 1, event, [f"key-{event['step']}"])
+        rows = checkpoints.of_run(session, running.id)
+    assert [(row.step, row.sha256, row.key) for row in rows] == [
+        (20, "aa", "key-20"),
+        (10, "bb", "key-10"),
+    ]
+
+
+def test_a_fenced_attempt_publishes_nothing(database: Database, running: Run) -> None:
+    """A worker that was given up cannot publish a checkpoint."""
+    with database.writing() as session:
+        queue.end(session, running.id, 1, Status.QUEUED)
+    with pytest.raises(Fenced), database.writing() as session:
+        checkpoints.publish(session, running.id, 1, saved(10), ["key"])
+    with database.reading() as session:
+        assert checkpoints.of_run(session, running.id) == []
+
+
+def test_a_request_is_obeyed_by_its_checkpoint(database: Database, running: Run, ada: User) -> None:
+    """Once published, a requested checkpoint is not asked for again."""
+    with database.writing() as session:
+        request = runs.request_checkpoint(session, running.id, ada)
+        checkpoints.publish(session, running.id, 1, saved(10, request=request.id), ["key"])
+        assert queue.renew(session, running.id, 1, 60.0).checkpoint_request is None
+
+
+def test_another_runs_checkpoint_is_not_found(database: Database, running: Run) -> None:
+    """A checkpoint is only reached through its own run."""
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, 1, saved(10), ["key"])
+    with pytest.raises(NotFound), database.reading() as session:
+        checkpoints.get(session, running.id + 1, 1)
+
+
+def test_file_comes_back_whole_from_a_bucket(tmp_path: Path) -> None:
+    """What is put into a store is brought back, and checked."""
+    store, path = MemoryStore(), tmp_path / "a.pt"
+    path.write_bytes(b"weights" * 1000)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    put_file(store, "runs/1/a.pt", path)
+    copy = tmp_path / "copy" / "a.pt"
+    get_file(store, "runs/1/a.pt", copy, sha256=sha256)
+    assert copy.read_bytes() == path.read_bytes()
+    with pytest.raises(FileNotFoundError):
+        get_file(store, "runs/1/b.pt", tmp_path / "b.pt", sha256=sha256)
+
+
+def test_altered_file_is_refused_by_name(tmp_path: Path) -> None:
+    """A file that is not what was recorded gives an error with its key."""
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"cut shor")
+    with pytest.raises(ValueError, match=r"runs/1/a\.pt is not whole"):
+        get_file(MemoryStore(), "runs/1/a.pt", path, sha256="00")
+
+
+def test_local_store_is_the_data_folder(tmp_path: Path) -> None:
+    """By default a checkpoint is served from where the training wrote it."""
+    settings = Settings(data=tmp_path)
+    path = settings.run_folder(1) / "a.pt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"weights")
+    store = open_store(settings)
+    put_file(store, "runs/1/a.pt", path)
+    assert obstore.get(store, "runs/1/a.pt").bytes().to_bytes() == b"weights"
+
+
+def test_wrong_storage_url_names_the_setting(tmp_path: Path) -> None:
+    """A store that cannot be understood gives an error that names HALFSTEP_STORAGE_URL."""
+    with pytest.raises(Invalid, match="HALFSTEP_STORAGE_URL"):
+        open_store(Settings(data=tmp_path, storage_url="nonsense://x"))

@@ -1,0 +1,128 @@
+"""Claims, leases, fences and ends."""
+
+import threading
+
+import pytest
+from sqlalchemy import update
+
+from db import queue, runs
+from db.database import Database, now
+from db.errors import Fenced
+from db.tables import Run, RunNode, Status, User, Worker
+from tests.db.conftest import claim, config, submit
+
+
+def test_claims_go_by_priority_then_by_age(database: Database, ada: User, worker: Worker) -> None:
+    """A higher priority starts sooner; among equals the first submitted does."""
+    with database.writing() as session:
+        first, second = submit(session, ada), submit(session, ada)
+        urgent = submit(session, ada, priority=5)
+        order = [claim(session, worker) for _ in range(4)]
+    assert [run and run.id for run in order] == [urgent.id, first.id, second.id, None]
+
+
+def test_claim_passes_over_what_does_not_fit(database: Database, ada: User, worker: Worker) -> None:
+    """A run of another recipe, precision or size waits while a later one that fits starts."""
+    with database.writing() as session:
+        submit(session, ada, recipe="gpt")
+        submit(session, ada, config=config(precision="bf16"))
+        submit(session, ada, devices_per_node=2)
+        fits = submit(session, ada)
+        claimed = claim(session, worker)
+    assert claimed is not None
+    assert claimed.id == fits.id
+
+
+def test_claim_opens_an_attempt_with_a_lease(database: Database, ada: User, worker: Worker) -> None:
+    """A claim raises the attempt and takes devices and a lease by the database's clock."""
+    with database.writing() as session:
+        submit(session, ada)
+        run = claim(session, worker, free_devices=[3, 1])
+        assert run is not None
+        node = queue.node(session, run.id, 1)
+        assert (run.attempt, run.status, node.devices) == (1, Status.STARTING, [1])
+        left = session.scalar(
+            update(RunNode).values(node=0).returning(RunNode.lease_expires_at - now())
+        )
+    assert left == pytest.approx(60, abs=5)
+
+
+def test_one_run_is_claimed_by_one_of_many_workers(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """Claims in parallel take each run once, on both databases."""
+    with database.writing() as session:
+        wanted = {submit(session, ada).id for _ in range(20)}
+    taken: list[int] = []
+
+    def work() -> None:
+        while True:
+            with database.writing() as session:
+                run = claim(session, worker)
+            if run is None:
+                return
+            taken.append(run.id)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == sorted(wanted)
+
+
+def test_an_attempt_given_up_can_write_nothing(database: Database, running: Run) -> None:
+    """Every write of an earlier attempt is refused, and so is one after the end."""
+    with database.writing() as session:
+        queue.end(session, running.id, 1, Status.QUEUED, reason="its worker was stopped")
+    for act in (
+        lambda session: queue.start(session, running.id, 1),
+        lambda session: queue.renew(session, running.id, 1, 60.0),
+        lambda session: queue.end(session, running.id, 1, Status.FINISHED),
+    ):
+        with pytest.raises(Fenced), database.writing() as session:
+            act(session)
+    with database.reading() as session:
+        assert runs.get(session, running.id).status == Status.QUEUED
+
+
+def test_a_lease_that_runs_out_queues_the_run_again(
+    database: Database, running: Run, worker: Worker
+) -> None:
+    """A silent node makes the run unreachable, then queued; the old attempt is fenced out."""
+    with database.writing() as session:
+        session.execute(update(RunNode).values(lease_expires_at=now() - 1))
+        assert queue.expire(session) == [running.id]
+        again = claim(session, worker)
+    assert again is not None
+    assert again.attempt == 2
+    with database.reading() as session:
+        history = [row.status for row in runs.statuses(session, running.id)]
+    assert history == ["queued", "starting", "running", "unreachable", "queued", "starting"]
+
+
+def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> None:
+    """Renewing keeps the run, and says what people want of it."""
+    with database.writing() as session:
+        wishes = queue.renew(session, running.id, 1, 60.0)
+        assert queue.expire(session) == []
+    assert wishes == queue.Wishes("run", None)
+
+
+def test_wishes_carry_cancel_and_checkpoint_requests(
+    database: Database, running: Run, ada: User
+) -> None:
+    """What people asked for reaches whoever renews the lease."""
+    with database.writing() as session:
+        request = runs.request_checkpoint(session, running.id, ada)
+        runs.cancel(session, running.id, ada)
+        wishes = queue.renew(session, running.id, 1, 60.0)
+    assert wishes == queue.Wishes("cancel", request.id)
+
+
+def test_a_cancelled_run_is_not_queued_again(database: Database, running: Run, ada: User) -> None:
+    """A training that dies while it is being cancelled ends cancelled."""
+    with database.writing() as session:
+        runs.cancel(session, running.id, ada)
+        queue.end(session, running.id, 1, Status.QUEUED)
+        assert runs.get(session, running.id).status == Status.CANCELLED

@@ -1,0 +1,94 @@
+"""Submitting, listing, and asking runs to stop."""
+
+import pytest
+
+from db import queue, runs
+from db.database import Database
+from db.errors import Conflict, NotFound
+from db.tables import Run, Status, User
+from tests.db.conftest import submit
+
+
+def test_submitted_run_waits_in_the_queue(database: Database, ada: User) -> None:
+    """A new run is queued, named after recipe and precision, with its place in the queue."""
+    with database.writing() as session:
+        first, second = submit(session, ada), submit(session, ada)
+        assert (first.status, first.name, first.steps_total) == ("queued", "digits-fp16", 100)
+        assert [runs.ahead_in_queue(session, run) for run in (first, second)] == [0, 1]
+
+
+def test_list_is_filtered_and_paged(database: Database, ada: User) -> None:
+    """The list goes from new to old, by text, by status and from a run on."""
+    with database.writing() as session:
+        for name in ("warm", "cold", "100%"):
+            submit(session, ada, name=name)
+        runs.cancel(session, 1, ada)
+    with database.reading() as session:
+        listed = {
+            "all": runs.newest(session),
+            "text": runs.newest(session, text="COL"),
+            "literal": runs.newest(session, text="%"),
+            "owner": runs.newest(session, text="ada"),
+            "active": runs.newest(session, status="active"),
+            "cancelled": runs.newest(session, status="cancelled"),
+            "page": runs.newest(session, before=3, limit=1),
+        }
+    names = {key: [run.name for run, _owner in rows] for key, rows in listed.items()}
+    assert names == {
+        "all": ["100%", "cold", "warm"],
+        "text": ["cold"],
+        "literal": ["100%"],
+        "owner": ["100%", "cold", "warm"],
+        "active": ["100%", "cold"],
+        "cancelled": ["warm"],
+        "page": ["cold"],
+    }
+
+
+def test_cancel_ends_a_waiting_run_and_asks_a_training_one(
+    database: Database, running: Run, ada: User
+) -> None:
+    """A queued run is cancelled at once; a running one is stopping until its training obeys."""
+    with database.writing() as session:
+        waiting = submit(session, ada)
+        assert runs.cancel(session, waiting.id, ada).status == Status.CANCELLED
+        assert runs.cancel(session, running.id, ada).status == Status.STOPPING
+
+
+def test_pause_and_resume(database: Database, running: Run, ada: User) -> None:
+    """A paused run keeps its place; only a paused one resumes."""
+    with database.writing() as session:
+        assert runs.pause(session, running.id, ada).status == Status.PAUSING
+        queue.end(session, running.id, 1, Status.PAUSED)
+        assert runs.resume(session, running.id, ada).status == Status.QUEUED
+        assert runs.pause(session, running.id, ada).status == Status.PAUSED
+
+
+@pytest.mark.parametrize(
+    "act", [runs.cancel, runs.pause, runs.resume, runs.request_checkpoint], ids=lambda f: f.__name__
+)
+def test_an_ended_run_obeys_nothing(
+    database: Database, running: Run, ada: User, act: object
+) -> None:
+    """What an ended run cannot do is refused with its status."""
+    with database.writing() as session:
+        queue.end(session, running.id, 1, Status.FINISHED)
+    with pytest.raises(Conflict, match="finished"), database.writing() as session:
+        act(session, running.id, ada)  # type: ignore[operator]
+
+
+def test_priority_changes_only_while_it_matters(
+    database: Database, running: Run, ada: User
+) -> None:
+    """A queued run's priority can be changed, a running one's cannot."""
+    with database.writing() as session:
+        waiting = submit(session, ada)
+        assert runs.set_priority(session, waiting.id, 7).priority == 7
+    with pytest.raises(Conflict), database.writing() as session:
+        runs.set_priority(session, running.id, 7)
+
+
+def test_unknown_run_is_named(database: Database) -> None:
+    """A run that does not exist is an error that names it."""
+    with pytest.raises(NotFound, match="run 7"), database.reading() as session:
+        runs.get(session, 7)

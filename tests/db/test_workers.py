@@ -1,0 +1,53 @@
+"""What workers offer."""
+
+import pytest
+from sqlalchemy import update
+
+from db import workers
+from db.database import Database, now
+from db.errors import NotFound
+from db.tables import Worker
+from tests.db.conftest import DIGITS, add_worker
+
+
+def test_a_worker_that_comes_back_is_the_same_worker(database: Database, worker: Worker) -> None:
+    """Registering a known name updates its row."""
+    again = add_worker(database, "w1", [])
+    assert again.id == worker.id
+    with database.reading() as session:
+        assert workers.recipes(session) == []
+
+
+def test_silent_or_stopped_workers_are_not_alive(database: Database, worker: Worker) -> None:
+    """A worker is alive while it is heard of and has not said goodbye."""
+
+    def is_alive() -> bool:
+        with database.reading() as session:
+            return workers.everyone(session)[0][1]
+
+    assert is_alive()
+    with database.writing() as session:
+        session.execute(update(Worker).values(seen_at=now() - 60))
+    assert not is_alive()
+    with database.writing() as session:
+        workers.beat(session, worker.id)
+    assert is_alive()
+    with database.writing() as session:
+        workers.stop(session, worker.id)
+    assert not is_alive()
+
+
+def test_living_workers_word_on_a_recipe_counts_first(database: Database, worker: Worker) -> None:
+    """Of two schemas of one recipe the living worker's is the one offered."""
+    add_worker(database, "w2", [{**DIGITS, "schema": {"old": True}}])
+    with database.writing() as session:
+        session.execute(update(Worker).where(Worker.name == "w2").values(seen_at=now() - 60))
+    with database.reading() as session:
+        assert workers.recipes(session) == [DIGITS]
+
+
+def test_unknown_recipe_names_those_there_are(database: Database, worker: Worker) -> None:
+    """Asking for a recipe that nobody offers lists what is offered; broken ones are not."""
+    add_worker(database, "w2", [{"name": "mine", "error": "SyntaxError"}])
+    with pytest.raises(NotFound, match=r"'mine'.*digits"), database.reading() as session:
+        workers.recipe(session, "mine")
