@@ -2,9 +2,8 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import exists, select, update
 from sqlalchemy.orm import Session
 
 from db import runs
@@ -17,7 +16,7 @@ from db.tables import ACTIVE, Request, Run, RunNode, Status
 class Wishes:
     """What people want of a running attempt."""
 
-    wanted: str  # run, pause or cancel
+    wanted: str  # run, pause, cancel, or kill, which is a cancel that does not wait
     checkpoint_request: int | None  # the newest request not obeyed yet
 
 
@@ -81,11 +80,6 @@ def nodes_of_worker(session: Session, worker_id: int) -> list[RunNode]:
     return list(session.scalars(query))
 
 
-def set_handle(session: Session, run_id: int, attempt: int, handle: dict[str, Any]) -> None:
-    """Keep what the engine needs to find an attempt's supervisor again."""
-    node(session, run_id, attempt).handle = handle
-
-
 def set_started_at(session: Session, run: Run) -> float:
     """Return when a run was first started, which is now if it was not. Step times count from it."""
     if run.started_at is None:
@@ -104,6 +98,9 @@ def renew(session: Session, run_id: int, attempt: int, lease_seconds: float) -> 
     """Extend the lease and return what people want of the attempt. Raises Fenced."""
     run = held(session, run_id, attempt)
     node(session, run_id, attempt).lease_expires_at = now() + lease_seconds
+    if run.status == Status.UNREACHABLE:
+        back = {"run": Status.RUNNING, "pause": Status.PAUSING}.get(run.wanted, Status.STOPPING)
+        runs.set_status(session, run, back, reason="its supervisor is back")
     request = session.scalar(
         select(Request.id)
         .where(Request.run_id == run_id, Request.obeyed_at.is_(None))
@@ -125,7 +122,7 @@ def end(
 ) -> None:
     """Close an attempt. status QUEUED puts the run back at its old place. Raises Fenced."""
     run = held(session, run_id, attempt)
-    if status == Status.QUEUED and run.wanted == "cancel":
+    if status == Status.QUEUED and run.wanted in ("cancel", "kill"):
         status = Status.CANCELLED
     elif status == Status.QUEUED and run.wanted == "pause":
         status = Status.PAUSED
@@ -135,26 +132,28 @@ def end(
     runs.set_status(session, run, status, reason=reason or run.stop_reason, fault=fault)
 
 
-def expire(session: Session) -> list[int]:
-    """Queue again the runs whose lease ran out; return their ids."""
-    query = (
-        select(RunNode)
-        .join(Run, (Run.id == RunNode.run_id) & (Run.attempt == RunNode.attempt))
-        .where(Run.status.in_(ACTIVE), RunNode.ended_at.is_(None), RunNode.lease_expires_at < now())
-        .with_for_update(skip_locked=True)
-    )
-    expired = list(session.scalars(query))
-    for lost in expired:
-        run = held(session, lost.run_id, lost.attempt)
-        runs.set_status(
-            session,
-            run,
-            Status.UNREACHABLE,
-            reason="its worker has not been heard of for a whole lease",
-            fault="infrastructure",
-        )
-        end(session, lost.run_id, lost.attempt, Status.QUEUED, reason="queued again")
-    return [lost.run_id for lost in expired]
+def expire(session: Session, *, requeue: bool) -> list[int]:
+    """Mark runs with a node whose lease ran out as unreachable; return the ids of those requeued.
+
+    requeue: whether the caller has reached the database for a whole lease. Only then does a lease
+    that ran out mean that its node is gone, and not that nobody could renew it.
+    """
+    silent = (RunNode.run_id == Run.id) & (RunNode.attempt == Run.attempt)
+    silent &= RunNode.ended_at.is_(None) & (RunNode.lease_expires_at < now())
+    alive = (RunNode.run_id == Run.id) & (RunNode.attempt == Run.attempt)
+    alive &= RunNode.ended_at.is_(None) & (RunNode.lease_expires_at >= now())
+    lost = select(Run).where(Run.status.in_(ACTIVE), exists().where(silent))
+    requeued = []
+    for run in session.scalars(lost.with_for_update(skip_locked=True)).all():
+        if run.status != Status.UNREACHABLE:
+            reason = "its supervisor has not been heard of for a whole lease"
+            runs.set_status(session, run, Status.UNREACHABLE, reason=reason, fault="infrastructure")
+        others = exists().where(alive, RunNode.run_id == run.id, RunNode.attempt == run.attempt)
+        if requeue and not session.scalar(select(others)):
+            reason = "queued again after its lease ran out"
+            end(session, run.id, run.attempt, Status.QUEUED, reason=reason)
+            requeued.append(run.id)
+    return requeued
 
 
 def held(session: Session, run_id: int, attempt: int) -> Run:

@@ -96,15 +96,16 @@ def ahead_in_queue(session: Session, run: Run) -> int:
 def cancel(session: Session, run_id: int, user: User) -> Run:
     """End a run: at once if it waits, with a last checkpoint if it trains.
 
-    Raises Conflict if it has ended.
+    Asked a second time it does not wait for the checkpoint. Raises Conflict if it has ended.
     """
     run = get(session, run_id, lock=True)
     if run.status in ENDED:
         raise Conflict(f"Run {run_id} is {run.status} already, so it cannot be cancelled.")
-    run.wanted = "cancel"
+    run.wanted = "kill" if run.status == Status.STOPPING else "cancel"
     run.stop_reason = f"cancelled by {user.name}"
     if run.status in ACTIVE:
-        set_status(session, run, Status.STOPPING, reason=run.stop_reason)
+        how = " at once" if run.wanted == "kill" else ""
+        set_status(session, run, Status.STOPPING, reason=run.stop_reason + how)
     else:
         set_status(session, run, Status.CANCELLED, reason=run.stop_reason)
     return run

@@ -53,17 +53,19 @@ class Worker:
         self._register()
         self._adopt()
         beat_due = 0.0
+        reached_since = time.monotonic()
         while not self.stopping.wait(TICK_SECONDS):
             try:
                 self._reap()
                 self._claim()
                 if time.monotonic() >= beat_due:
-                    self._beat()
+                    self._beat(reached_since)
                     beat_due = time.monotonic() + BEAT_SECONDS
             except Exception as error:
                 if not is_outage(error):
                     raise
                 _say(f"waiting for the database: {error}")
+                reached_since = time.monotonic()
         self._stop_runs()
         with self.database.writing() as session:
             workers.stop(session, self.id)
@@ -167,10 +169,12 @@ class Worker:
         path = self.settings.run_folder(run_id) / f"supervisor-{attempt}.log"
         return path.read_text(errors="replace")[-8000:] if path.exists() else "it left no log"
 
-    def _beat(self) -> None:
+    def _beat(self, reached_since: float) -> None:
+        """Say that we are alive, and look for runs of others that are not."""
+        requeue = time.monotonic() - reached_since > self.settings.lease_seconds
         with self.database.writing() as session:
             workers.beat(session, self.id)
-            for run_id in queue.expire(session):
+            for run_id in queue.expire(session, requeue=requeue):
                 _say(f"run {run_id}: unreachable for a whole lease, queued again")
 
     def _stop_runs(self) -> None:

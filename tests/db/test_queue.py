@@ -92,7 +92,7 @@ def test_a_lease_that_runs_out_queues_the_run_again(
     """A silent node makes the run unreachable, then queued; the old attempt is fenced out."""
     with database.writing() as session:
         session.execute(update(RunNode).values(lease_expires_at=now() - 1))
-        assert queue.expire(session) == [running.id]
+        assert queue.expire(session, requeue=True) == [running.id]
         again = claim(session, worker)
     assert again is not None
     assert again.attempt == 2
@@ -101,11 +101,36 @@ def test_a_lease_that_runs_out_queues_the_run_again(
     assert history == ["queued", "starting", "running", "unreachable", "queued", "starting"]
 
 
+def test_an_outage_does_not_look_like_a_death(database: Database, running: Run) -> None:
+    """After an outage a silent run is unreachable, not queued again, and comes back."""
+    with database.writing() as session:
+        session.execute(update(RunNode).values(lease_expires_at=now() - 1))
+        assert queue.expire(session, requeue=False) == []
+        assert runs.get(session, running.id).status == Status.UNREACHABLE
+        queue.renew(session, running.id, 1, 60.0)
+        assert runs.get(session, running.id).status == Status.RUNNING
+
+
+def test_a_gang_is_queued_again_only_when_every_node_is_gone(
+    database: Database, running: Run
+) -> None:
+    """While one node of a run may still train, no other attempt starts."""
+    with database.writing() as session:
+        lost = queue.node(session, running.id, 1)
+        values = {"run_id": running.id, "attempt": 1, "worker_id": lost.worker_id, "devices": [0]}
+        session.add(RunNode(**values, node=1, lease_expires_at=now() + 60))
+        lost.lease_expires_at = now() - 1
+        session.flush()
+        assert queue.expire(session, requeue=True) == []
+        session.execute(update(RunNode).values(lease_expires_at=now() - 1))
+        assert queue.expire(session, requeue=True) == [running.id]
+
+
 def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> None:
     """Renewing keeps the run, and says what people want of it."""
     with database.writing() as session:
         wishes = queue.renew(session, running.id, 1, 60.0)
-        assert queue.expire(session) == []
+        assert queue.expire(session, requeue=True) == []
     assert wishes == queue.Wishes("run", None)
 
 

@@ -1,0 +1,112 @@
+"""The recorder: from a run's spool and log into the database, in fenced, repeatable flushes."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from obstore.store import ObjectStore
+
+from db import checkpoints, queue, series, telemetry
+from db.database import Database
+from db.settings import Settings
+from db.storage import put_file
+from trainer.samples import Sampler
+from trainer.spool import SpoolReader
+
+SAMPLE_SECONDS = 2.0
+
+
+class Recorder:
+    """Records one attempt; what earlier attempts left in the spool comes first."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        store: ObjectStore,
+        run_id: int,
+        attempt: int,
+    ) -> None:
+        self._settings, self._database, self._store = settings, database, store
+        self._run_id, self._attempt = run_id, attempt
+        self._folder = settings.run_folder(run_id)
+        self._spool = SpoolReader(self._folder / "spool")
+        self._pending = telemetry.Flush()
+        self._saved: list[dict[str, Any]] = []  # checkpoints to publish with what is pending
+        self._training_seen = False
+        self._sampler: Sampler | None = None
+        self._sample_due = 0.0
+        with database.reading() as session:
+            last = series.log_lines(session, run_id, most=1)
+        self._log_number = last[0].number if last else 0
+
+    def start_sampling(self, sampler: Sampler, started_at: float) -> None:
+        """From now on also record how busy the devices are; started_at: the run's first start."""
+        self._sampler, self._started_at = sampler, started_at
+
+    def remark(self, text: str) -> None:
+        """Add a line of our own to the run's log."""
+        self._log({"time": time.time(), "stream": "halfstep", "text": text})
+
+    def flush(self, lines: Iterable[dict[str, Any]] = ()) -> bool:
+        """Record what is new in one transaction; tell whether there was nothing left to record.
+
+        If it fails, what was taken stays pending and nothing more is taken from the spool: during
+        an outage the spool grows and memory does not. Raises Fenced.
+        """
+        for line in lines:
+            self._log(line)
+        if not self._pending.steps and not self._saved:
+            self._collect()
+        if not self._pending and not self._saved:
+            return True
+        keys = [self._store_files(event) for event in self._saved]  # before the transaction
+        training = bool(self._pending.steps) and self._pending_attempt == self._attempt
+        with self._database.writing() as session:
+            if training and not self._training_seen:
+                queue.start(session, self._run_id, self._attempt)
+            telemetry.record(session, self._run_id, self._attempt, self._pending)
+            for event, of_event in zip(self._saved, keys, strict=True):
+                checkpoints.publish(session, self._run_id, self._attempt, event, of_event)
+        self._training_seen = self._training_seen or training
+        self._pending, self._saved = telemetry.Flush(), []
+        self._spool.release(delete=True)
+        return False
+
+    def _collect(self) -> None:
+        for item in self._spool.poll():
+            if not isinstance(item, dict):
+                self._pending.steps.append(item)
+            elif item["event"] == "checkpoint":
+                self._saved.append(item)
+            else:
+                self._pending.events.append(item)
+                if item["event"] == "resumed":
+                    self.remark(_resumed(item))
+        position = self._spool.position()
+        self._pending_attempt = position.attempt if position else 0
+        if self._sampler and time.monotonic() >= self._sample_due:
+            self._sample_due = time.monotonic() + SAMPLE_SECONDS
+            elapsed_ms = round((time.time() - self._started_at) * 1000)
+            samples = self._sampler.take()
+            self._pending.samples += [{"elapsed_ms": elapsed_ms, **sample} for sample in samples]
+
+    def _store_files(self, event: dict[str, Any]) -> list[str]:
+        """Put a checkpoint's files into the store and return their keys."""
+        keys = []
+        for file in event["files"]:
+            path = self._folder / file["path"]
+            key = path.relative_to(self._settings.data).as_posix()
+            put_file(self._store, key, path)
+            keys.append(key)
+        return keys
+
+    def _log(self, line: dict[str, Any]) -> None:
+        self._log_number += 1
+        numbered = {"number": self._log_number, "attempt": self._attempt, **line}
+        self._pending.log_lines.append(numbered)
+
+
+def _resumed(event: dict[str, Any]) -> str:
+    how = "exactly" if event["exact"] else f"not bit-exactly: {'; '.join(event['notes'])}"
+    return f"resumed at step {event['step']}, {how}"
