@@ -1,0 +1,252 @@
+"""Checkpoints: everything that decides the next step, in a file that is whole or not there.
+
+A checkpoint holds plain tensors and containers, so that it loads with `weights_only=True`: nothing
+in it can run code. Leave out any one of its parts and a resumed run differs: without the scaler's
+growth tracker, at the next growth; without the rest, at the next step.
+"""
+
+import hashlib
+import os
+import random
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from trainer import machine
+from trainer.config import RunConfig
+from trainer.recipe import Recipe
+
+FORMAT = 1
+_NumpyState: TypeAlias = tuple[str, NDArray[np.uint32], int, int, float]
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used; the message names the file and what is wrong with it."""
+
+
+class SavedFile(NamedTuple):
+    """A file that is on the disk, under its final name, to stay."""
+
+    path: Path
+    size_bytes: int
+    sha256: str
+
+
+class Progress(NamedTuple):
+    """How far a run has come."""
+
+    step: int = 0  # attempted; the learning-rate schedule counts these as well
+    skipped: int = 0  # attempted minus applied
+    position: int = 0  # training examples handed out, see sampler.py
+
+
+def save(folder: Path, state: dict[str, Any], modules: Mapping[str, nn.Module]) -> list[SavedFile]:
+    """Save the state as .pt, and the weights alone as .safetensors, named by their step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"step-{state['progress']['step']:08d}"
+    weights = nn.ModuleDict(modules)  # names the weights "<module>.<parameter>"; knows shared ones
+    return [
+        _write(folder / f"{stem}.pt", lambda file: torch.save(state, file)),
+        _write_weights(folder / f"{stem}.safetensors", weights),
+    ]
+
+
+def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
+    """Read a checkpoint to the CPU, after checking that every byte of it is as it was saved."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist")
+    if sha256 is not None and sha256 != (found := _sha256(path)):
+        raise CheckpointError(f"{path} is altered: its SHA-256 is {found}, but was {sha256}")
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch.load does not check the checksums inside
+            damaged = archive.testzip()
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(f"{path} is cut short or not a checkpoint: {error}") from error
+    if damaged:
+        raise CheckpointError(f"{path} is altered: the checksum of its part {damaged} is wrong")
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not a Halfstep checkpoint of format {FORMAT}")
+    return state
+
+
+def capture(
+    recipe: Recipe,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    progress: Progress,
+    device: torch.device,
+    random_states: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Return everything that decides the next step. The host waits for the device here.
+
+    modules: without DistributedDataParallel.  random_states: one a rank.
+    """
+    return {
+        "format": FORMAT,
+        "recipe": recipe.name,
+        "config": config.model_dump(),
+        "progress": progress._asdict() | {"applied": progress.step - progress.skipped},
+        "schedule": {"kind": config.training.schedule, "steps": progress.step},
+        "modules": {name: module.state_dict() for name, module in modules.items()},
+        "optimizers": {name: each.state_dict() for name, each in recipe.optimizers.items()},
+        "scaler": recipe.scaler.state_dict(),
+        "random": random_states,
+        "environment": _environment(device),
+    }
+
+
+def restore(
+    state: dict[str, Any],
+    recipe: Recipe,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    device: torch.device,
+    rank: int,
+    world_size: int,
+) -> tuple[Progress, list[str]]:
+    """Put a state back; return how far the run was, and why it may not go on bit-exactly.
+
+    CheckpointError: the state does not fit this recipe or configuration.
+    """
+    saved_config = state["config"]
+    if saved_config["training"]["fused"] != config.training.fused:
+        # The step counter of an optimizer's state lies on the host or on the device accordingly.
+        raise CheckpointError(
+            f"the checkpoint was saved with training.fused {saved_config['training']['fused']}: "
+            "resume it with the same"
+        )
+    try:
+        for name, module in modules.items():
+            module.load_state_dict(state["modules"][name])
+        for name, optimizer in recipe.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint, of recipe {state['recipe']}, does not fit recipe {recipe.name} "
+            f"as it is configured: {error}"
+        ) from error
+    _restore_scaler(recipe.scaler, state["scaler"])
+    if len(state["random"]) == world_size:
+        restore_random_state(state["random"][rank], device)
+
+    now = _environment(device) | {"devices": world_size}
+    before = state["environment"] | {"devices": len(state["random"])}
+    notes = [
+        f"{key} was {before.get(key)}, is {now[key]}" for key in now if before[key] != now[key]
+    ]
+    notes += _differences(saved_config, config.model_dump())
+    saved = state["progress"]
+    return Progress(*(saved[field] for field in Progress._fields)), notes
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return the state of every global random generator that a recipe may use."""
+    name, keys, position, has_gauss, cached = cast(_NumpyState, np.random.get_state())
+    return {
+        "python": random.getstate(),
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Set every global random generator to what `random_state` returned."""
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _restore_scaler(scaler: GradScaler, saved: dict[str, Any]) -> None:
+    """Restore scale and growth tracker; the factors and the interval are the configuration's."""
+    own = scaler.state_dict()
+    if not (own and saved):  # one of the two is disabled, and its state empty
+        return
+    # A tracker at or beyond the interval would never grow again: the kernel tests for equality.
+    tracker = min(saved["_growth_tracker"], own["growth_interval"] - 1)
+    scaler.load_state_dict(own | {"scale": saved["scale"], "_growth_tracker": tracker})
+
+
+def _environment(device: torch.device) -> dict[str, Any]:
+    # str, because torch.__version__ is a class of its own that weights_only would refuse
+    return {f"{name} version": version for name, version in machine.versions().items()} | {
+        "device": machine.device_name(device),
+        "thread count": torch.get_num_threads(),
+    }
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    notes = []
+    for key in before.keys() | now.keys():
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            notes += _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            notes.append(f"{prefix}{key} was {old}, is {new}")
+    return sorted(notes)
+
+
+class _HashingFile:
+    """Passes writes on to a file and keeps their SHA-256, so that nothing is read again."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.sha256.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write(path: Path, write: Callable[[Any], None]) -> SavedFile:
+    temporary = path.with_name(f".{path.name}.partial")
+    with temporary.open("wb") as file:
+        hashing = _HashingFile(file)
+        write(hashing)
+        file.flush()
+        os.fsync(file.fileno())
+        size = file.tell()
+    _publish(temporary, path)
+    return SavedFile(path, size, hashing.sha256.hexdigest())
+
+
+def _write_weights(path: Path, weights: nn.Module) -> SavedFile:
+    """Save weights; safetensors writes by path only, so the checksum reads the file once more."""
+    temporary = path.with_name(f".{path.name}.partial")
+    safetensors.torch.save_model(weights, str(temporary))
+    temporary.chmod(0o644)  # safetensors makes it the owner's alone
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
+    checksum, size = _sha256(temporary), temporary.stat().st_size
+    _publish(temporary, path)
+    return SavedFile(path, size, checksum)
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Give a complete file its name; fsync of the folder makes the name itself durable."""
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

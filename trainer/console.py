@@ -1,0 +1,151 @@
+"""The training loop at a terminal: `python -m trainer.train`, with a printer for a recorder."""
+
+import argparse
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.checkpoint import CheckpointError
+from trainer.config import ConfigError, RunConfig, config_schema, parse_config
+from trainer.ranks import joined
+from trainer.recipe import RecipeError
+from trainer.registry import UnknownRecipeError, known_recipes, load_recipe
+from trainer.spool import Event, Steps
+from trainer.train import train
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train one recipe and print what happens."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        recipe = load_recipe(options.recipe)
+        values = _nested(options.set)
+        if options.precision:
+            values["precision"] = options.precision
+        config = parse_config(recipe, values)
+        with joined(torch.device(options.device)) as (ranks, device):
+            outcome = train(
+                recipe,
+                config,
+                device=device,
+                on_steps=_Printer(config).steps,
+                on_event=_print_event,
+                checkpoint_folder=options.checkpoints,
+                resume=options.resume,
+                ranks=ranks,
+            )
+    except (ConfigError, UnknownRecipeError, RecipeError, CheckpointError) as error:
+        parser.exit(2, f"error: {error}\n")
+    _print(f"{outcome.status} after {outcome.step} steps")
+
+
+class _Printer:
+    """One line for what has come out of the ring: ten a second at most."""
+
+    def __init__(self, config: RunConfig[Any]) -> None:
+        self._steps = config.training.steps
+
+    def steps(self, records: Steps) -> None:
+        last = records[-1]
+        _print(
+            f"step {last['step']:>6}/{self._steps}  loss {last['loss']:<10.4g}"
+            f" scale {last['scale']:<10.6g} grad norm {last['grad_norm']:<10.4g}"
+            f" lr {last['lr']:.3g}  {records['step_us'].mean() / 1000:.2f} ms/step"
+        )
+
+
+def _print_event(event: Event) -> None:
+    match event:
+        case {"event": "scaler", "kind": "skip", "step": step, "culprits": culprits}:
+            names = ", ".join(culprit["name"] for culprit in culprits)
+            _print(f"step {step:>6}  skipped: gradients not finite in {names}")
+        case {"event": "scaler", "kind": kind, "step": step}:
+            _print(f"step {step:>6}  {kind}: {event['scale_before']:g} → {event['scale_after']:g}")
+        case {"event": "metric", "name": "run/seconds", "value": value}:
+            _print(f"Total execution time = {value:.3f} sec")  # the AMP recipe's own two lines
+        case {"event": "metric", "name": "run/peak_memory_bytes", "value": value}:
+            _print(f"Max memory used by tensors = {value:.0f} bytes")
+        case {"event": "metric", "name": name, "value": value, "step": step}:
+            _print(f"step {step:>6}  {name} {value:.4f}")
+        case {"event": "checkpoint", "files": files, "step": step}:
+            for file in files:
+                _print(f"step {step:>6}  saved {file['path']} ({file['size_bytes']} bytes)")
+        case {"event": "resumed", "step": step, "notes": notes}:
+            _print(f"resumed after step {step}: {'; '.join(notes) or 'bit-exactly'}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.train",
+        description="Train a recipe in mixed precision, here and now: no server, no database.",
+        epilog=_fields_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    default_device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("recipe", help="one of those below, or path/to/file.py:Class")
+    parser.add_argument("--precision", choices=["fp16", "bf16", "fp32"])
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="set one field of those below; may be repeated",
+    )
+    parser.add_argument("--device", default=default_device, help=f"default: {default_device}")
+    parser.add_argument(
+        "--checkpoints", type=Path, metavar="FOLDER", help="where to save checkpoints"
+    )
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
+    return parser
+
+
+def _fields_help() -> str:
+    """Return every recipe with its fields and defaults, then the fields that all share."""
+    text, shared = "", {}
+    for name in known_recipes():
+        recipe = load_recipe(name)
+        groups = config_schema(recipe)["properties"]
+        text += f"recipe {name}: {recipe.description}\n" + _group_help("recipe", groups["recipe"])
+        overridden = [f"{g}.{f}={v}" for g, fs in recipe.defaults.items() for f, v in fs.items()]
+        text += textwrap.indent(f"defaults of its own: {', '.join(overridden)}\n\n", "  ")
+        shared = groups
+    text += "fields of every recipe (defaults may differ, see above):\n"
+    return text + "".join(_group_help(n, shared[n]) for n in shared if "properties" in shared[n])
+
+
+def _group_help(prefix: str, group: dict[str, Any]) -> str:
+    lines = (
+        f"  {prefix}.{name} = {json.dumps(field['default'])}\n"
+        + textwrap.fill(field["description"], 78, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        for name, field in group["properties"].items()
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _nested(assignments: list[str]) -> dict[str, Any]:
+    """Turn ["training.steps=100"] into {"training": {"steps": 100}}; values are JSON or text."""
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        *groups, field = path.split(".")
+        if not equals:
+            raise ConfigError(f'--set {assignment}: write it as FIELD=VALUE, "training.steps=100"')
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        target = values
+        for group in groups:
+            target = target.setdefault(group, {})
+        target[field] = value
+    return values
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

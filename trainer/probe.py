@@ -1,0 +1,73 @@
+"""What this machine can train, as one JSON object: `python -m trainer.probe`.
+
+The worker, which has no torch, asks this short-lived process, and advertises the answer.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+from trainer import machine
+from trainer.config import config_schema
+from trainer.registry import known_recipes, load_recipe
+
+
+def main() -> None:
+    """Print devices, recipes and versions."""
+    answer = {"devices": devices(), "recipes": recipes(), "versions": machine.versions()}
+    sys.stdout.write(json.dumps(answer, allow_nan=False) + "\n")
+
+
+def devices() -> list[dict[str, Any]]:
+    """Return every CUDA device, or the CPU as one device where there is none."""
+    if not torch.cuda.is_available():
+        return [
+            {
+                "kind": "cpu",
+                "index": 0,
+                "name": machine.device_name(torch.device("cpu")),
+                "memory_bytes": machine.host_memory_bytes(),
+                "compute_capability": None,
+                "fp16": True,  # slow, but the arithmetic and the overflows are real
+                "bf16": True,
+            }
+        ]
+    return [_cuda_device(index) for index in range(torch.cuda.device_count())]
+
+
+def recipes() -> list[dict[str, Any]]:
+    """Return every recipe with the schema of its configuration; a broken one with its error."""
+    return [_recipe(reference) for reference in known_recipes()]
+
+
+def _cuda_device(index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    return {
+        "kind": "cuda",
+        "index": index,
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "fp16": capability >= (5, 3),  # the first with fp16 arithmetic
+        "bf16": capability >= (8, 0),
+    }
+
+
+def _recipe(reference: str) -> dict[str, Any]:
+    try:
+        recipe = load_recipe(reference)
+        return {
+            "name": reference,
+            "title": recipe.title,
+            "description": recipe.description,
+            "schema": config_schema(recipe),
+        }
+    except Exception as error:  # a user's broken recipe must not hide the others
+        return {"name": reference, "error": f"{type(error).__name__}: {error}"}
+
+
+if __name__ == "__main__":
+    main()

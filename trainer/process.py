@@ -1,0 +1,109 @@
+"""The training process of one attempt: `python -m trainer.process <run folder> <attempt>`.
+
+It reads its job from the run's folder, trains, and writes what happens to the spool there; its
+last act is the outcome file. It knows no database and no network. torchrun starts one such process
+a device; with `--devices N`, it becomes torchrun itself, tied to its parent like any other.
+
+This module imports nothing heavy before `main` has tied the process to its parent's life.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main() -> None:
+    """Train, and exit with 1 if it failed."""
+    tie_to_parent()
+    parser = argparse.ArgumentParser(prog="python -m trainer.process", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("attempt", type=int)
+    parser.add_argument("--devices", type=int, default=1, help="ranks to start, one a device")
+    options = parser.parse_args()
+    if options.devices > 1:
+        become_torchrun(options.folder, options.attempt, options.devices)
+    else:
+        sys.exit(run_attempt(options.folder, options.attempt))
+
+
+def tie_to_parent() -> None:
+    """Be killed when the parent dies, so that no training outlives its supervisor.
+
+    Linux sends the signal when the *thread* that started this process ends.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    supervisor = os.environ.get("HALFSTEP_PARENT_PID")
+    # It may have died before the line above. Under torchrun it is the parent's parent.
+    if supervisor and int(supervisor) not in {p.pid for p in psutil.Process().parents()}:
+        sys.exit(f"the supervisor, process {supervisor}, is gone")
+
+
+def become_torchrun(folder: Path, attempt: int, devices: int) -> None:
+    """Start a rank a device and wait for them; without restarts, which the lease takes care of."""
+    from torch.distributed.run import main as torchrun
+
+    ranks = ["--standalone", f"--nproc-per-node={devices}", "--max-restarts=0"]
+    torchrun([*ranks, "-m", "trainer.process", str(folder), str(attempt)])
+
+
+def run_attempt(folder: Path, attempt: int) -> int:
+    """Train as job-<attempt>.json says; return the exit code. What failed is in the outcome."""
+    signals = Signals()
+    # Only now what loads torch, which takes seconds: a signal in that time is not lost.
+    from trainer.attempt import Attempt
+
+    this = Attempt(folder, attempt, stop_wanted=signals.received)
+    try:
+        outcome = this.train()
+    except Exception:  # the one broad except: whatever a recipe raises belongs on the run's page
+        traceback.print_exc()
+        write_outcome(folder, attempt, "failed", this.last_step, traceback.format_exc())
+        return 1
+    if this.rank == 0:
+        write_outcome(folder, attempt, outcome.status, outcome.step)
+    return 0
+
+
+class Signals:
+    """SIGTERM and SIGINT mean: stop at the next step boundary, and leave a checkpoint."""
+
+    def __init__(self) -> None:
+        self._received = False
+        signal.signal(signal.SIGTERM, self._receive)
+        signal.signal(signal.SIGINT, self._receive)
+
+    def received(self) -> bool:
+        """Whether either has come."""
+        return self._received
+
+    def _receive(self, _number: int, _frame: object) -> None:
+        self._received = True
+
+
+def write_outcome(
+    folder: Path, attempt: int, status: str, step: int, error: str | None = None
+) -> None:
+    """Write how the attempt ended. The first rank to fail wins: the others fail because of it."""
+    path = folder / f"outcome-{attempt}.json"
+    temporary = folder / f".{path.name}.{os.getpid()}"
+    with temporary.open("w") as file:
+        json.dump({"status": status, "step": step, "error": error}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    with suppress(FileExistsError):
+        path.hardlink_to(temporary)  # unlike a rename, it does not replace
+    temporary.unlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The ranks of one run: one process a device, started by torchrun, or a single process alone.
+
+Gradients travel between devices by the device's own backend (NCCL, or gloo on the CPU). What ranks
+have to agree on, such as a request to stop, travels between hosts by gloo, so that agreeing does
+not make anybody wait for a device.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
+STOPS: tuple[Stop | None, ...] = (None, "preempt", "pause", "cancel")  # the last ones prevail
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the outside wants at a step boundary."""
+
+    stop: Stop | None = None
+    checkpoint: int | None = None  # the id of a request not obeyed yet
+
+
+class Ranks:
+    """A single process. Everything that ranks do together is nothing here."""
+
+    rank, world_size = 0, 1
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Return the module as it is trained: with its gradients averaged over the ranks."""
+        return module
+
+    def mean_(self, value: Tensor) -> Tensor:
+        """Average a device tensor over the ranks, in place, without waiting for it."""
+        return value
+
+    @contextmanager
+    def local_gradients(self, modules: dict[str, nn.Module]) -> Iterator[None]:
+        """Leave gradients on their rank: all but the last pass of an accumulation need no more."""
+        yield
+
+    def agree(self, request: Request) -> Request:
+        """Return one request for all ranks: the strongest that any of them has."""
+        return request
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, in order of rank."""
+        return [value]
+
+
+class ProcessGroup(Ranks):
+    """The ranks that torchrun started, after `init_process_group`."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._hosts = dist.new_group(backend="gloo")
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Return the module in DistributedDataParallel; one without parameters as it is."""
+        trained = any(parameter.requires_grad for parameter in module.parameters())
+        return DistributedDataParallel(module) if trained else module
+
+    def mean_(self, value: Tensor) -> Tensor:
+        """Average a device tensor over the ranks; NCCL queues it behind the work before."""
+        dist.all_reduce(value.div_(self.world_size))
+        return value
+
+    @contextmanager
+    def local_gradients(self, modules: dict[str, nn.Module]) -> Iterator[None]:
+        """Leave gradients on their rank. Forward and backward have both to be inside."""
+        with ExitStack() as stack:
+            for module in modules.values():
+                if isinstance(module, DistributedDataParallel):
+                    stack.enter_context(module.no_sync())
+            yield
+
+    def agree(self, request: Request) -> Request:
+        """Return the strongest stop and the newest checkpoint request of all ranks."""
+        wanted = torch.tensor([STOPS.index(request.stop), request.checkpoint or 0])
+        dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=self._hosts)
+        stop, checkpoint = wanted.tolist()  # host tensors: nobody waits for a device
+        return Request(STOPS[stop], checkpoint or None)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, in order of rank."""
+        values = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._hosts)
+        return values
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[tuple[Ranks, torch.device]]:
+    """Join the ranks that torchrun's environment names; yield them and this rank's device."""
+    if "RANK" not in os.environ:
+        yield Ranks(), device
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield ProcessGroup(), device
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,76 @@
+"""What a recipe is: models, optimizers, data and losses. The loop (train.py) does all the rest.
+
+A recipe is a class with a pydantic configuration. Register it as an entry point of the group
+`halfstep.recipes`, or name it by its file: `path/to/file.py:MyRecipe`. See recipes/digits.py.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from trainer.config import RecipeConfig, RunConfig
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A scalar to minimise, and the optimizer that minimises it."""
+
+    value: Tensor  # 0-dimensional
+    optimizer: str
+
+
+class RecipeError(Exception):
+    """A recipe that cannot be trained as it is written; the message says what to change."""
+
+
+class Recipe(ABC):
+    """Set the class attributes; make modules, optimizers and data in `__init__`.
+
+    Call the networks as `self.modules["name"](…)`: with several devices the loop puts
+    DistributedDataParallel there. Keep the parameters in fp32; autocast casts what may be cast.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    description: ClassVar[str]
+    Config: ClassVar[type[RecipeConfig]] = RecipeConfig
+    defaults: ClassVar[dict[str, Any]] = {}  # {"training": {"steps": 400}, …}
+
+    modules: dict[str, nn.Module]
+    optimizers: dict[str, Optimizer]
+    train_size: int  # examples in the training data
+    scaler: GradScaler  # the loop's own; a gradient penalty needs it
+
+    @abstractmethod
+    def __init__(self, config: RunConfig[Any], device: torch.device) -> None: ...
+
+    @abstractmethod
+    def batch(self, indices: Tensor, generator: torch.Generator) -> Any:
+        """Return these training examples, on the device.
+
+        indices: int64 on the host, pinned on CUDA, so `indices.to(device, non_blocking=True)`
+        does not wait.  generator: for augmentation; seeded anew for each batch, by its place in
+        the run, so that a resumed run augments alike.
+        """
+
+    @abstractmethod
+    def training_step(self, batch: Any) -> Iterator[Loss]:
+        """Yield one loss for each optimizer to step.
+
+        When the generator goes on after a yield, that optimizer has stepped. It runs under
+        autocast, its losses are averaged over accumulated batches, and it must not ask the device
+        for a value (`.item()`, `.cpu()`, `if tensor`): the host would wait for it.
+        """
+
+    def evaluate(self) -> dict[str, float]:
+        """Return metrics, such as `{"val/accuracy": 0.97}`; runs in eval mode, without gradients.
+
+        Here waiting for the device is fine.
+        """
+        return {}

@@ -1,0 +1,60 @@
+"""Which recipes there are: entry points of the group `halfstep.recipes`, and files by path.
+
+HALFSTEP_RECIPES may list more of them, separated by commas: `/home/me/gan.py:GAN,…`.
+"""
+
+import importlib.util
+import os
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from trainer.recipe import Recipe
+
+GROUP = "halfstep.recipes"
+
+
+class UnknownRecipeError(LookupError):
+    """A recipe that is neither registered nor a file; the message lists the known ones."""
+
+
+def known_recipes() -> list[str]:
+    """Return the names that `load_recipe` takes here, besides paths."""
+    listed = os.environ.get("HALFSTEP_RECIPES", "").split(",")
+    return sorted(entry_points(group=GROUP).names) + [name.strip() for name in listed if name]
+
+
+def load_recipe(reference: str) -> type[Recipe]:
+    """Return the recipe class of a registered name or of "path/to/file.py:Class".
+
+    Whatever the recipe's own module raises when it is imported goes through.
+    """
+    for point in entry_points(group=GROUP, name=reference):
+        return _checked(point.load(), reference)
+    path, _, attribute = reference.rpartition(":")
+    if path.endswith(".py") and Path(path).is_file():
+        return _checked(_load_file(Path(path), attribute), reference)
+    known = ", ".join(known_recipes())
+    raise UnknownRecipeError(
+        f'there is no recipe "{reference}"; known are {known}; a file is path/to/file.py:Class'
+    )
+
+
+def _load_file(path: Path, attribute: str) -> object:
+    name = f"halfstep_recipe_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise UnknownRecipeError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pydantic look their module up by name
+    spec.loader.exec_module(module)
+    if not hasattr(module, attribute):
+        raise UnknownRecipeError(f'{path} has no class "{attribute}"')
+    found: object = getattr(module, attribute)
+    return found
+
+
+def _checked(found: object, reference: str) -> type[Recipe]:
+    if not (isinstance(found, type) and issubclass(found, Recipe)):
+        raise UnknownRecipeError(f"{reference} is not a subclass of trainer.recipe.Recipe")
+    return found
