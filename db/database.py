@@ -1,13 +1,25 @@
 """The connection, its clock, and the only commit."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, Float, create_engine, event, make_url, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Float,
+    create_engine,
+    event,
+    func,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
@@ -15,8 +27,10 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from db.errors import DatabaseUnreachable, Invalid
+from db.settings import Settings
 
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
+MIGRATION_LOCK = 0x68616C66  # any number that nobody else uses: "half"
 
 
 class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function that it is
@@ -73,6 +87,8 @@ class Database:
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS))
         with self._writer.begin() as connection:
+            if connection.dialect.name == "postgresql":  # two that start at once take turns
+                connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
 
@@ -91,11 +107,30 @@ class Database:
         self.engine.dispose()
 
 
+def open_database(settings: Settings) -> Database:
+    """Open the database of these settings, and see that the data folder can be written.
+
+    Raises Invalid.
+    """
+    try:
+        settings.data.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=settings.data):
+            pass
+    except OSError as error:
+        message = f"{settings.data} cannot be written: {error.strerror}"
+        raise Invalid({"HALFSTEP_DATA": message}) from error
+    return Database(settings.database_url)
+
+
 def is_outage(error: Exception) -> bool:
     """Tell whether an error means that the database is away, so that trying again may help."""
-    return isinstance(error, OperationalError | DatabaseUnreachable) or (
-        isinstance(error, DBAPIError) and error.connection_invalidated
-    )
+    if isinstance(error, DatabaseUnreachable):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    # SQLite's plain "error" is a mistake in the statement; busy or full have codes of their own.
+    is_mistake = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+    return error.connection_invalidated or (isinstance(error, OperationalError) and not is_mistake)
 
 
 def _engine(url: str, backend: str) -> Engine:

@@ -6,7 +6,7 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from db.database import now
-from db.errors import Conflict, NotFound
+from db.errors import Conflict, Invalid, NotFound
 from db.tables import ACTIVE, ENDED, Request, Run, RunStatus, Status, User
 
 #: A training exists that can obey a request at its next step boundary.
@@ -23,8 +23,14 @@ def submit(
     tags: str = "",
     priority: int = 0,
     devices_per_node: int = 1,
+    after_id: int | None = None,
 ) -> Run:
-    """Queue a run behind the others of its priority. The configuration must be valid already."""
+    """Queue a run behind the others of its priority. The configuration must be valid already.
+
+    after_id: it does not start before that run has ended. Raises Invalid if there is no such run.
+    """
+    if after_id is not None and session.get(Run, after_id) is None:
+        raise Invalid({"after": f"there is no run {after_id}"})
     run = Run(
         name=name or f"{recipe}-{config['precision']}",
         recipe=recipe,
@@ -33,6 +39,7 @@ def submit(
         tags=tags,
         priority=priority,
         devices_per_node=devices_per_node,
+        after_id=after_id,
         owner_id=owner.id,
         steps_total=config["training"]["steps"],
         position=session.scalar(select(func.coalesce(func.max(Run.position), 0.0) + 1.0)),

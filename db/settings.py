@@ -32,6 +32,9 @@ class Settings(BaseSettings):
     cpu_devices: Annotated[
         int, Field(ge=0, description="Runs at once on a machine without a GPU")
     ] = 1
+    runs_per_user: Annotated[
+        int, Field(ge=0, description="How many runs may train at once for one user; 0: any number")
+    ] = 0
     lease_seconds: Annotated[
         float, Field(gt=0, description="How long a silent node of a run is believed alive")
     ] = 300.0

@@ -58,6 +58,11 @@ def everyone(session: Session) -> list[tuple[Worker, bool]]:
     return [(worker, bool(is_alive)) for worker, is_alive in rows]
 
 
+def precisions(devices: list[dict[str, Any]]) -> list[str]:
+    """List the precisions that all of a worker's devices can train in."""
+    return ["fp32", *(name for name in ("fp16", "bf16") if all(each[name] for each in devices))]
+
+
 def recipes(session: Session) -> list[dict[str, Any]]:
     """List the recipes that can be submitted, each once; living workers' word counts first."""
     offers = sorted(everyone(session), key=lambda row: (not row[1], -row[0].seen_at))

@@ -1,6 +1,5 @@
 """The `halfstep` command."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -9,10 +8,10 @@ from typing import Annotated
 
 import typer
 import uvicorn
-
 from app.main import create_app
+
 from db import accounts
-from db.database import Database
+from db.database import Database, open_database
 from db.errors import HalfstepError, Invalid
 from db.settings import Settings
 from trainer import worker as worker_module
@@ -28,7 +27,6 @@ GRACE_SECONDS = 3
 def up() -> None:
     """Start server and worker on this machine, and print a link that signs you in."""
     settings, database = _open()
-    database.migrate()
     listening = _listen(settings)
     _print_link(settings, database)
     # A session of its own, so that a Ctrl-C reaches the worker once: from us.
@@ -50,7 +48,6 @@ def up() -> None:
 def server() -> None:
     """Start the server alone."""
     settings, database = _open()
-    database.migrate()
     listening = _listen(settings)
     _print_link(settings, database)
     _server(settings, database).run(sockets=[listening])
@@ -59,9 +56,6 @@ def server() -> None:
 @cli.command()
 def worker() -> None:
     """Start a worker alone; it finds the server's database by HALFSTEP_DATABASE_URL."""
-    _settings, database = _open()
-    database.migrate()
-    database.dispose()
     worker_module.main()
 
 
@@ -69,7 +63,6 @@ def worker() -> None:
 def link(user: Annotated[str, typer.Argument(help="Name of the user, new or known")]) -> None:
     """Print a link that signs a user in once, within a day."""
     settings, database = _open()
-    database.migrate()
     _print_link(settings, database, user)
 
 
@@ -77,7 +70,6 @@ def link(user: Annotated[str, typer.Argument(help="Name of the user, new or know
 def migrate() -> None:
     """Create the database, or bring it up to this version."""
     _settings, database = _open()
-    database.migrate()
     typer.echo(f"{database.name} is up to date.")
 
 
@@ -90,17 +82,11 @@ def main() -> None:
 
 
 def _open() -> tuple[Settings, Database]:
-    """Read the settings and see that the data folder can be written. Raises Invalid."""
+    """Read the settings and bring the database up to date. Raises Invalid, DatabaseUnreachable."""
     settings = Settings()
-    try:
-        settings.data.mkdir(parents=True, exist_ok=True)
-        probe = settings.data / f".write-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        message = f"{settings.data} cannot be written: {error.strerror}"
-        raise Invalid({"HALFSTEP_DATA": message}) from error
-    return settings, Database(settings.database_url)
+    database = open_database(settings)
+    database.migrate()
+    return settings, database
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -26,7 +26,8 @@ class Child:
     def __init__(self, folder: Path, attempt: int, devices: int, env: dict[str, str]) -> None:
         self._lines: deque[dict[str, Any]] = deque(maxlen=LINES_WAITING)
         self._process = subprocess.Popen(
-            [*_launcher(devices), "-m", "trainer.process", str(folder), str(attempt)],
+            [sys.executable, "-m", "trainer.process", str(folder), str(attempt)]
+            + (["--devices", str(devices)] if devices > 1 else []),
             env={**os.environ, **env, "HALFSTEP_PARENT_PID": str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -82,10 +83,3 @@ class Child:
 
 def _printable(text: str) -> str:
     return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")  # PostgreSQL's text has no zero byte
-
-
-def _launcher(devices: int) -> list[str]:
-    if devices == 1:
-        return [sys.executable]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, "--max-restarts", "0", "--nproc-per-node", str(devices)]

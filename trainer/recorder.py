@@ -1,5 +1,6 @@
 """The recorder: from a run's spool and log into the database, in fenced, repeatable flushes."""
 
+import shutil
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -72,6 +73,10 @@ class Recorder:
         self._pending, self._saved = telemetry.Flush(), []
         self._spool.release(delete=True)
         return False
+
+    def clear(self) -> None:
+        """Delete the spool of a run that has ended and is recorded to the end."""
+        shutil.rmtree(self._folder / "spool", ignore_errors=True)
 
     def _collect(self) -> None:
         for item in self._spool.poll():

@@ -16,7 +16,7 @@ from typing import Any
 import obstore
 
 from db import checkpoints, queue, workers
-from db.database import Database, is_outage
+from db.database import Database, is_outage, open_database
 from db.errors import Fenced
 from db.settings import Settings
 from db.storage import get_file, open_store
@@ -189,6 +189,7 @@ class Supervisor:
                 error=outcome["error"],
                 fault=outcome.get("fault"),
             )
+        self.recorder.clear()
 
     def _outcome(self, exit_code: int) -> dict[str, Any]:
         path = self.folder / f"outcome-{self.attempt}.json"
@@ -228,7 +229,7 @@ def main() -> None:
     """Run the attempt that the command line names."""
     run_id, attempt = map(int, sys.argv[1:])
     settings = Settings()
-    database = Database(settings.database_url)
+    database = open_database(settings)
     supervisor = Supervisor(settings, database, run_id, attempt)
     signal.signal(signal.SIGTERM, supervisor.preempt)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

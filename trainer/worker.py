@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from db import queue, workers
-from db.database import Database, is_outage
+from db.database import Database, is_outage, open_database
 from db.errors import Fenced, HalfstepError, Invalid
 from db.settings import Settings
 from db.tables import Status
@@ -76,7 +76,6 @@ class Worker:
 
     def _lock_name(self) -> None:
         """Two workers of one name would adopt each other's runs. Raises Invalid."""
-        self.settings.data.mkdir(parents=True, exist_ok=True)
         self._name_lock = (self.settings.data / f"worker-{self.name}.lock").open("w")
         try:
             fcntl.flock(self._name_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,10 +96,7 @@ class Worker:
                 _say(f"recipe {recipe['name']} cannot be offered: {recipe['error']}")
         self.device_indexes = {device["index"] for device in offer["devices"]}
         self.recipes = [recipe["name"] for recipe in offer["recipes"] if "schema" in recipe]
-        self.precisions = [
-            "fp32",
-            *(name for name in ("fp16", "bf16") if all(d[name] for d in offer["devices"])),
-        ]
+        self.precisions = workers.precisions(offer["devices"])
         with self.database.writing() as session:
             worker = workers.register(
                 session, name=self.name, host=socket.gethostname(), pid=os.getpid(), **offer
@@ -130,6 +126,7 @@ class Worker:
                     precisions=self.precisions,
                     free_devices=free,
                     lease_seconds=self.settings.lease_seconds,
+                    runs_per_user=self.settings.runs_per_user,
                 )
                 if run is None:
                     return
@@ -210,10 +207,12 @@ def _say(text: str) -> None:
 def main() -> None:
     """Run until SIGTERM or Ctrl-C."""
     settings = Settings()
-    worker = Worker(settings, Database(settings.database_url))
-    signal.signal(signal.SIGTERM, worker.stop)
-    signal.signal(signal.SIGINT, worker.stop)
     try:
+        database = open_database(settings)
+        database.migrate()
+        worker = Worker(settings, database)
+        signal.signal(signal.SIGTERM, worker.stop)
+        signal.signal(signal.SIGINT, worker.stop)
         worker.run()
     except HalfstepError as error:
         sys.exit(f"worker: {error}")

@@ -9,6 +9,7 @@ from db import queue, runs, workers
 from db.database import Database
 from db.tables import Run, User, Worker
 
+CPU = {"kind": "cpu", "index": 0, "fp16": True, "bf16": False}
 DIGITS = {"name": "digits", "title": "Digits", "description": "", "schema": {"type": "object"}}
 
 
@@ -31,17 +32,21 @@ def claim(session: Session, worker: Worker, **changes: Any) -> Run | None:
     return queue.claim(session, worker.id, **(values | changes))
 
 
-def add_worker(database: Database, name: str, recipes: list[dict[str, Any]]) -> Worker:
+def add_worker(
+    database: Database,
+    name: str,
+    recipes: list[dict[str, Any]],
+    devices: list[dict[str, Any]] | None = None,
+) -> Worker:
+    offer: dict[str, Any] = {"devices": devices or [], "recipes": recipes, "versions": {}}
     with database.writing() as session:
-        return workers.register(
-            session, name=name, host="host", pid=1, devices=[], recipes=recipes, versions={}
-        )
+        return workers.register(session, name=name, host="host", pid=1, **offer)
 
 
 @pytest.fixture
 def worker(database: Database) -> Worker:
     """A worker that offers digits."""
-    return add_worker(database, "w1", [DIGITS])
+    return add_worker(database, "w1", [DIGITS], [CPU])
 
 
 @pytest.fixture

@@ -1,15 +1,16 @@
 """Claims, leases, fences and ends."""
 
 import threading
+from typing import Any
 
 import pytest
 from sqlalchemy import update
 
-from db import queue, runs
+from db import accounts, queue, runs
 from db.database import Database, now
 from db.errors import Fenced
 from db.tables import Run, RunNode, Status, User, Worker
-from tests.db.conftest import claim, config, submit
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
 
 
 def test_claims_go_by_priority_then_by_age(database: Database, ada: User, worker: Worker) -> None:
@@ -151,3 +152,46 @@ def test_a_cancelled_run_is_not_queued_again(database: Database, running: Run, a
         runs.cancel(session, running.id, ada)
         queue.end(session, running.id, 1, Status.QUEUED)
         assert runs.get(session, running.id).status == Status.CANCELLED
+
+
+def test_a_run_waits_for_the_end_of_another(database: Database, ada: User, worker: Worker) -> None:
+    """A dependent run starts once the other has ended, however it did."""
+    with database.writing() as session:
+        first = submit(session, ada)
+        second = submit(session, ada, after_id=first.id, priority=9)
+        assert getattr(claim(session, worker), "id", None) == first.id
+        assert claim(session, worker) is None
+        assert "end of run 1" in queue.reason_for_waiting(session, second)
+        queue.end(session, first.id, 1, Status.FAILED)
+        assert getattr(claim(session, worker), "id", None) == second.id
+
+
+def test_a_user_has_so_many_runs_in_training(database: Database, ada: User, worker: Worker) -> None:
+    """With a limit, a user's further runs wait and others' pass them by."""
+    with database.writing() as session:
+        submit(session, ada)
+        waits = submit(session, ada)
+        other = submit(session, accounts.user_named(session, "bob"))
+        order = [claim(session, worker, runs_per_user=1) for _ in range(3)]
+        assert [run and run.id for run in order] == [1, other.id, None]
+        assert "as many as are allowed" in queue.reason_for_waiting(session, waits, runs_per_user=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"recipe": "gpt"}, "offers the recipe gpt"),
+        ({"config": config(precision="bf16")}, "devices for bf16"),
+        ({"devices_per_node": 2}, "needs 2 devices"),
+        ({}, "1 ahead"),
+    ],
+)
+def test_what_a_run_waits_for_is_said(
+    database: Database, ada: User, changes: dict[str, Any], reason: str
+) -> None:
+    """A run that no worker can take says so, instead of waiting for ever in silence."""
+    with database.writing() as session:
+        assert queue.reason_for_waiting(session, submit(session, ada)) == "no worker is up"
+    add_worker(database, "w1", [DIGITS], [CPU])
+    with database.writing() as session:
+        assert reason in queue.reason_for_waiting(session, submit(session, ada, **changes))
