@@ -157,9 +157,10 @@ class Run(Table):
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))
     parent_step: Mapped[int | None] = mapped_column(BigInteger)
     group_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))
+    after_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))  # waits for its end
 
     status: Mapped[Status] = mapped_column(Text, default=Status.QUEUED)
-    wanted: Mapped[str] = mapped_column(default="run")  # run, pause or cancel
+    wanted: Mapped[str] = mapped_column(default="run")  # run, pause, cancel or kill
     priority: Mapped[int] = mapped_column(default=0)
     position: Mapped[float] = mapped_column(default=0.0)  # within a priority, lowest first
     nodes: Mapped[int] = mapped_column(default=1)
@@ -193,7 +194,6 @@ class RunNode(Table):
     node: Mapped[int] = mapped_column(primary_key=True)
     worker_id: Mapped[int] = mapped_column(ForeignKey("workers.id"))
     devices: Mapped[list[int]]
-    handle: Mapped[dict[str, Any] | None]
     lease_expires_at: Mapped[float]
     ended_at: Mapped[float | None]
 
