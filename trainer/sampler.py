@@ -63,8 +63,8 @@ class Sampler:
 
     def _of_epoch(self, epoch: int) -> Tensor:
         if epoch != self._epoch:
-            self._generator.manual_seed(_seed(b"permute", self._training.seed, epoch))
-            permutation = torch.randperm(self._size, generator=self._generator)
+            generator = torch.Generator().manual_seed(_seed(b"permute", self._training.seed, epoch))
+            permutation = torch.randperm(self._size, generator=generator)
             self._permutation = permutation.pin_memory() if self._pin else permutation
             self._epoch = epoch
         return self._permutation

@@ -94,8 +94,7 @@ def train(
     modules = dict(recipe.modules)
     recipe.modules = {name: ranks.wrap(module) for name, module in modules.items()}
     optimizers = watch(modules, recipe.optimizers)
-    groups = [group for each in recipe.optimizers.values() for group in each.param_groups]
-    peak_lrs = [group["lr"] for group in groups]
+    peak_lrs = [group["lr"] for group in parameter_groups(recipe)]
     sampler = Sampler(
         recipe.train_size,
         training,
@@ -118,6 +117,8 @@ def train(
         )
         on_event({"event": "resumed", "step": progress.step, "exact": not notes, "notes": notes})
     step, sampler.position, telemetry.skipped = progress.step, progress.position, progress.skipped
+
+    groups = parameter_groups(recipe)  # only now: loading an optimizer's state replaces its groups
 
     # What happens between steps -----------------------------------------------------------------
     def elapsed_ms() -> int:
@@ -358,6 +359,11 @@ def make_deterministic(wanted: bool) -> None:
     torch.backends.cudnn.benchmark = not wanted
     # Filling every new tensor with NaN finds bugs, and costs a kernel a tensor: not here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def parameter_groups(recipe: Recipe) -> list[dict[str, Any]]:
+    """Return the parameter groups of all optimizers, in order; each has its own "lr"."""
+    return [group for each in recipe.optimizers.values() for group in each.param_groups]
 
 
 def seed_everything(seed: int) -> None:

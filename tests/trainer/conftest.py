@@ -1,0 +1,153 @@
+"""Small recipes on two kinds of data, and a run of the loop that keeps what it reports."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainer.config import parse_config
+from trainer.recipe import Loss, Recipe
+from trainer.recipes.digits import Digits
+from trainer.spool import STEP_DTYPE
+from trainer.train import train
+
+CPU = torch.device("cpu")
+
+
+class Regression(Recipe):
+    """A small MLP on fixed random data; in fp32 by default, so that numbers can be compared."""
+
+    name: ClassVar = "regression"
+    title: ClassVar = "Regression"
+    description: ClassVar = "For tests."
+    defaults: ClassVar = {
+        "precision": "fp32",
+        "training": {"steps": 5, "batch_size": 8, "max_grad_norm": None},
+    }
+
+    def __init__(self, config, device):
+        self.device, self.train_size = device, 64
+        self.inputs = torch.randn(64, 6).to(device)
+        self.targets = self.inputs.sum(dim=1, keepdim=True)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).to(device)
+        self.modules = {"model": model}
+        self.optimizers = {
+            "sgd": torch.optim.SGD(
+                model.parameters(), lr=config.recipe.learning_rate, fused=config.training.fused
+            )
+        }
+
+    def batch(self, indices, generator):
+        rows = indices.to(self.device, non_blocking=True)
+        return self.inputs[rows], self.targets[rows]
+
+    def training_step(self, batch):
+        inputs, targets = batch
+        yield Loss(F.mse_loss(self.modules["model"](inputs), targets), "sgd")
+
+
+class Pair(Regression):
+    """Two networks with an optimizer each, the second of which overflows where its loss says so."""
+
+    name: ClassVar = "pair"
+    defaults: ClassVar = {
+        "training": {"steps": 40, "batch_size": 8},
+        "scaler": {"init_scale": 2.0**16, "growth_interval": 5},
+    }
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        second = nn.Linear(1, 1).to(device)
+        self.modules["second"] = second
+        self.optimizers["adam"] = torch.optim.Adam(
+            second.parameters(), lr=1e-3, fused=config.training.fused
+        )
+
+    def training_step(self, batch):
+        inputs, targets = batch
+        output = self.modules["model"](inputs)
+        yield Loss(F.mse_loss(output, targets), "sgd")
+        # The output is reused: only the second network learns from this loss.
+        second = self.modules["second"](output.detach())
+        yield Loss(F.mse_loss(second * 16, targets), "adam")
+
+
+@dataclass
+class Run:
+    """What a run of the loop reported, and where it ended."""
+
+    outcome: object = None
+    recipe: Recipe | None = None
+    records: np.ndarray = field(default_factory=lambda: np.zeros(0, STEP_DTYPE))
+    events: list = field(default_factory=list)
+
+    def of(self, event, **fields):
+        """The events of one kind whose fields are these."""
+        return [
+            e
+            for e in self.events
+            if e["event"] == event and all(e[key] == value for key, value in fields.items())
+        ]
+
+    def skipped(self):
+        """The numbers of the skipped steps."""
+        return self.records["step"][(self.records["flags"] & 1) == 1].tolist()
+
+    def weights(self):
+        """Every weight, by name."""
+        return {
+            f"{name}.{key}": value
+            for name, module in self.recipe.modules.items()
+            for key, value in module.state_dict().items()
+        }
+
+
+@pytest.fixture
+def run_loop(tmp_path):
+    """A function that trains a recipe on the CPU and returns a Run."""
+
+    def run(recipe_class=Digits, values=None, folder: Path | None = None, **kwargs):
+        run = Run()
+
+        class Kept(recipe_class):
+            def __init__(self, config, device):
+                super().__init__(config, device)
+                run.recipe = self
+
+        def on_steps(records):
+            run.records = np.concatenate([run.records, records])
+
+        run.outcome = train(
+            Kept,
+            parse_config(recipe_class, values or {}),
+            device=CPU,
+            on_steps=on_steps,
+            on_event=run.events.append,
+            checkpoint_folder=folder,
+            **kwargs,
+        )
+        return run
+
+    return run
+
+
+def assert_same_bits(left, right):
+    """Two trees of tensors and values are equal to the last bit."""
+    if isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right)
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_same_bits(left[key], right[key])
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same_bits(one, other)
+    else:
+        assert left == right

@@ -1,0 +1,171 @@
+import hashlib
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from tests.trainer.conftest import Pair, Regression, assert_same_bits
+from trainer import checkpoint
+from trainer.checkpoint import CheckpointError
+from trainer.recipes.digits import Digits
+
+# Dropout, augmentation, a schedule, accumulation over epochs' ends, and a scale that moves.
+VALUES = {
+    "training": {
+        "steps": 40,
+        "batch_size": 48,
+        "accumulation_steps": 2,
+        "schedule": "cosine",
+        "warmup_steps": 5,
+    },
+    "scaler": {"growth_interval": 7},
+    "checkpoints": {"every_steps": 20},
+    "recipe": {"dropout": 0.2, "shift_pixels": 1},
+}
+EXACT = ["step", "loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "flags"]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_resumed_run_is_bit_exact(run_loop, tmp_path, fused):
+    """40 steps, and 20 + 20 from a checkpoint, end in the same bits and tell the same story."""
+    values = VALUES | {"training": VALUES["training"] | {"fused": fused}}
+    straight = run_loop(Digits, values, folder=tmp_path / "a")
+    first = straight.of("checkpoint", step=20)[0]["files"][0]
+    torch.rand(100)  # the process that resumes has another past
+    np.random.rand(7)
+    resumed = run_loop(
+        Digits, values, folder=tmp_path / "b", resume=tmp_path / "a" / first["path"].split("/")[1]
+    )
+    assert resumed.of("resumed") == [{"event": "resumed", "step": 20, "exact": True, "notes": []}]
+    assert resumed.records["step"].tolist() == list(range(21, 41))
+    for name in EXACT:
+        assert resumed.records[name].tobytes() == straight.records[name][20:].tobytes(), name
+    ends = [checkpoint.load(tmp_path / side / "step-00000040.pt") for side in "ab"]
+    assert_same_bits(*ends)
+    assert ends[0]["progress"]["skipped"] == len(straight.skipped()) > 0
+    later = [event for event in straight.of("scaler") if event["step"] > 20]
+    assert resumed.of("scaler") == later
+
+
+def test_a_checkpoint_holds_what_the_next_step_needs(run_loop, tmp_path):
+    """It loads without running code, and names its parts."""
+    run = run_loop(Pair, {"training": {"steps": 3}}, folder=tmp_path)
+    state = torch.load(tmp_path / "step-00000003.pt", weights_only=True)
+    assert state["progress"] == {
+        "step": 3,
+        "position": 24,
+        "skipped": len(run.skipped()),
+        "applied": 3 - len(run.skipped()),
+    }
+    assert state["scaler"]["_growth_tracker"] >= 0
+    assert state["modules"].keys() == {"model", "second"}
+    assert state["optimizers"].keys() == {"sgd", "adam"}
+    assert state["config"]["training"]["steps"] == 3
+    assert {"python version", "torch version", "thread count"} <= state["environment"].keys()
+
+
+def test_files_are_described_as_they_are(run_loop, tmp_path):
+    """Size and SHA-256 in the event are those on the disk, and no partial file is left."""
+    run = run_loop(Regression, {"training": {"steps": 2}}, folder=tmp_path)
+    [event] = run.of("checkpoint")
+    assert [file["kind"] for file in event["files"]] == ["checkpoint", "weights"]
+    for file in event["files"]:
+        data = (tmp_path / file["path"].split("/")[1]).read_bytes()
+        assert file["size_bytes"] == len(data)
+        assert file["sha256"] == hashlib.sha256(data).hexdigest()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000002.pt",
+        "step-00000002.safetensors",
+    ]
+
+
+def test_weights_are_saved_as_safetensors_too(run_loop, tmp_path):
+    """Any framework reads the weights, under the names that culprits have."""
+    run = run_loop(Regression, {"training": {"steps": 2}}, folder=tmp_path)
+    weights = safetensors.torch.load_file(tmp_path / "step-00000002.safetensors")
+    assert_same_bits(weights, run.weights())
+
+
+@pytest.fixture
+def saved(run_loop, tmp_path):
+    """A checkpoint of three steps."""
+    run_loop(Regression, {"training": {"steps": 3}}, folder=tmp_path)
+    return tmp_path / "step-00000003.pt"
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
+def test_a_checkpoint_that_was_cut_short_is_refused(saved, keep):
+    """The message names the file and says what is wrong."""
+    data = saved.read_bytes()
+    saved.write_bytes(data[: int(keep * len(data)) if keep < 1 else keep])
+    with pytest.raises(CheckpointError, match=r"step-00000003\.pt is cut short"):
+        checkpoint.load(saved)
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_refused(saved):
+    """torch.load would read altered weights in silence; this does not."""
+    weight = checkpoint.load(saved)["modules"]["model"]["0.weight"].numpy().tobytes()
+    data = bytearray(saved.read_bytes())
+    data[data.index(weight) + 5] ^= 1
+    saved.write_bytes(data)
+    with pytest.raises(CheckpointError, match="is altered: the checksum of its part"):
+        checkpoint.load(saved)
+
+
+def test_a_checkpoint_with_another_checksum_is_refused(saved):
+    """What the database knows of a file decides, if it is told."""
+    checkpoint.load(saved, hashlib.sha256(saved.read_bytes()).hexdigest())
+    with pytest.raises(CheckpointError, match="its SHA-256 is"):
+        checkpoint.load(saved, "0" * 64)
+
+
+def test_files_that_are_no_checkpoints_are_refused(tmp_path):
+    """A missing file and a foreign one have their own messages."""
+    with pytest.raises(CheckpointError, match="does not exist"):
+        checkpoint.load(tmp_path / "none.pt")
+    torch.save({"weights": torch.ones(2)}, tmp_path / "foreign.pt")
+    with pytest.raises(CheckpointError, match="not a Halfstep checkpoint"):
+        checkpoint.load(tmp_path / "foreign.pt")
+
+
+def test_a_resume_under_other_circumstances_says_so(run_loop, saved, monkeypatch):
+    """It goes on, and names each circumstance that may change the bits."""
+    monkeypatch.setattr("trainer.machine.device_name", lambda device: "another processor")
+    values = {"training": {"steps": 4}, "recipe": {"learning_rate": 0.5}}
+    run = run_loop(Regression, values, resume=saved)
+    [event] = run.of("resumed")
+    assert not event["exact"]
+    assert any(note.endswith(", is another processor") for note in event["notes"])
+    assert "training.steps was 3, is 4" in event["notes"]
+    assert "recipe.learning_rate was 0.001, is 0.5" in event["notes"]
+    assert run.records["step"].tolist() == [4]
+    assert run.records["lr"].tolist() == [0.5]
+
+
+def test_a_checkpoint_of_another_model_is_refused(run_loop, saved):
+    """The message names both recipes."""
+    with pytest.raises(CheckpointError, match=r"recipe regression, does not fit recipe digits"):
+        run_loop(Digits, resume=saved)
+
+
+def test_fused_and_unfused_states_do_not_mix(run_loop, saved):
+    """PyTorch would raise later, or bring its wait back in silence."""
+    with pytest.raises(CheckpointError, match=r"saved with training\.fused True"):
+        run_loop(Regression, {"training": {"fused": False}}, resume=saved)
+
+
+def test_a_shorter_growth_interval_still_grows(run_loop, tmp_path):
+    """A tracker beyond a new, shorter interval would never be equal to it."""
+    values = {"scaler": {"init_scale": 2.0, "growth_interval": 100}, "training": {"steps": 30}}
+    run_loop(Digits, values, folder=tmp_path)
+    values = {"scaler": {"init_scale": 2.0, "growth_interval": 10}, "training": {"steps": 45}}
+    run = run_loop(Digits, values, resume=tmp_path / "step-00000030.pt")
+    assert run.of("scaler", kind="growth")[0]["step"] == 31
+
+
+def test_a_folder_without_write_permission_is_named(run_loop, tmp_path):
+    """The error that ends the run says which folder it was."""
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="file"):
+        run_loop(Regression, folder=tmp_path / "file")

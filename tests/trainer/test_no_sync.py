@@ -1,0 +1,161 @@
+"""The step never waits for the device: proven without one.
+
+The loop's own step function runs on PyTorch's `meta` device, whose tensors have shapes and no
+values. Whatever would make the host wait for a real device has to read a value, and so raises
+here: `.item()`, `bool(tensor)`, `.cpu()`, `nonzero()`. Each is shown to be caught. (FakeTensorMode
+with device="cuda" proves less: a CPU build has no backward there, and it lets `.cpu()` pass.)
+"""
+
+import sys
+
+import pytest
+import torch
+
+from tests.trainer.conftest import CPU, Pair, Regression
+from trainer.config import parse_config
+from trainer.ranks import Ranks
+from trainer.recipe import Loss
+from trainer.recipes.digits import Digits
+from trainer.sampler import Sampler
+from trainer.telemetry import Telemetry, watch
+from trainer.train import make_autocast, make_scaler, train_step
+
+META, CUDA = torch.device("meta"), torch.device("cuda")
+
+# torch has a meta kernel of fused Adam and none of fused SGD; both change tensors in place only.
+meta_kernels = torch.library.Library("aten", "IMPL", "Meta")
+meta_kernels.impl("_fused_sgd_", lambda *args, **kwargs: None)
+
+
+def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda recipe: None):
+    """Run three steps of the real step function on tensors without values."""
+    supported = torch.utils._foreach_utils._get_fused_kernels_supported_devices()
+    monkeypatch.setattr(
+        sys.modules["torch.optim.optimizer"],  # torch.optim hides it behind a name
+        "_get_fused_kernels_supported_devices",
+        lambda: [*supported, "meta"],
+    )
+    config = parse_config(recipe_class, values or {})
+    recipe = recipe_class(config, META)
+    sampler = Sampler(recipe.train_size, config.training)
+    optimizers = watch(recipe.modules, recipe.optimizers)
+    recipe.scaler = make_scaler(config, CPU)  # its tensors go where the losses are: to meta
+    telemetry = Telemetry(optimizers, META, config.training.max_grad_norm, None, None)
+    for _ in range(3):
+        train_step(
+            recipe,
+            [recipe.batch(indices, generator) for indices, generator in sampler.step()],
+            autocast=make_autocast(config, CPU),
+            scaler=recipe.scaler,
+            optimizers=optimizers,
+            max_grad_norm=config.training.max_grad_norm,
+            telemetry=telemetry,
+            ranks=Ranks(),
+        )
+        after_step(recipe)
+    return recipe
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("recipe_class", [Regression, Pair, Digits])
+def test_a_step_never_waits_for_the_device(monkeypatch, recipe_class, precision):
+    """With fused optimizers: clip, accumulation, two optimizers, telemetry, and no wait."""
+    values = {
+        "precision": precision,
+        "training": {"max_grad_norm": 1.0, "accumulation_steps": 2},
+    }
+    recipe = attempt_steps(monkeypatch, recipe_class, values)
+    assert recipe.scaler.is_enabled() == (precision == "fp16")
+    assert next(recipe.modules["model"].parameters()).is_meta
+
+
+def test_an_unfused_optimizer_waits_once_a_step(monkeypatch):
+    """PyTorch's own scaler asks the device whether to skip: the guard sees it."""
+    with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
+        attempt_steps(monkeypatch, Pair, {"training": {"fused": False}})
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda tensor: tensor.item(),
+        lambda tensor: float(tensor),
+        lambda tensor: bool(tensor > 0),
+        lambda tensor: tensor.cpu(),
+        lambda tensor: tensor.to("cpu", non_blocking=True),
+        lambda tensor: torch.zeros(()).copy_(tensor),
+        lambda tensor: tensor.tolist(),
+        lambda tensor: tensor.numpy(force=True),
+        lambda tensor: tensor.nonzero(),
+        lambda tensor: torch.equal(tensor, tensor),
+    ],
+    ids=["item", "float", "bool", "cpu", "to", "copy_", "tolist", "numpy", "nonzero", "equal"],
+)
+def test_the_guard_sees_a_recipe_that_waits(monkeypatch, ask):
+    """Any way to read a loss on the host makes the proof fail."""
+
+    class Asking(Regression):
+        def training_step(self, batch):
+            for loss in super().training_step(batch):
+                ask(loss.value.detach())
+                yield Loss(loss.value, loss.optimizer)
+
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"[Mm]eta"):
+        attempt_steps(monkeypatch, Asking)
+
+
+@pytest.mark.parametrize("place", ["write", "read_scale"])
+@pytest.mark.parametrize("ask", ["item", "cpu", "tolist"])
+def test_the_guard_sees_a_wait_inside_the_loop(monkeypatch, place, ask):
+    """A value read where the loop measures or writes its telemetry makes the proof fail."""
+    original = getattr(Telemetry, place)
+
+    def asking(self, *args):
+        result = original(self, *args)
+        getattr(self._slot, ask)()
+        return result
+
+    monkeypatch.setattr(Telemetry, place, asking)
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"[Mm]eta"):
+        attempt_steps(monkeypatch, Pair)
+
+
+def test_the_guard_sees_get_scale(monkeypatch):
+    """Reading the scale on the host makes the proof fail."""
+    with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
+        attempt_steps(monkeypatch, Pair, after_step=lambda recipe: recipe.scaler.get_scale())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_itself_reports_no_wait():
+    """On a real GPU, PyTorch's own debug mode finds no synchronisation in a step."""
+    config = parse_config(Pair, {"training": {"max_grad_norm": 1.0, "accumulation_steps": 2}})
+    sampler = Sampler(64, config.training, pin=True)
+    recipe = Pair(config, CUDA)
+    optimizers = watch(recipe.modules, recipe.optimizers)
+    recipe.scaler = make_scaler(config, CUDA)
+    records = []
+    telemetry = Telemetry(optimizers, CUDA, 1.0, records.append, lambda event: None)
+
+    def step(number):
+        train_step(
+            recipe,
+            [recipe.batch(indices, generator) for indices, generator in sampler.step()],
+            autocast=make_autocast(config, CUDA),
+            scaler=recipe.scaler,
+            optimizers=optimizers,
+            max_grad_norm=1.0,
+            telemetry=telemetry,
+            ranks=Ranks(),
+        )
+        telemetry.tick(number, 0, 0, 0.0)
+
+    step(1)  # libraries start, which may wait
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number in range(2, 300):
+            step(number)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    telemetry.drain()
+    assert [int(s) for batch in records for s in batch["step"]] == list(range(1, 300))

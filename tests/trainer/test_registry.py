@@ -1,0 +1,74 @@
+import json
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+
+from trainer import probe
+from trainer.registry import UnknownRecipeError, known_recipes, load_recipe
+
+OWN_RECIPE = """
+from tests.trainer.conftest import Regression
+
+class Mine(Regression):
+    title = "My own"
+
+class NotARecipe:
+    pass
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path):
+    """A user's file with a recipe in it."""
+    path = tmp_path / "mine.py"
+    path.write_text(OWN_RECIPE)
+    return path
+
+
+def test_recipes_that_come_along_are_registered():
+    """They are found by the same entry points as anybody's."""
+    assert {"digits", "mlp"} <= set(known_recipes())
+    assert load_recipe("digits").title == "Handwritten digits"
+
+
+def test_a_recipe_is_loaded_from_a_file(own_file):
+    """A path and a class name are enough."""
+    assert load_recipe(f"{own_file}:Mine").title == "My own"
+
+
+def test_an_unknown_recipe_is_told_the_known_ones(own_file):
+    """The message lists what there is."""
+    with pytest.raises(UnknownRecipeError, match='no recipe "digit"; known are digits, mlp'):
+        load_recipe("digit")
+    with pytest.raises(UnknownRecipeError, match='has no class "Yours"'):
+        load_recipe(f"{own_file}:Yours")
+    with pytest.raises(UnknownRecipeError, match="not a subclass"):
+        load_recipe(f"{own_file}:NotARecipe")
+
+
+def test_the_probe_prints_devices_recipes_and_versions():
+    """One JSON object on stdout says what a worker advertises."""
+    output = subprocess.run(
+        [sys.executable, "-m", "trainer.probe"], capture_output=True, text=True, check=True
+    ).stdout
+    answer = json.loads(output)
+    assert answer["devices"][0].keys() == {
+        "kind", "index", "name", "memory_bytes", "compute_capability", "fp16", "bf16"
+    }  # fmt: skip
+    assert answer["devices"][0]["memory_bytes"] > 2**28
+    assert {"python", "torch", "cuda", "numpy"} == answer["versions"].keys()
+    recipes = {recipe["name"]: recipe for recipe in answer["recipes"]}
+    jsonschema.validate({"training": {"steps": 5}}, recipes["digits"]["schema"])
+
+
+def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_file):
+    """It is advertised with its error."""
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0")
+    monkeypatch.setenv("HALFSTEP_RECIPES", f"{broken}:Gan, {own_file}:Mine")
+    recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
+    assert recipes[f"{broken}:Gan"]["error"] == "ZeroDivisionError: division by zero"
+    assert recipes[f"{own_file}:Mine"]["title"] == "My own"
+    assert "schema" in recipes["digits"]

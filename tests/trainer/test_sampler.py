@@ -1,0 +1,58 @@
+import pytest
+import torch
+
+from trainer.config import ConfigError, Training
+from trainer.sampler import Sampler, check_batch
+
+
+def taken(sampler, steps):
+    """The indices of some steps, in one list."""
+    return [index for _ in range(steps) for batch, _ in sampler.step() for index in batch.tolist()]
+
+
+def test_every_example_comes_once_an_epoch():
+    """Batches run on over the end of an epoch, and leave nobody out."""
+    indices = taken(Sampler(10, Training(batch_size=4)), 5)
+    assert sorted(indices[:10]) == list(range(10))
+    assert sorted(indices[10:]) == list(range(10))
+    assert indices[:10] != indices[10:]
+
+
+def test_the_position_is_the_only_state():
+    """A sampler put at a position hands out what came after it there."""
+    training = Training(batch_size=3, accumulation_steps=2)
+    first, second = Sampler(10, training), Sampler(10, training)
+    taken(first, 7)
+    second.position = first.position
+    assert taken(second, 5) == taken(first, 5)
+
+
+def test_a_seed_decides_the_order():
+    """Equal seeds agree, other seeds do not."""
+    orders = [taken(Sampler(50, Training(batch_size=50, seed=seed)), 1) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_ranks_share_a_step_between_them():
+    """Two ranks see together what one device with twice the batch sees."""
+    alone = taken(Sampler(40, Training(batch_size=8)), 5)
+    ranks = [Sampler(40, Training(batch_size=4), rank=rank, world_size=2) for rank in (0, 1)]
+    together = [index for _ in range(5) for sampler in ranks for index in taken(sampler, 1)]
+    assert together == alone
+
+
+def test_augmentation_is_seeded_by_the_place_in_the_run():
+    """The same place draws the same numbers, whatever was drawn before."""
+    first, second = (Sampler(10, Training(batch_size=2)) for _ in range(2))
+    [(_, generator)] = first.step()
+    torch.rand(9, generator=generator)
+    draws = [torch.rand(3, generator=g) for _, g in first.step()]
+    second.position = 2
+    assert torch.equal(draws[0], torch.rand(3, generator=next(second.step())[1]))
+
+
+def test_too_large_a_batch_is_named_with_what_would_fit():
+    """All factors of a step's examples are in the message."""
+    check_batch(Training(batch_size=10), 10, "digits")
+    with pytest.raises(ConfigError, match=r"batch_size is 6 × 2 devices, .* choose at most 5"):
+        check_batch(Training(batch_size=6), 10, "digits", world_size=2)

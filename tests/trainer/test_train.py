@@ -1,0 +1,445 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
+from trainer.config import ConfigError, parse_config
+from trainer.ranks import Request
+from trainer.recipe import Loss, RecipeError
+from trainer.recipes.digits import Digits
+from trainer.recipes.mlp import MLP
+from trainer.sampler import Sampler
+from trainer.train import learning_rate_factor, make_scaler, train
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+def test_digits_reach_95_percent_in_every_precision(run_loop, precision):
+    """400 steps of the default settings classify 95 % of the validation images."""
+    run = run_loop(Digits, {"precision": precision})
+    accuracy = run.of("metric", name="val/accuracy", step=400)[0]["value"]
+    assert accuracy >= 0.95
+    assert run.outcome.status == "finished"
+    assert run.records["step"].tolist() == list(range(1, 401))
+    assert bool(run.of("scaler")) == (precision == "fp16")
+
+
+def test_the_scale_falls_exactly_at_skips_and_nowhere_else(run_loop):
+    """In fp16 the next step's scale is half at a skip, double at a growth, else the same."""
+    run = run_loop(Digits)
+    scale, skipped = run.records["scale"], set(run.skipped())
+    grown = {event["step"] for event in run.of("scaler", kind="growth")}
+    assert len(skipped) > 1
+    assert len(grown) > 1
+    for step, before, after in zip(run.records["step"], scale[:-1], scale[1:], strict=False):
+        factor = 0.5 if step in skipped else 2 if step in grown else 1
+        assert after == before * factor
+    assert skipped == {event["step"] for event in run.of("scaler", kind="backoff")}
+    assert skipped == {event["step"] for event in run.of("scaler", kind="skip")}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_skip_flags_are_the_truth_and_skipped_steps_change_no_weight(monkeypatch, fused):
+    """A step is flagged if and only if the scaler's kernel found inf or NaN; then no bit moves."""
+    truth, before, unchanged, records = [], {}, [], []
+    kernel = torch._amp_foreach_non_finite_check_and_unscale_
+
+    def spy(gradients, found_inf, inverse_scale):
+        finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        kernel(gradients, found_inf, inverse_scale)
+        assert bool(found_inf) is not finite
+        truth.append(not finite)
+
+    class Observed(Digits):
+        def batch(self, indices, generator):
+            weights = {k: v.clone() for k, v in self.modules["model"].state_dict().items()}
+            if before:
+                unchanged.append(all(torch.equal(weights[k], before[k]) for k in weights))
+            before.update(weights)
+            return super().batch(indices, generator)
+
+    monkeypatch.setattr(torch, "_amp_foreach_non_finite_check_and_unscale_", spy)
+    values = {"training": {"steps": 150, "fused": fused}, "precision": "fp16"}
+    train(
+        Observed,
+        parse_config(Observed, values),
+        device=CPU,
+        on_steps=lambda steps: records.extend(steps["flags"] & 1),
+        on_event=lambda event: None,
+    )
+    assert records == truth
+    assert unchanged == truth[:-1]
+    assert sum(truth) > 2
+
+
+def test_the_loop_computes_what_the_plain_recipe_computes(run_loop):
+    """Telemetry changes no bit: the weights are those of PyTorch's documented loop without it."""
+    values = {"training": {"steps": 60, "max_grad_norm": 0.5}}
+    run = run_loop(Digits, values)
+
+    config = parse_config(Digits, values)
+    torch.manual_seed(0)
+    recipe = Digits(config, CPU)
+    torch.manual_seed(0)
+    model, optimizer = recipe.modules["model"], recipe.optimizers["adamw"]
+    scaler = make_scaler(config, CPU)
+    sampler = Sampler(recipe.train_size, config.training)
+    for _ in range(60):
+        [(indices, generator)] = sampler.step()
+        images, labels = recipe.batch(indices, generator)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = F.cross_entropy(model(images), labels)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+    assert_same_bits(run.recipe.modules["model"].state_dict(), model.state_dict())
+    assert_same_bits(run.recipe.scaler.state_dict(), scaler.state_dict())
+
+
+def test_the_clip_acts_on_unscaled_gradients(run_loop):
+    """With any scale the recorded norm is the true one, and the clipped one is at the limit."""
+    clipped = [
+        run_loop(
+            Digits,
+            {"training": {"steps": 1, "max_grad_norm": 0.25}, "scaler": {"init_scale": scale}},
+        ).records
+        for scale in (1.0, 1024.0)
+    ]
+    first, second = (records[0] for records in clipped)
+    assert first["grad_norm"] > 0.25
+    assert first["grad_norm"] == pytest.approx(second["grad_norm"], rel=1e-2)
+    assert second["grad_norm_clipped"] == pytest.approx(0.25, rel=1e-4)
+
+
+def test_accumulation_equals_one_big_batch(run_loop):
+    """In fp32, four micro-batches of 8 train like one batch of 32: each example counts once."""
+    whole = run_loop(Regression, {"training": {"batch_size": 32}})
+    parts = run_loop(Regression, {"training": {"batch_size": 8, "accumulation_steps": 4}})
+    for name, weight in whole.weights().items():
+        torch.testing.assert_close(parts.weights()[name], weight, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(parts.records["loss"], whole.records["loss"], rtol=1e-5)
+    np.testing.assert_allclose(parts.records["grad_norm"], whole.records["grad_norm"], rtol=1e-5)
+
+
+def test_two_optimizers_share_one_scaler(run_loop):
+    """Each optimizer skips by itself and is named; one skip is enough to halve the scale."""
+    run = run_loop(Pair, {"scaler": {"init_scale": 2.0**17}, "training": {"steps": 40}})
+    skips = run.of("scaler", kind="skip")
+    by_optimizer = {name: {e["step"] for e in skips if e["optimizer"] == name} for name in
+                    ("sgd", "adam")}  # fmt: skip
+    assert by_optimizer["adam"] - by_optimizer["sgd"]
+    flags = dict(zip(run.records["step"].tolist(), run.records["flags"].tolist(), strict=True))
+    for step, flag in flags.items():
+        assert bool(flag & 1 << 8) == (step in by_optimizer["sgd"])
+        assert bool(flag & 1 << 9) == (step in by_optimizer["adam"])
+        assert bool(flag & 1) == bool(flag >> 8)
+    culprits = {c["name"] for e in skips if e["optimizer"] == "adam" for c in e["culprits"]}
+    assert culprits <= {"second.weight", "second.bias"}
+    assert {e["step"] for e in run.of("scaler", kind="backoff")} == set(run.skipped())
+
+
+def test_the_second_loss_sees_the_first_step(run_loop):
+    """When training_step goes on after a yield, that optimizer has already stepped."""
+    seen = []
+
+    class Watching(Pair):
+        def training_step(self, batch):
+            before = self.modules["model"][0].weight.clone()
+            losses = super().training_step(batch)
+            yield next(losses)
+            seen.append(torch.equal(before, self.modules["model"][0].weight))
+            yield from losses
+
+    run = run_loop(Watching, {"precision": "fp32", "training": {"steps": 2}})
+    assert seen == [False, False]
+    assert run.outcome.step == 2
+
+
+def test_autocast_covers_the_forward_pass_and_not_the_backward(run_loop):
+    """A recipe's step runs under autocast of the chosen type; its backward hooks do not."""
+    seen = {}
+
+    class Watching(Regression):
+        def training_step(self, batch):
+            seen["forward"] = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+            for loss in super().training_step(batch):
+                loss.value.register_hook(
+                    lambda g: seen.update(backward=torch.is_autocast_enabled("cpu"))
+                )
+                yield loss
+
+    run_loop(Watching, {"precision": "bf16", "training": {"steps": 1}})
+    assert seen == {"forward": (True, torch.bfloat16), "backward": False}
+
+
+def test_a_nan_loss_is_recorded_and_not_hidden(run_loop):
+    """A step whose loss is NaN keeps its record, with its flag, and is skipped in fp16."""
+
+    class Broken(Digits):
+        def training_step(self, batch):
+            for loss in super().training_step(batch):
+                yield Loss(loss.value * float("nan"), loss.optimizer)
+
+    run = run_loop(Broken, {"training": {"steps": 3}, "evaluation": {"every_steps": None}})
+    assert np.isnan(run.records["loss"]).all()
+    assert (run.records["flags"] & 3 == 3).all()
+    assert all(event["loss_nonfinite"] for event in run.of("scaler"))
+
+
+def test_a_norm_that_overflows_is_not_a_skip(run_loop):
+    """Finite gradients whose L2 norm is infinite are flagged, and the step is taken."""
+
+    class Huge(Regression):
+        def training_step(self, batch):
+            for loss in super().training_step(batch):
+                yield Loss(loss.value * 1e25, loss.optimizer)
+
+    run = run_loop(Huge, {"training": {"steps": 1}})
+    assert np.isinf(run.records["grad_norm"][0])
+    assert run.records["flags"][0] == 4
+
+
+def test_a_scaler_that_switches_itself_off_is_an_error(recwarn):
+    """fp16 never trains without the scaler that was asked for."""
+    if torch.cuda.is_available():
+        pytest.skip("the scaler stays on where CUDA is available")
+    with (
+        pytest.warns(UserWarning, match="CUDA is not available"),
+        pytest.raises(RuntimeError, match="switched itself off on cuda"),
+    ):
+        make_scaler(parse_config(Digits, {}), torch.device("cuda"))
+
+
+def test_the_scaler_takes_every_setting():
+    """Scale, factors and interval are the configuration's; only fp16 has a scaler."""
+    settings = {
+        "init_scale": 8.0,
+        "growth_factor": 3.0,
+        "backoff_factor": 0.25,
+        "growth_interval": 7,
+    }
+    scaler = make_scaler(parse_config(Digits, {"scaler": settings}), CPU)
+    assert scaler.state_dict() == {
+        "scale": 8.0,
+        "growth_factor": 3.0,
+        "backoff_factor": 0.25,
+        "growth_interval": 7,
+        "_growth_tracker": 0,
+    }
+    for off in ({"precision": "bf16"}, {"precision": "fp32"}, {"scaler": {"enabled": False}}):
+        assert not make_scaler(parse_config(Digits, off), CPU).is_enabled()
+
+
+def test_a_batch_larger_than_the_data_is_refused(run_loop):
+    """The message names the field, its value and what is allowed."""
+    message = (
+        "training.batch_size is 5000, but digits has 1437 training examples: choose at most 1437"
+    )
+    with pytest.raises(ConfigError, match=message):
+        run_loop(Digits, {"training": {"batch_size": 5000}})
+    with pytest.raises(ConfigError, match=r"64 × 30 accumulation steps, but .* at most 47"):
+        run_loop(Digits, {"training": {"batch_size": 64, "accumulation_steps": 30}})
+
+
+def test_cuda_without_cuda_is_refused():
+    """A device that this machine lacks is an error and not a silent CPU run."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(ConfigError, match="no usable CUDA device"):
+        train(
+            Digits,
+            parse_config(Digits, {}),
+            device=torch.device("cuda"),
+            on_steps=lambda steps: None,
+            on_event=lambda event: None,
+        )
+
+
+class Half(Regression):
+    """Keeps its weights in half precision."""
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.modules["model"].half()
+
+
+class Stranger(Regression):
+    """Optimizes a parameter that belongs to no module."""
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.optimizers["sgd"].add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+
+
+class Detached(Regression):
+    """Its loss reaches nothing that its optimizer owns."""
+
+    def training_step(self, batch):
+        yield Loss(torch.ones((), requires_grad=True) * 2, "sgd")
+
+
+class Misnamed(Regression):
+    """Names an optimizer that is not there."""
+
+    def training_step(self, batch):
+        for loss in super().training_step(batch):
+            yield Loss(loss.value, "adam")
+
+
+class Twice(Regression):
+    """Yields two losses for one optimizer."""
+
+    def training_step(self, batch):
+        yield from super().training_step(batch)
+        yield from super().training_step(batch)
+
+
+class Unreduced(Regression):
+    """Yields a loss for each example."""
+
+    def training_step(self, batch):
+        for loss in super().training_step(batch):
+            yield Loss(loss.value.expand(8), "sgd")
+
+
+class Silent(Regression):
+    """Yields nothing."""
+
+    def training_step(self, batch):
+        yield from ()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (Half, "parameter model.0.weight is torch.float16: leave the model in torch.float32"),
+        (Stranger, r'optimizer "sgd" has parameters of shape \(3,\) that are in none'),
+        (Detached, "the loss reached no parameter of its optimizer: model.0.weight"),
+        (Misnamed, 'a loss names the optimizer "adam"; there are sgd'),
+        (Twice, 'training_step yields two losses for optimizer "sgd": add them'),
+        (Unreduced, r'the loss of "sgd" has shape \(8,\): yield its mean'),
+        (Silent, "training_step yields no loss"),
+    ],
+)
+def test_a_recipe_that_cannot_be_trained_is_told_why(run_loop, recipe, message):
+    """Each mistake that PyTorch would take in silence, or explain badly, has its own message."""
+    with pytest.raises(RecipeError, match=message):
+        run_loop(recipe)
+
+
+@pytest.mark.parametrize(
+    ("stop", "status"), [("cancel", "cancelled"), ("pause", "paused"), ("preempt", "preempted")]
+)
+def test_a_stop_is_obeyed_at_the_next_step_and_leaves_a_checkpoint(
+    run_loop, tmp_path, stop, status
+):
+    """The step under way is finished, recorded and saved; nothing after it is done."""
+    asked = []
+
+    def control():
+        asked.append(1)
+        return Request(stop if len(asked) == 7 else None)
+
+    run = run_loop(Digits, folder=tmp_path, control=control)
+    assert (run.outcome.status, run.outcome.step) == (status, 7)
+    assert run.records["step"][-1] == 7
+    assert [(e["step"], e["reason"]) for e in run.of("checkpoint")] == [(7, stop)]
+
+
+def test_checkpoints_come_at_intervals_on_request_and_at_the_end(run_loop, tmp_path):
+    """Each says why it was saved, and a request's answer carries the request's id."""
+    requests = iter([None] * 6 + [41] + [None] * 100)
+    run = run_loop(
+        Digits,
+        {"training": {"steps": 11}, "checkpoints": {"every_steps": 5}},
+        folder=tmp_path / "checkpoints",
+        control=lambda: Request(None, next(requests)),
+    )
+    saved = [(e["step"], e["reason"], e["request"]) for e in run.of("checkpoint")]
+    assert saved == [(5, "interval", None), (7, "request", 41), (10, "interval", None),
+                     (11, "end", None)]  # fmt: skip
+    file = run.of("checkpoint")[0]["files"][0]
+    assert file["path"] == "checkpoints/step-00000005.pt"
+    assert (tmp_path / file["path"]).stat().st_size == file["size_bytes"]
+
+
+def test_every_record_before_a_checkpoint_is_out_before_it(tmp_path):
+    """Steps are handed over before the checkpoint that follows them is announced."""
+    order = []
+    train(
+        Digits,
+        parse_config(Digits, {"training": {"steps": 20}, "checkpoints": {"every_steps": 10}}),
+        device=CPU,
+        on_steps=lambda steps: order.extend(steps["step"].tolist()),
+        on_event=lambda event: order.append("saved") if event["event"] == "checkpoint" else None,
+        checkpoint_folder=tmp_path,
+    )
+    assert order == [*range(1, 11), "saved", *range(11, 21), "saved"]
+
+
+def test_steps_before_an_error_are_handed_over(run_loop):
+    """A recipe that raises loses none of the steps that it has done."""
+    recorded = []
+
+    class Failing(Regression):
+        batches_left = 3
+
+        def batch(self, indices, generator):
+            if self.batches_left == 0:
+                raise ZeroDivisionError
+            self.batches_left -= 1
+            return super().batch(indices, generator)
+
+    with pytest.raises(ZeroDivisionError):
+        train(
+            Failing,
+            parse_config(Failing, {}),
+            device=CPU,
+            on_steps=lambda steps: recorded.extend(steps["step"].tolist()),
+            on_event=lambda event: None,
+        )
+    assert recorded == [1, 2, 3]
+
+
+def test_the_learning_rate_counts_attempted_steps():
+    """Warm-up rises to the peak, the cosine falls to 0 at the last step."""
+    training = parse_config(
+        Regression, {"training": {"steps": 10, "warmup_steps": 2, "schedule": "cosine"}}
+    ).training
+    factors = [learning_rate_factor(training, step) for step in range(1, 11)]
+    assert factors[:3] == pytest.approx([0.5, 1.0, 0.5 * (1 + np.cos(np.pi / 8))])
+    assert factors[6 - 1] == pytest.approx(0.5)
+    assert factors[-1] == pytest.approx(0)
+    constant = parse_config(Regression, {"training": {"warmup_steps": 5, "steps": 5}}).training
+    assert [learning_rate_factor(constant, step) for step in (1, 5)] == [0.2, 1.0]
+
+
+def test_the_recorded_learning_rate_is_the_one_used(run_loop):
+    """A run's records carry the scheduled learning rate of each attempted step."""
+    values = {"training": {"warmup_steps": 4}, "recipe": {"learning_rate": 0.1}}
+    run = run_loop(Regression, values)
+    assert run.records["lr"] == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
+
+
+def test_the_benchmark_reports_time_and_memory(run_loop):
+    """The mlp recipe, made small, ends with total seconds and peak bytes."""
+    values = {"recipe": {"width": 16, "batches": 3}, "training": {"steps": 9, "batch_size": 4}}
+    run = run_loop(MLP, values)
+    metrics = {event["name"]: event["value"] for event in run.of("metric")}
+    assert metrics.keys() == {"run/seconds", "run/peak_memory_bytes"}
+    assert 0 < metrics["run/seconds"] < 60
+    assert metrics["run/peak_memory_bytes"] > 2**20
+    assert len(run.records) == 9
+
+
+def test_a_run_repeats_itself_bit_for_bit(run_loop):
+    """The same seed gives the same weights; another seed gives others."""
+    values = {"training": {"steps": 20}, "recipe": {"dropout": 0.3, "shift_pixels": 1}}
+    first, again = run_loop(Digits, values), run_loop(Digits, values)
+    assert_same_bits(first.weights(), again.weights())
+    values["training"]["seed"] = 1
+    other = run_loop(Digits, values)
+    assert not torch.equal(other.weights()["model.0.bias"], first.weights()["model.0.bias"])
