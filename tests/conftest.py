@@ -9,12 +9,14 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from sqlalchemy import text
 
 from db import accounts
 from db.database import Database
 from db.tables import User
+from tests.site import Site
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -110,6 +112,15 @@ def ada(database: Database) -> User:
     """A user."""
     with database.writing() as session:
         return accounts.user_named(session, "ada")
+
+
+@pytest.fixture
+def site(tmp_path: Path, database: Database, database_url: str, ada: User) -> Iterator[Site]:
+    """A fresh data folder for real workers; nothing of it is left running."""
+    yield Site(tmp_path, database, database_url, ada)
+    for process in psutil.process_iter(["cmdline"]):
+        command = " ".join(process.info["cmdline"] or ())
+        assert str(tmp_path) not in command, f"left running: {command}"
 
 
 def _execute(server: str, statement: str) -> None:

@@ -1,0 +1,98 @@
+"""A data folder, its database and real workers on it, for tests that let everything run."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from sqlalchemy import func, select
+
+from db import runs, series
+from db.database import Database
+from db.tables import Run, Status, Step, User
+
+SECONDS = 90  # patience with a slow machine; nothing here is asserted about time
+
+
+class Site:
+    """A data folder, its database, and workers on it."""
+
+    def __init__(self, data: Path, database: Database, url: str, owner: User) -> None:
+        self.data, self.database, self.url, self.owner = data, database, url, owner
+
+    def submit(self, steps: int = 60, **changes: Any) -> int:
+        config = {"precision": "fp16", "training": {"steps": steps}}
+        values: dict[str, Any] = {"recipe": "digits", "config": config}
+        with self.database.writing() as session:
+            return runs.submit(session, owner=self.owner, **(values | changes)).id
+
+    @contextmanager
+    def worker(self, name: str = "w1", **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+        environment = {
+            "HALFSTEP_DATA": str(self.data),
+            "HALFSTEP_DATABASE_URL": self.url,
+            "HALFSTEP_WORKER_NAME": name,
+        } | environment
+        command = [sys.executable, "-m", "trainer.worker"]
+        process = subprocess.Popen(command, env={**os.environ, **environment})
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(SECONDS)
+
+    def run(self, run_id: int) -> Run:
+        with self.database.reading() as session:
+            return runs.get(session, run_id)
+
+    def wait(self, run_id: int, *statuses: Status) -> Run:
+        wanted = statuses or (Status.FINISHED, Status.FAILED, Status.CANCELLED)
+        until(lambda: self.run(run_id).status in wanted)
+        return self.run(run_id)
+
+    def wait_for_step(self, run_id: int, step: int) -> None:
+        until(lambda: self.run(run_id).step >= step)
+
+    def count_steps(self, run_id: int) -> int:
+        with self.database.reading() as session:
+            query = select(func.count()).where(Step.run_id == run_id)
+            return session.scalars(query).one()
+
+    def history(self, run_id: int) -> list[str]:
+        with self.database.reading() as session:
+            return [row.status for row in runs.statuses(session, run_id)]
+
+    def log(self, run_id: int) -> str:
+        with self.database.reading() as session:
+            return "\n".join(line.text for line in series.log_lines(session, run_id))
+
+    def training(self, run_id: int) -> psutil.Process:
+        """The training process of a run, below its supervisor."""
+        with self.database.reading() as session:
+            attempt = runs.get(session, run_id).attempt
+        return psutil.Process(self.supervisor_pid(run_id, attempt)).children()[0]
+
+    def supervisor_pid(self, run_id: int, attempt: int = 1) -> int:
+        handle = self.data / "runs" / str(run_id) / f"supervisor-{attempt}.json"
+        return int(json.loads(handle.read_text())["pid"])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that other processes bring about."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,198 @@
+"""Worker, supervisor and training as real processes, against real databases."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import torch
+from sqlalchemy import func, select
+
+from db import checkpoints, queue, runs
+from db.tables import ScalerEvent, Status
+from tests.site import Site, is_running, until
+
+
+def test_two_workers_record_every_attempted_step(site: Site) -> None:
+    """Two runs on two workers at once: as many rows as steps, skips and checkpoints with them."""
+    ids = [site.submit(steps=120), site.submit(steps=120)]
+    with ExitStack() as stack:
+        for name in ("w1", "w2"):
+            stack.enter_context(site.worker(name))
+        ended = [site.wait(run_id) for run_id in ids]
+    assert [run.status for run in ended] == ["finished", "finished"]
+    assert len({run.worker_id for run in ended}) == 2
+    for run in ended:
+        assert site.count_steps(run.id) == run.step == 120
+        with site.database.reading() as session:
+            skips = select(func.count()).where(
+                ScalerEvent.run_id == run.id, ScalerEvent.kind == "skip"
+            )
+            assert session.scalars(skips).one() == run.skipped > 0
+            kinds = [file.kind for file in checkpoints.of_run(session, run.id)]
+        assert kinds == ["checkpoint", "weights"]
+        assert not (site.data / "runs" / str(run.id) / "spool").exists()
+
+
+def test_a_run_that_raises_fails_with_its_traceback_and_the_worker_goes_on(site: Site) -> None:
+    """The traceback is kept, the fault is the code's, and the next run trains."""
+    training = {"steps": 10, "batch_size": 5000}
+    broken = site.submit(config={"precision": "fp16", "training": training})
+    fine = site.submit(steps=10)
+    with site.worker():
+        assert site.wait(fine).status == Status.FINISHED
+    failed = site.run(broken)
+    assert failed.status == Status.FAILED
+    assert "training.batch_size is 5000" in (failed.error or "")
+    assert "Traceback" in (failed.error or "")
+    with site.database.reading() as session:
+        last = runs.statuses(session, broken)[-1]
+    assert (last.fault, "training.batch_size" in (last.reason or "")) == ("code", True)
+    assert "training.batch_size is 5000" in site.log(broken)
+
+
+def test_cancel_is_obeyed_at_a_step_boundary_with_a_checkpoint(site: Site) -> None:
+    """A cancelled run stops early and leaves a checkpoint of its last step, which loads."""
+    run_id = site.submit(steps=10**6)
+    with site.worker():
+        site.wait_for_step(run_id, 20)
+        with site.database.writing() as session:
+            runs.cancel(session, run_id, site.owner)
+        run = site.wait(run_id)
+    assert run.status == Status.CANCELLED
+    assert run.step == site.count_steps(run_id) < 10**6
+    with site.database.reading() as session:
+        state = checkpoints.to_resume(session, run_id)[0]
+    assert (state.step, state.reason) == (run.step, "cancel")
+    assert torch.load(site.data / state.key, weights_only=True)["progress"]["step"] == run.step
+
+
+def test_a_checkpoint_is_saved_on_request(site: Site) -> None:
+    """While it trains on, the run saves what was asked for."""
+    run_id = site.submit(steps=10**6)
+    with site.worker():
+        site.wait_for_step(run_id, 1)
+        with site.database.writing() as session:
+            runs.request_checkpoint(session, run_id, site.owner)
+
+        def saved() -> list[str]:
+            with site.database.reading() as session:
+                return [file.reason for file in checkpoints.to_resume(session, run_id)]
+
+        until(lambda: saved() == ["request"])
+        assert site.run(run_id).status == Status.RUNNING
+        with site.database.writing() as session:
+            runs.cancel(session, run_id, site.owner)
+        site.wait(run_id)
+
+
+def test_a_stopped_worker_gives_its_run_back_and_the_next_resumes_it(site: Site) -> None:
+    """SIGTERM leaves a checkpoint and queues the run; a new worker goes on from that step."""
+    run_id = site.submit(steps=2000)
+    with site.worker():
+        site.wait_for_step(run_id, 50)
+    stopped = site.run(run_id)
+    assert stopped.status == Status.QUEUED
+    with site.worker("w2"):
+        run = site.wait(run_id)
+    assert (run.status, run.attempt, run.resumed_step) == (Status.FINISHED, 2, stopped.step)
+    assert site.count_steps(run_id) == 2000
+    assert f"resumed at step {stopped.step}, exactly" in site.log(run_id)
+
+
+def test_a_killed_training_is_started_again(site: Site) -> None:
+    """SIGKILL of the training process: what it spooled is kept, and attempt 2 ends the run."""
+    config = {
+        "precision": "fp16",
+        "training": {"steps": 3000},
+        "checkpoints": {"every_steps": 100},
+    }
+    run_id = site.submit(config=config)
+    with site.worker():
+        site.wait_for_step(run_id, 150)
+        site.training(run_id).kill()
+        run = site.wait(run_id)
+    assert (run.status, run.attempt) == (Status.FINISHED, 2)
+    assert run.resumed_step
+    assert site.count_steps(run_id) == 3000
+    with site.database.reading() as session:
+        requeued = [row for row in runs.statuses(session, run_id) if row.status == "queued"][1]
+    assert (requeued.fault, requeued.reason) == (
+        "infrastructure",
+        "the training process was killed by SIGKILL",
+    )
+
+
+def test_a_killed_supervisor_takes_its_training_with_it(site: Site) -> None:
+    """SIGKILL of the supervisor ends the training at once, and the worker starts attempt 2."""
+    run_id = site.submit(steps=1500)
+    with site.worker():
+        site.wait_for_step(run_id, 20)
+        training = site.training(run_id)
+        os.kill(site.supervisor_pid(run_id), signal.SIGKILL)
+        until(lambda: not is_running(training))
+        run = site.wait(run_id)
+    assert (run.status, run.attempt) == (Status.FINISHED, 2)
+    assert site.count_steps(run_id) == 1500
+
+
+def test_a_killed_worker_finds_its_run_again(site: Site) -> None:
+    """SIGKILL of the worker does not disturb the training; the next worker adopts it."""
+    run_id = site.submit(steps=4000)
+    with site.worker() as first:
+        site.wait_for_step(run_id, 20)
+        first.kill()
+        first.wait()
+    with site.worker():
+        run = site.wait(run_id)
+    assert (run.status, run.attempt) == (Status.FINISHED, 1)
+    assert site.count_steps(run_id) == 4000
+
+
+def test_an_attempt_that_was_given_up_writes_nothing(site: Site) -> None:
+    """When another attempt takes over, the old one's training dies and its steps stay out."""
+    run_id = site.submit(steps=10**6)
+    with site.worker():
+        site.wait_for_step(run_id, 20)
+        training = site.training(run_id)
+        with site.database.writing() as session:
+            queue.end(session, run_id, 1, Status.CANCELLED, reason="taken over by the test")
+        recorded = site.count_steps(run_id)
+        until(lambda: not is_running(training))
+    assert site.count_steps(run_id) == recorded
+    assert site.run(run_id).status == Status.CANCELLED
+
+
+def test_a_worker_without_devices_says_so(site: Site) -> None:
+    """No GPU and HALFSTEP_CPU_DEVICES=0: the worker ends with a clear sentence."""
+    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+    ended = subprocess.run(
+        [sys.executable, "-m", "trainer.worker"],
+        env={**os.environ, **environment, "HALFSTEP_CPU_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("worker: This machine has no GPU and HALFSTEP_CPU_DEVICES is 0")
+
+
+def test_a_second_worker_of_the_same_name_is_refused(site: Site) -> None:
+    """Two workers of one name would adopt each other's runs, so the second one ends."""
+    with site.worker():
+        until(lambda: (site.data / "worker-w1.lock").exists())
+        environment = {
+            "HALFSTEP_DATA": str(site.data),
+            "HALFSTEP_DATABASE_URL": site.url,
+            "HALFSTEP_WORKER_NAME": "w1",
+        }
+        ended = subprocess.run(
+            [sys.executable, "-m", "trainer.worker"],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert "a worker named 'w1' runs here already" in ended.stderr
