@@ -1,0 +1,273 @@
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.conftest import assert_same_bits
+from trainer.attempt import ControlFile
+from trainer.checkpoint import load
+from trainer.ranks import Request
+from trainer.spool import SpoolReader
+
+FAILING = """
+from tests.trainer.conftest import Regression
+
+class Failing(Regression):
+    batches_left = 3
+
+    def batch(self, indices, generator):
+        self.batches_left -= 1
+        if self.batches_left < 0:
+            raise ZeroDivisionError("on purpose")
+        return super().batch(indices, generator)
+"""
+
+
+def write_job(folder, **changes):
+    """Write the first attempt's job as the supervisor does."""
+    job = {
+        "run": 1,
+        "attempt": 1,
+        "recipe": "digits",
+        "config": {"training": {"steps": 30}},
+        "started_at": 1.0,
+        "resume": None,
+        "device": "cpu",
+        "threads": 1,
+    } | changes
+    (folder / f"job-{job['attempt']}.json").write_text(json.dumps(job))
+
+
+def start(folder, attempt=1, devices=1):
+    """Start the training process of an attempt."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer.process", str(folder), str(attempt)]
+        + (["--devices", str(devices)] if devices > 1 else []),
+        env=os.environ | {"HALFSTEP_PARENT_PID": str(os.getpid())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    """Wait for a process; return its exit code and what it wrote to stderr."""
+    _, errors = process.communicate(timeout=120)
+    return process.returncode, errors
+
+
+def read(folder, attempt=1):
+    """The outcome, the records and the events that an attempt left."""
+    items = SpoolReader(folder / "spool").poll()
+    records = np.concatenate([item for item in items if isinstance(item, np.ndarray)])
+    outcome = json.loads((folder / f"outcome-{attempt}.json").read_text())
+    return outcome, records, [item for item in items if isinstance(item, dict)]
+
+
+def test_a_job_is_trained_into_spool_checkpoint_and_outcome(tmp_path):
+    """What the supervisor needs is in the folder, and the process ends with 0."""
+    write_job(tmp_path)
+    assert finish(start(tmp_path)) == (0, "")
+    outcome, records, events = read(tmp_path)
+    assert outcome == {"status": "finished", "step": 30, "error": None}
+    assert records["step"].tolist() == list(range(1, 31))
+    assert (records["elapsed_ms"] > 10**9).all()  # since the run's first start, in 1970
+    [saved] = [event for event in events if event["event"] == "checkpoint"]
+    assert load(tmp_path / saved["files"][0]["path"], saved["files"][0]["sha256"])
+
+
+def test_a_recipe_that_raises_leaves_its_traceback(tmp_path):
+    """The outcome and stderr carry it, the steps before it are kept, the exit code is 1."""
+    (tmp_path / "failing.py").write_text(FAILING)
+    write_job(tmp_path, recipe=f"{tmp_path}/failing.py:Failing", config={})
+    code, errors = finish(start(tmp_path))
+    outcome, records, _ = read(tmp_path)
+    assert code == 1
+    assert (outcome["status"], outcome["step"]) == ("failed", 3)
+    assert outcome["error"].endswith("ZeroDivisionError: on purpose\n")
+    assert "ZeroDivisionError: on purpose" in errors
+    assert records["step"].tolist() == [1, 2, 3]
+
+
+def test_a_signal_preempts_and_another_attempt_goes_on(tmp_path):
+    """SIGTERM leaves a checkpoint, from which attempt 2 ends like an undisturbed run."""
+    config = {"training": {"steps": 3000}, "evaluation": {"every_steps": None}}
+    write_job(tmp_path, config=config)
+    process, spool = start(tmp_path), SpoolReader(tmp_path / "spool")
+    while process.poll() is None and not spool.poll():  # until it trains
+        os.sched_yield()
+    process.send_signal(signal.SIGTERM)
+    code, _ = finish(process)
+    outcome, records, events = read(tmp_path)
+    assert (code, outcome["status"]) == (0, "preempted")
+    assert outcome["step"] == records["step"][-1] < 3000
+    [saved] = [event for event in events if event["event"] == "checkpoint"]
+    assert saved["reason"] == "preempt"
+
+    config["training"]["steps"] = outcome["step"] + 10
+    write_job(tmp_path, attempt=2, config=config, resume=saved["files"][0]["path"])
+    assert finish(start(tmp_path, attempt=2))[0] == 0
+    outcome, records, _ = read(tmp_path, attempt=2)
+    assert outcome["status"] == "finished"
+    assert records["step"].tolist() == list(range(1, outcome["step"] + 1))
+
+
+def test_the_control_file_stops_a_run(tmp_path):
+    """A cancel written before the start is obeyed after the first step, with a checkpoint."""
+    write_job(tmp_path)
+    (tmp_path / "control-1.json").write_text('{"stop": "cancel", "checkpoint": 7}')
+    assert finish(start(tmp_path))[0] == 0
+    outcome, _, events = read(tmp_path)
+    assert outcome == {"status": "cancelled", "step": 1, "error": None}
+    [saved] = [event for event in events if event["event"] == "checkpoint"]
+    assert (saved["reason"], saved["request"]) == ("cancel", 7)
+
+
+def test_a_checkpoint_request_is_obeyed_once(tmp_path):
+    """A request counts once, a stop for as long as it stands, and a new id counts anew."""
+    path = tmp_path / "control-1.json"
+    control = ControlFile(path)
+
+    def replace(text):
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").replace(path)
+
+    assert control.read() == Request()
+    replace('{"stop": null, "checkpoint": 4}')
+    assert [control.read(), control.read()] == [Request(None, 4), Request()]
+    replace('{"stop": "pause", "checkpoint": 4}')
+    assert [control.read(), control.read()] == [Request("pause"), Request("pause")]
+    replace('{"stop": null, "checkpoint": 5}')
+    assert control.read() == Request(None, 5)
+
+
+def test_no_training_outlives_its_supervisor(tmp_path):
+    """A process whose supervisor is gone ends before it trains."""
+    write_job(tmp_path)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    process = subprocess.run(
+        [sys.executable, "-m", "trainer.process", str(tmp_path), "1"],
+        env=os.environ | {"HALFSTEP_PARENT_PID": str(gone.pid)},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 1
+    assert "is gone" in process.stderr
+    assert not (tmp_path / "spool").exists()
+
+
+def test_training_dies_with_the_process_that_started_it(tmp_path):
+    """When the starter is killed, the kernel kills the training at once."""
+    write_job(tmp_path, config={"training": {"steps": 10**8}})
+    starter = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, subprocess, sys\n"
+            "child = subprocess.Popen([sys.executable, '-m', 'trainer.process', sys.argv[1], '1'],"
+            " env=os.environ | {'HALFSTEP_PARENT_PID': str(os.getpid())})\n"
+            "print(child.pid, flush=True)\n"
+            "child.wait()",
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    training = os.pidfd_open(int(starter.stdout.readline()))
+    spool = SpoolReader(tmp_path / "spool")
+    while starter.poll() is None and not spool.poll():  # until it trains
+        os.sched_yield()
+    starter.kill()
+    starter.communicate()
+    assert select.select([training], [], [], 30)[0]  # a pidfd is readable once its process is dead
+    os.close(training)
+    assert not (tmp_path / "outcome-1.json").exists()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_two_ranks_train_one_model_and_record_once(tmp_path, precision):
+    """Two gloo processes with half the batch each end close to one process with all of it."""
+    ends, stories = [], []
+    for devices in (1, 2):
+        folder = tmp_path / str(devices)
+        folder.mkdir()
+        training = {"steps": 20, "batch_size": 64 // devices}
+        write_job(folder, config={"training": training, "precision": precision})
+        code, errors = finish(start(folder, devices=devices))
+        assert code == 0, errors
+        outcome, records, events = read(folder)
+        assert outcome == {"status": "finished", "step": 20, "error": None}
+        assert records["step"].tolist() == list(range(1, 21))
+        assert len([event for event in events if event["event"] == "checkpoint"]) == 1
+        ends.append(load(folder / "checkpoints/step-00000020.pt"))
+        stories.append(records)
+    assert [len(end["random"]) for end in ends] == [1, 2]
+    if precision == "fp32":
+        np.testing.assert_allclose(stories[1]["loss"], stories[0]["loss"], rtol=1e-4)
+        for name, weight in ends[0]["modules"]["model"].items():
+            torch.testing.assert_close(
+                ends[1]["modules"]["model"][name], weight, rtol=1e-2, atol=1e-4
+            )
+
+
+RANK = """
+import sys, torch
+from tests.trainer.conftest import Pair
+from trainer.config import parse_config
+from trainer.ranks import Request, joined
+from trainer.recipes.digits import Digits
+from trainer.train import train
+
+with joined(torch.device("cpu")) as (ranks, device):
+    class Kept(Digits):
+        def __init__(self, config, device):
+            super().__init__(config, device)
+            kept.append(self)
+
+    kept, calls, steps = [], [], []
+
+    def control():
+        calls.append(1)
+        return Request("pause") if ranks.rank == 1 and len(calls) == 12 else Request()
+
+    outcome = train(Kept, parse_config(Digits, {}), device=device,
+                    on_steps=lambda records: steps.extend(records["step"].tolist()),
+                    on_event=lambda event: None, control=control, ranks=ranks)
+    torch.save({"weights": kept[0].modules["model"].module.state_dict(), "steps": steps,
+                "outcome": [outcome.status, outcome.step],
+                "scaler": kept[0].scaler.state_dict()}, f"{sys.argv[1]}/rank-{ranks.rank}.pt")
+"""
+
+
+def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path):
+    """A stop on rank 1 stops both at the same step, with equal weights; rank 0 alone records."""
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            str(script),
+            str(tmp_path),
+        ],
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
+    assert_same_bits(first["weights"], second["weights"])
+    assert_same_bits(first["scaler"], second["scaler"])
+    assert first["outcome"] == second["outcome"] == ["paused", 12]
+    assert (first["steps"], second["steps"]) == (list(range(1, 13)), [])
