@@ -9,9 +9,6 @@ from sqlalchemy.orm import Session
 
 from db.tables import Checkpoint, LogLine, Metric, Run, ScalerEvent, Step, SystemSample
 
-#: What a chart may draw against the step.
-SERIES = ("loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "step_us")
-
 
 @dataclass(frozen=True)
 class Cursor:

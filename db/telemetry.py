@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from db import bulk, pyramid
 from db.queue import held
+from db.summaries import Points
 from db.tables import (
-    SKIPPED,
+    NONFINITE_LOSS,
     LogLine,
     Metric,
     Run,
@@ -56,57 +58,44 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
     run = held(session, run_id, attempt)
     connection = session.connection()
     if flush.steps:
-        steps = np.concatenate(flush.steps)
-        run.skipped += _skips_added(session, run_id, steps)
+        steps = _in_order(np.concatenate(flush.steps))
         _replace_steps(connection, run_id, steps)
         _summarise(run, steps)
+        run.skipped = pyramid.count_skips(connection, run_id)
     _record_events(connection, run, flush.events)
     _upsert(connection, LogLine, [{"run_id": run_id, **line} for line in flush.log_lines])
     _upsert(connection, SystemSample, [{"run_id": run_id, **row} for row in flush.samples])
     run.revision += 1
 
 
+def _in_order(steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Order steps; of a step that was run again within the batch, keep the latest record."""
+    if (np.diff(steps["step"]) > 0).all():
+        return steps
+    latest_first = steps[::-1]
+    return latest_first[np.unique(latest_first["step"], return_index=True)[1]]
+
+
 def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, Any]) -> None:
-    columns = [steps[name].tolist() for name in STEP_COLUMNS]
-    # Where the clip changed nothing, its norm says nothing new.
-    unclipped = (steps["grad_norm_clipped"] == steps["grad_norm"]).tolist()
-    columns[6] = [None if same else v for same, v in zip(unclipped, columns[6], strict=True)]
-    if connection.dialect.name == "sqlite":
-        rows = zip([run_id] * len(steps), *columns, strict=True)
-        connection.exec_driver_sql(_REPLACE_STEPS_SQLITE, list(rows))
-    else:
-        columns = [_nan_to_null(column) for column in columns]
-        connection.exec_driver_sql(_REPLACE_STEPS_POSTGRESQL, (run_id, *columns))
-
-
-_COLUMNS = ", ".join(("run_id", *STEP_COLUMNS))
-_REPLACE_STEPS_SQLITE = (  # both statements are made of names from this file only
-    f"INSERT OR REPLACE INTO steps ({_COLUMNS}) VALUES (?, {', '.join('?' * len(STEP_COLUMNS))})"  # noqa: S608
-)
-# One statement with an array a column: several times faster than a row at a time.
-_REPLACE_STEPS_POSTGRESQL = f"""
-    INSERT INTO steps ({_COLUMNS})
-    SELECT %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[],
-                             %s::float8[], %s::float8[], %s::float8[], %s::integer[])
-    ON CONFLICT (run_id, step) DO UPDATE SET
-    {", ".join(f"{name} = excluded.{name}" for name in STEP_COLUMNS[1:])}
-"""  # noqa: S608
-
-
-def _nan_to_null(column: list[Any]) -> list[Any]:
-    return [None if value != value else value for value in column]
-
-
-def _skips_added(session: Session, run_id: int, steps: np.ndarray[Any, Any]) -> int:
-    """Count the skips in steps beyond those of the rows that they replace."""
-    replaced = session.scalar(
-        select(func.count()).where(
-            Step.run_id == run_id,
-            Step.step.between(int(steps["step"].min()), int(steps["step"].max())),
-            Step.flags.bitwise_and(SKIPPED) != 0,
-        )
+    """Write steps in order, and the pyramid above them."""
+    whole = {name: steps[name].astype(np.int64) for name in ("step", "elapsed_ms", "step_us")}
+    loss, scale, norm, clipped, lr = (
+        steps[name].astype(np.float64)
+        for name in ("loss", "scale", "grad_norm", "grad_norm_clipped", "lr")
     )
-    return int(np.count_nonzero(steps["flags"] & SKIPPED)) - (replaced or 0)
+    # Where the clip changed nothing, its norm says nothing new.
+    clipped[clipped == norm] = np.nan
+    # The index finds a loss that is not finite by its flag, so the flag follows the loss.
+    flags = steps["flags"].astype(np.int64) & ~NONFINITE_LOSS
+    flags[~np.isfinite(loss)] |= NONFINITE_LOSS
+    floats = {"loss": loss, "scale": scale, "grad_norm": norm, "grad_norm_clipped": clipped}
+    columns = {**whole, **floats, "lr": lr, "flags": flags}
+    bulk.replace(connection, Step.__table__, {"run_id": run_id}, {**columns})
+
+    columns["grad_norm_clipped"] = np.where(np.isnan(clipped), norm, clipped)
+    values = np.column_stack([columns[series.name] for series in pyramid.STEP_SERIES])
+    points = Points(whole["step"], whole["elapsed_ms"], flags, values)
+    pyramid.update(connection, pyramid.steps_of(run_id), points)
 
 
 def _summarise(run: Run, steps: np.ndarray[Any, Any]) -> None:
@@ -149,6 +138,16 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
             run.resumed_step = event["step"]
     _upsert(connection, ScalerEvent, scaler_events, key=("run_id", "step", "kind", "optimizer"))
     _upsert(connection, Metric, metrics, key=("run_id", "name", "step"))
+    for name in {metric["name"] for metric in metrics}:
+        newest = {metric["step"]: metric for metric in metrics if metric["name"] == name}
+        rows = [newest[step] for step in sorted(newest)]
+        points = Points(
+            step=np.array([row["step"] for row in rows]),
+            elapsed_ms=np.array([row["elapsed_ms"] for row in rows]),
+            flags=np.zeros(len(rows), dtype=np.int64),
+            values=np.array([[row["value"]] for row in rows], dtype=np.float64),
+        )
+        pyramid.update(connection, pyramid.metric_of(run.id, name), points)
 
 
 def _upsert(

@@ -1,0 +1,75 @@
+"""Write whole columns at once, the fastest way that each database has."""
+
+from itertools import repeat
+from typing import Any, TypeAlias
+
+import numpy as np
+import psycopg
+from numpy.typing import NDArray
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+from sqlalchemy import Connection, FromClause
+
+#: Of numbers, or of bytes.
+Column: TypeAlias = NDArray[Any] | list[bytes]
+
+
+def replace(
+    connection: Connection, table: FromClause, key: dict[str, Any], columns: dict[str, Column]
+) -> None:
+    """Insert rows, in place of those that have the same primary key. A NaN becomes NULL.
+
+    key: the part of the primary key that all these rows share.
+    """
+    names = ", ".join((*key, *columns))
+    if connection.dialect.name == "sqlite":
+        marks = ", ".join("?" * (len(key) + len(columns)))
+        statement = f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})"  # noqa: S608
+        shared = map(repeat, key.values())  # without end: the columns decide how many rows
+        rows = zip(*shared, *map(_listed, columns.values()), strict=False)
+        connection.exec_driver_sql(statement, list(rows))
+    else:
+        primary = [column.name for column in table.primary_key]
+        changed = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in primary)
+        statement = f"""
+            INSERT INTO {table} ({names})
+            SELECT {", ".join(("%s",) * len(key) + tuple(map(_null_for_nan, columns.items())))}
+            FROM unnest({", ".join(map(_array, columns.values()))}) AS rows ({", ".join(columns)})
+            ON CONFLICT ({", ".join(primary)}) DO UPDATE SET {changed}
+        """  # noqa: S608
+        connection.exec_driver_sql(statement, (*key.values(), *columns.values()))
+
+
+def _listed(column: Column) -> list[Any]:
+    return column if isinstance(column, list) else column.tolist()
+
+
+def _null_for_nan(item: tuple[str, Column]) -> str:
+    name, column = item
+    return f"nullif(rows.{name}, 'NaN')" if _is_float(column) else f"rows.{name}"
+
+
+def _array(column: Column) -> str:
+    if isinstance(column, list):
+        return "%s::bytea[]"
+    return "%s::float8[]" if _is_float(column) else "%s::bigint[]"
+
+
+def _is_float(column: Column) -> bool:
+    return not isinstance(column, list) and column.dtype.kind == "f"
+
+
+class _ArrayDumper(Dumper):
+    """Sends numbers as PostgreSQL's binary array, with no Python object for each of them."""
+
+    format = Format.BINARY
+
+    def dump(self, array: NDArray[Any]) -> bytes:
+        oid, kind = (701, ">f8") if _is_float(array) else (20, ">i8")
+        items = np.empty(len(array), dtype=[("size_bytes", ">i4"), ("value", kind)])
+        items["size_bytes"], items["value"] = 8, array
+        # One dimension, no NULLs, the type of an element; then the length, counted from 1.
+        return np.array([1, 0, oid, len(array), 1], dtype=">i4").tobytes() + items.tobytes()
+
+
+psycopg.adapters.register_dumper(np.ndarray, _ArrayDumper)

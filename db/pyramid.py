@@ -1,0 +1,189 @@
+"""The pyramid: summaries of 64, 512, 4096, … steps, so that a chart of any length reads few rows.
+
+`update` writes it in the transaction that writes the points; `rebuild` makes it anew from them.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Select,
+    delete,
+    func,
+    literal,
+    select,
+    union_all,
+)
+from sqlalchemy.orm import Session
+
+from db import bulk
+from db.summaries import Ints, Points, Series, Summaries, in_order, merge, pack, unpack
+from db.tables import Metric, MetricBucket, Step, StepBucket
+
+FANOUT = 8
+SIZES = (64, 512, 4096, 32_768, 262_144)
+#: More than any step.
+END = 2**62
+
+Range: TypeAlias = tuple[int, int]
+
+#: What a chart may draw against the step.
+STEP_SERIES = (
+    Series("loss", "f4", mean=True),
+    Series("scale", "f4"),
+    Series("grad_norm", "f4", mean=True),
+    Series("grad_norm_clipped", "f4"),
+    Series("lr", "f8"),
+    Series("step_us", "i4", mean=True),
+)
+METRIC_SERIES = (Series("value", "f8", mean=True),)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Numbers by step, and where their pyramid is: a run's steps, or one of its metrics."""
+
+    points: FromClause
+    buckets: FromClause
+    key: dict[str, Any]
+    series: tuple[Series, ...]
+
+    def of(self, table: FromClause) -> list[ColumnElement[bool]]:
+        """Return what picks its rows out of a table."""
+        return [table.c[name] == value for name, value in self.key.items()]
+
+
+def steps_of(run_id: int) -> Source:
+    """Return the steps of a run."""
+    return Source(Step.__table__, StepBucket.__table__, {"run_id": run_id}, STEP_SERIES)
+
+
+def metric_of(run_id: int, name: str) -> Source:
+    """Return one metric of a run."""
+    key = {"run_id": run_id, "name": name}
+    return Source(Metric.__table__, MetricBucket.__table__, key, METRIC_SERIES)
+
+
+def metrics_of(session: Session, run_id: int) -> list[Source]:
+    """Return all metrics of a run, by name."""
+    top = (MetricBucket.run_id == run_id, MetricBucket.size == SIZES[-1])
+    names = select(MetricBucket.name).where(*top).distinct().order_by(MetricBucket.name)
+    return [metric_of(run_id, name) for name in session.scalars(names)]
+
+
+def update(connection: Connection, source: Source, points: Points) -> None:
+    """Bring the pyramid up to points that were just written, given in order of step."""
+    first, last = int(points.step[0]), int(points.step[-1])
+    there = read_buckets(connection, source, {size: _siblings(first, last, size) for size in SIZES})
+    parts = Summaries.of(_completed(connection, source, points))
+    sizes: list[Ints] = []
+    buckets: list[Ints] = []
+    packed: list[bytes] = []
+    for size in SIZES:
+        stones = merge(parts, size)
+        buckets.append(stones.start // size)
+        sizes.append(np.full_like(stones.start, size))
+        stone_bytes = pack(stones, source.series, size)
+        packed += stone_bytes
+        others = there[size][~np.isin(there[size].start, stones.start)]
+        # What is summed up further is what is kept, rounded as it is.
+        parts = in_order([others, unpack(stones.start, stone_bytes, source.series, size)])
+    bulk.replace(
+        connection,
+        source.buckets,
+        source.key,
+        {"size": np.concatenate(sizes), "bucket": np.concatenate(buckets), "summary": packed},
+    )
+
+
+def rebuild(session: Session, run_id: int) -> None:
+    """Build a run's pyramid anew from its steps and metrics."""
+    connection = session.connection()
+    session.execute(delete(StepBucket).where(StepBucket.run_id == run_id))
+    session.execute(delete(MetricBucket).where(MetricBucket.run_id == run_id))
+    names = session.scalars(select(Metric.name).where(Metric.run_id == run_id).distinct()).all()
+    for source in (steps_of(run_id), *(metric_of(run_id, name) for name in names)):
+        last = select(func.max(source.points.c.step)).where(*source.of(source.points))
+        for first in range(0, (session.scalar(last) or 0) + 1, SIZES[3]):
+            points = read_points(connection, source, [(first, first + SIZES[3] - 1)])
+            if len(points):
+                update(connection, source, points)
+
+
+def count_skips(connection: Connection, run_id: int) -> int:
+    """Count all skipped steps of a run."""
+    top = SIZES[-1]
+    return int(read_buckets(connection, steps_of(run_id), {top: (0, END)})[top].skips.sum())
+
+
+def read_points(connection: Connection, source: Source, ranges: list[Range]) -> Points:
+    """Read the raw points of some ranges of steps, the last step of each included."""
+    column = source.points.c
+    values: list[ColumnElement[Any]] = [column[name] for name, _, _ in source.series]
+    flags: ColumnElement[Any] = literal(0)
+    if source.series is STEP_SERIES:
+        flags = column.flags
+        # NULL where the clip changed nothing.
+        values[3] = func.coalesce(column.grad_norm_clipped, column.grad_norm)
+    query = select(column.step, column.elapsed_ms, flags, *values)
+    query = query.where(*source.of(source.points))
+    rows = _fetch(connection, [query.where(column.step.between(*span)) for span in ranges])
+    # NULL becomes NaN; whole numbers are exact up to 2**53.
+    table = np.array(rows, float).reshape(len(rows), 3 + len(values))
+    table = table[np.argsort(table[:, 0])]
+    step, elapsed_ms, flag = table[:, :3].astype(np.int64).T
+    return Points(step, elapsed_ms, flag, table[:, 3:])
+
+
+def read_buckets(
+    connection: Connection, source: Source, ranges: dict[int, Range]
+) -> dict[int, Summaries]:
+    """Read a range of buckets of each size, the last one included."""
+    column = source.buckets.c
+    query = select(column.size, column.bucket, column.summary).where(*source.of(source.buckets))
+    rows = _fetch(
+        connection,
+        [
+            query.where(column.size == size, column.bucket.between(*span))
+            for size, span in ranges.items()
+        ],
+    )
+    found = {}
+    for size in ranges:
+        stones = sorted((bucket, summary) for of_size, bucket, summary in rows if of_size == size)
+        start: Ints = np.array([bucket * size for bucket, _ in stones], dtype=np.int64)
+        found[size] = unpack(start, [summary for _, summary in stones], source.series, size)
+    return found
+
+
+def _fetch(connection: Connection, queries: list[Select[Any]]) -> list[tuple[Any, ...]]:
+    """Run queries as one. Each reads one range of a primary key, as a single OR might not."""
+    if not queries:
+        return []
+    query = queries[0] if len(queries) == 1 else union_all(*queries)
+    return [tuple(row) for row in connection.execute(query)]
+
+
+def _siblings(first: int, last: int, size: int) -> Range:
+    """Return the buckets of one size that have a parent in common with these steps."""
+    parent = size * FANOUT
+    return first // parent * FANOUT, last // parent * FANOUT + FANOUT - 1
+
+
+def _completed(connection: Connection, source: Source, points: Points) -> Points:
+    """Return all points of the lowest buckets that these points touch.
+
+    A bucket that they fill is taken as it is; the others, as a rule the first and the last, are
+    read back.
+    """
+    size = SIZES[0]
+    touched, where, count = np.unique(points.step // size, return_inverse=True, return_counts=True)
+    filled = count == size
+    partial = touched[~filled]
+    stretches = np.split(partial, np.flatnonzero(np.diff(partial) > 1) + 1) if len(partial) else []
+    ranges = [(int(part[0]) * size, (int(part[-1]) + 1) * size - 1) for part in stretches]
+    return in_order([points[filled[where]], read_points(connection, source, ranges)])

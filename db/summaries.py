@@ -1,0 +1,186 @@
+"""What is kept of a stretch of steps: how it is made, merged, and packed into bytes.
+
+A summary depends on nothing but the points below it, so however these arrived, it is the same to
+the bit.
+"""
+
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from db.tables import SKIPPED
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Series(NamedTuple):
+    """A column of numbers. kind: the smallest numpy type that holds each of them exactly."""
+
+    name: str
+    kind: str
+    mean: bool = False  # whether its mean says more than its extremes
+
+
+@dataclass(frozen=True)
+class Points:
+    """Raw numbers in order of step. values: (n, series)."""
+
+    step: Ints
+    elapsed_ms: Ints
+    flags: Ints
+    values: Floats
+
+    def __getitem__(self, which: Any) -> Self:
+        return type(self)(*(getattr(self, field.name)[which] for field in fields(self)))
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True)
+class Summaries:
+    """Summaries in order of step. The first four are (n,), the others (n, series).
+
+    low and high are the finite extremes (NaN if there is none), low_step and high_step the first
+    step that has the one and the last that has the other. mean is that of the finite values.
+    """
+
+    start: Ints  # nothing summed up here lies before
+    steps: Ints
+    skips: Ints
+    elapsed_ms: Ints  # of the last step
+    low: Floats
+    high: Floats
+    mean: Floats
+    low_step: Ints
+    high_step: Ints
+    nonfinite: Ints
+
+    @classmethod
+    def of(cls, points: Points) -> Self:
+        """Make a summary of each single point."""
+        finite = np.isfinite(points.values)
+        values = np.where(finite, points.values, np.nan) + 0.0  # -0.0 is 0.0 too
+        step = np.broadcast_to(points.step[:, None], values.shape)
+        return cls(
+            start=points.step,
+            steps=np.ones_like(points.step),
+            skips=points.flags & SKIPPED,
+            elapsed_ms=points.elapsed_ms,
+            low=values,
+            high=values,
+            mean=values,
+            low_step=step,
+            high_step=step,
+            nonfinite=(~finite).astype(np.int64),
+        )
+
+    def __getitem__(self, which: Any) -> Self:
+        return type(self)(*(getattr(self, field.name)[which] for field in fields(self)))
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+Rows = TypeVar("Rows", Points, Summaries)
+
+
+def in_order(parts: list[Rows]) -> Rows:
+    """Put points or summaries together, in order of step."""
+    kind = type(parts[0])
+    names = [field.name for field in fields(kind)]
+    joined = kind(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    return joined[np.argsort(getattr(joined, names[0]))]
+
+
+def merge(parts: Summaries, size: int) -> Summaries:
+    """Merge those that lie in the same stretch of `size` steps; edges are multiples of it."""
+    if not len(parts):
+        return parts
+    bucket = parts.start // size
+    first = np.flatnonzero(np.diff(bucket, prepend=-1))
+    count = np.diff(first, append=len(bucket))
+    start = bucket[first] * size
+    low = np.fmin.reduceat(parts.low, first)
+    high = np.fmax.reduceat(parts.high, first)
+    has_low = parts.low == np.repeat(low, count, axis=0)
+    has_high = parts.high == np.repeat(high, count, axis=0)
+    never = np.iinfo(np.int64).max
+    low_step = np.minimum.reduceat(np.where(has_low, parts.low_step, never), first)
+    high_step = np.maximum.reduceat(np.where(has_high, parts.high_step, 0), first)
+    finite_below = parts.steps[:, None] - parts.nonfinite
+    finite = np.add.reduceat(finite_below, first)
+    total = np.add.reduceat(np.where(finite_below > 0, parts.mean * finite_below, 0.0), first)
+    return Summaries(
+        start=start,
+        steps=np.add.reduceat(parts.steps, first),
+        skips=np.add.reduceat(parts.skips, first),
+        elapsed_ms=np.maximum.reduceat(parts.elapsed_ms, first),
+        low=low,
+        high=high,
+        mean=np.divide(total, finite, out=np.full_like(total, np.nan), where=finite > 0),
+        low_step=np.where(finite > 0, low_step, start[:, None]),
+        high_step=np.where(finite > 0, high_step, start[:, None]),
+        nonfinite=np.add.reduceat(parts.nonfinite, first),
+    )
+
+
+def pack(summaries: Summaries, series: tuple[Series, ...], size: int) -> list[bytes]:
+    """Lay summaries of `size` steps out in bytes, as `layout` says."""
+    packed = np.zeros(len(summaries), layout(series, size))
+    for name in ("steps", "skips", "elapsed_ms"):
+        packed[name] = getattr(summaries, name)
+    for index, (name, _, mean) in enumerate(series):
+        packed[f"{name}_min"] = summaries.low[:, index]
+        packed[f"{name}_max"] = summaries.high[:, index]
+        packed[f"{name}_min_at"] = summaries.low_step[:, index] - summaries.start
+        packed[f"{name}_max_at"] = summaries.high_step[:, index] - summaries.start
+        packed[f"{name}_nonfinite"] = summaries.nonfinite[:, index]
+        if mean:
+            packed[f"{name}_mean"] = summaries.mean[:, index]
+    return packed.view(f"V{packed.itemsize}").tolist()
+
+
+def unpack(start: Ints, packed: list[bytes], series: tuple[Series, ...], size: int) -> Summaries:
+    """Read what `pack` has laid out. A mean that is not kept is NaN."""
+    rows = np.frombuffer(b"".join(packed), layout(series, size))
+
+    def column(part: str) -> NDArray[Any]:
+        return np.column_stack([rows[f"{name}_{part}"] for name, _, _ in series])
+
+    mean = np.full((len(rows), len(series)), np.nan)
+    for index, (name, _, has_mean) in enumerate(series):
+        if has_mean:
+            mean[:, index] = rows[f"{name}_mean"]
+    return Summaries(
+        start=start,
+        steps=rows["steps"].astype(np.int64),
+        skips=rows["skips"].astype(np.int64),
+        elapsed_ms=rows["elapsed_ms"].astype(np.int64),
+        low=column("min").astype(np.float64),
+        high=column("max").astype(np.float64),
+        mean=mean,
+        low_step=start[:, None] + column("min_at"),
+        high_step=start[:, None] + column("max_at"),
+        nonfinite=column("nonfinite").astype(np.int64),
+    )
+
+
+@cache
+def layout(series: tuple[Series, ...], size: int) -> np.dtype[np.void]:
+    """Return the little-endian record that a summary of `size` steps is kept as.
+
+    min_at and max_at count steps from the bucket's start.
+    """
+    count = "<u1" if size < 2**8 else "<u2" if size < 2**16 else "<u4"
+    record = [("steps", count), ("skips", count), ("elapsed_ms", "<i8")]
+    for name, kind, mean in series:
+        record += [(f"{name}_min", f"<{kind}"), (f"{name}_max", f"<{kind}")]
+        record += [(f"{name}_{part}", count) for part in ("min_at", "max_at", "nonfinite")]
+        if mean:
+            record.append((f"{name}_mean", "<f8" if kind == "f8" else "<f4"))
+    return np.dtype(record)
