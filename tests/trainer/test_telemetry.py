@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.conftest import CPU
+from trainer.telemetry import RING_ROWS, Telemetry, watch
+
+
+class SlowEvent:
+    """Stands for a CUDA event, of which this machine has none: done only after some polls."""
+
+    def __init__(self, polls):
+        self.polls, self.left, self.waits = polls, 0, 0
+
+    def record(self):
+        self.left = self.polls
+
+    def query(self):
+        self.left -= 1
+        return self.left < 0
+
+    def synchronize(self):
+        self.left, self.waits = 0, self.waits + 1
+
+
+@pytest.fixture
+def linear():
+    """A layer under SGD, watched."""
+    layer = torch.nn.Linear(2, 1)
+    return watch({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
+
+
+def write(telemetry, step):
+    """Write a row whose loss is the step's number."""
+    one = torch.ones(())
+    telemetry.write(torch.tensor(float(step)), one, one, [one * 0], [one], [torch.ones(2)])
+    telemetry.tick(step, elapsed_ms=step, step_us=10, lr=0.1)
+
+
+@pytest.mark.parametrize("polls", [0, 3, 10**6])
+def test_rows_arrive_once_in_order_and_whole_however_slow_the_copy(linear, polls):
+    """Over several rounds of the ring, what a step wrote is what is handed over for it."""
+    received, event = [], SlowEvent(polls)
+    telemetry = Telemetry(linear, CPU, None, received.append, None)
+    telemetry._pinned = torch.full_like(telemetry._ring, float("nan"))
+    telemetry._arrived = event
+    for step in range(1, 3 * RING_ROWS + 11):
+        write(telemetry, step)
+    telemetry.drain()
+    records = np.concatenate(received)
+    assert records["step"].tolist() == list(range(1, 3 * RING_ROWS + 11))
+    assert records["loss"].tolist() == records["step"].tolist()
+    if polls < RING_ROWS:
+        assert event.waits <= 2  # those of the final drain: the loop itself never waited
+
+
+def test_a_time_without_news_is_at_most_a_tenth_of_a_second(linear, monkeypatch):
+    """Slow steps are handed over by the clock, fast ones by the number."""
+    now, received = [0.0], []
+    monkeypatch.setattr("trainer.telemetry.time.monotonic", lambda: now[0])
+    telemetry = Telemetry(linear, CPU, None, received.append, None)
+    for step in range(1, 65):
+        write(telemetry, step)
+    assert [len(batch) for batch in received] == [64]
+    write(telemetry, 65)
+    now[0] = 0.2
+    write(telemetry, 66)
+    assert [len(batch) for batch in received] == [64, 2]
