@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from db.database import now
 from db.errors import NotFound
 from db.queue import held
-from db.tables import Checkpoint, Request
+from db.tables import Checkpoint, Metric, Request, Run
 
 
 def publish(
@@ -57,6 +57,50 @@ def get(session: Session, run_id: int, checkpoint_id: int) -> Checkpoint:
     return row
 
 
-def to_resume(session: Session, run_id: int) -> list[Checkpoint]:
-    """List whole states from the newest back: the first that is sound is the one to resume."""
-    return [row for row in of_run(session, run_id) if row.kind == "checkpoint"]
+def to_resume(session: Session, run: Run) -> list[Checkpoint]:
+    """List whole states from the newest back: the first that is sound is the one to resume.
+
+    A run that was started from another's checkpoint ends its list with that one.
+    """
+    own = [row for row in of_run(session, run.id) if row.kind == "checkpoint"]
+    inherited = select(Checkpoint).where(
+        Checkpoint.run_id == run.parent_id,
+        Checkpoint.step == run.parent_step,
+        Checkpoint.kind == "checkpoint",
+    )
+    return [*own, *session.scalars(inherited)]
+
+
+def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) -> list[str]:
+    """Delete the rows that a run's policy does not keep; return the keys of their files.
+
+    policy: the configuration's checkpoints; keep_last, keep_every_steps and keep_best, each None
+    for no say. Only checkpoints saved at an interval are ever deleted, never the newest, and none
+    that another run started from. Raises Fenced.
+    """
+    run = held(session, run_id, attempt)
+    if policy.get("keep_last") is None:
+        return []
+    rows = of_run(session, run_id)
+    steps = sorted({row.step for row in rows if row.reason == "interval"})
+    kept = {*steps[-policy["keep_last"] :], *steps[-1:], *_best(session, run_id, steps, policy)}
+    if every := policy.get("keep_every_steps"):
+        kept |= {step for step in steps if step % every == 0}
+    kept |= set(session.scalars(select(Run.parent_step).where(Run.parent_id == run_id)))
+    gone = [row for row in rows if row.reason == "interval" and row.step not in kept]
+    for row in gone:
+        session.delete(row)
+    run.revision += 1
+    return [row.key for row in gone]
+
+
+def _best(session: Session, run_id: int, steps: list[int], policy: dict[str, Any]) -> Sequence[int]:
+    """Return the step whose metric was best, of those that have a checkpoint."""
+    if not (name := policy.get("keep_best")):
+        return []
+    order = Metric.value.desc() if policy.get("best_is", "highest") == "highest" else Metric.value
+    query = select(Metric.step).where(
+        Metric.run_id == run_id, Metric.name == name, Metric.step.in_(steps)
+    )
+    query = query.where(Metric.value.is_not(None)).order_by(order, Metric.step.desc()).limit(1)
+    return session.scalars(query).all()

@@ -1,5 +1,6 @@
 """Runs from the side of the people who submit them: submit, look, ask for a stop."""
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import func, or_, select
@@ -7,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from db.database import now
 from db.errors import Conflict, Invalid, NotFound
-from db.tables import ACTIVE, ENDED, Request, Run, RunStatus, Status, User
+from db.tables import ACTIVE, ENDED, Checkpoint, Request, Run, RunStatus, Status, User
 
 #: A training exists that can obey a request at its next step boundary.
 OBEYING = (Status.STARTING, Status.RUNNING)
@@ -24,13 +25,19 @@ def submit(
     priority: int = 0,
     devices_per_node: int = 1,
     after_id: int | None = None,
+    parent_id: int | None = None,
+    parent_step: int | None = None,
 ) -> Run:
     """Queue a run behind the others of its priority. The configuration must be valid already.
 
-    after_id: it does not start before that run has ended. Raises Invalid if there is no such run.
+    after_id: it does not start before that run has ended.
+    parent_id, parent_step: it starts from that checkpoint, and counts its steps on from there.
+    Raises Invalid for a run or a checkpoint that there is not.
     """
     if after_id is not None and session.get(Run, after_id) is None:
-        raise Invalid({"after": f"there is no run {after_id}"})
+        raise Invalid({"after_id": f"there is no run {after_id}"})
+    if parent_id is not None:
+        _check_parent(session, recipe, config, parent_id, parent_step)
     run = Run(
         name=name or f"{recipe}-{config['precision']}",
         recipe=recipe,
@@ -40,6 +47,8 @@ def submit(
         priority=priority,
         devices_per_node=devices_per_node,
         after_id=after_id,
+        parent_id=parent_id,
+        parent_step=parent_step,
         owner_id=owner.id,
         steps_total=config["training"]["steps"],
         position=session.scalar(select(func.coalesce(func.max(Run.position), 0.0) + 1.0)),
@@ -48,6 +57,26 @@ def submit(
     session.flush()
     set_status(session, run, Status.QUEUED, reason=f"submitted by {owner.name}")
     return run
+
+
+def _check_parent(
+    session: Session, recipe: str, config: dict[str, Any], parent_id: int, parent_step: int | None
+) -> None:
+    """See that a run can start from another's checkpoint. Raises Invalid."""
+    steps = session.scalars(
+        select(Checkpoint.step)
+        .where(Checkpoint.run_id == parent_id, Checkpoint.kind == "checkpoint")
+        .order_by(Checkpoint.step)
+    ).all()
+    if parent_step not in steps:
+        has = f"has them at {', '.join(map(str, steps))}" if steps else "has none"
+        message = f"there is no checkpoint at step {parent_step}; run {parent_id} {has}"
+        raise Invalid({"parent_step": message})
+    if (of := get(session, parent_id).recipe) != recipe:
+        raise Invalid({"recipe": f"{recipe} cannot start from a checkpoint of {of}"})
+    if config["training"]["steps"] <= parent_step:
+        message = f"{config['training']['steps']} is not beyond the checkpoint's step {parent_step}"
+        raise Invalid({"config.training.steps": message})
 
 
 def get(session: Session, run_id: int, *, lock: bool = False) -> Run:
@@ -82,6 +111,35 @@ def newest(
     if before is not None:
         query = query.where(Run.id < before)
     return [(run, owner) for run, owner in session.execute(query.limit(limit))]
+
+
+def owned(session: Session, run_ids: Collection[int]) -> list[tuple[Run, str]]:
+    """Return runs with their owners' names, newest first; ids that there are not are left out."""
+    query = select(Run, User.name).join(User, User.id == Run.owner_id)
+    query = query.where(Run.id.in_(run_ids)).order_by(Run.id.desc())
+    return [(run, owner) for run, owner in session.execute(query)]
+
+
+def get_owned(session: Session, run_id: int) -> tuple[Run, str]:
+    """Return a run with its owner's name. Raises NotFound."""
+    run = get(session, run_id)
+    return run, session.get_one(User, run.owner_id).name
+
+
+def live_marks(session: Session) -> dict[int, str]:
+    """Return a mark for each run that has not ended: when it differs, so does what a list shows."""
+    query = select(Run.id, Run.status, Run.revision).order_by(Run.priority.desc(), Run.position)
+    rows = session.execute(query.where(Run.status.in_((Status.QUEUED, *ACTIVE)))).all()
+    marks, place = {}, 0
+    for run_id, status, revision in rows:
+        place += status == Status.QUEUED
+        marks[run_id] = f"{revision}q{place}" if status == Status.QUEUED else str(revision)
+    return marks
+
+
+def newest_id(session: Session) -> int:
+    """Return the id of the newest run, 0 if there is none."""
+    return session.scalar(select(func.max(Run.id))) or 0
 
 
 def statuses(session: Session, run_id: int) -> list[RunStatus]:

@@ -1,6 +1,7 @@
 """Where checkpoint files are kept: the data folder by default, a bucket by URL."""
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 
 import obstore
@@ -25,6 +26,12 @@ def put_file(store: ObjectStore, key: str, path: Path) -> None:
     in_place = isinstance(store, LocalStore) and store.prefix and Path(store.prefix) / key == path
     if not in_place:
         obstore.put(store, key, path)
+
+
+def delete_file(store: ObjectStore, key: str) -> None:
+    """Delete a file from the store; one that is gone already is as good."""
+    with suppress(FileNotFoundError):
+        obstore.delete(store, key)
 
 
 def get_file(store: ObjectStore, key: str, path: Path, *, sha256: str) -> None:

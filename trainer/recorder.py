@@ -10,7 +10,7 @@ from obstore.store import ObjectStore
 from db import checkpoints, queue, series, telemetry
 from db.database import Database
 from db.settings import Settings
-from db.storage import put_file
+from db.storage import delete_file, put_file
 from trainer.samples import Sampler
 from trainer.spool import SpoolReader
 
@@ -37,13 +37,17 @@ class Recorder:
         self._training_seen = False
         self._sampler: Sampler | None = None
         self._sample_due = 0.0
+        self._policy: dict[str, Any] = {}
         with database.reading() as session:
             last = series.log_lines(session, run_id, most=1)
         self._log_number = last[0].number if last else 0
 
-    def start_sampling(self, sampler: Sampler, started_at: float) -> None:
-        """From now on also record how busy the devices are; started_at: the run's first start."""
-        self._sampler, self._started_at = sampler, started_at
+    def begin(self, sampler: Sampler, started_at: float, policy: dict[str, Any]) -> None:
+        """From now on sample the devices, and keep the checkpoints that the policy wants.
+
+        started_at: the run's first start, in seconds since the epoch.
+        """
+        self._sampler, self._started_at, self._policy = sampler, started_at, policy
 
     def remark(self, text: str) -> None:
         """Add a line of our own to the run's log."""
@@ -62,6 +66,7 @@ class Recorder:
         if not self._pending and not self._saved:
             return True
         keys = [self._store_files(event) for event in self._saved]  # before the transaction
+        retired: list[str] = []
         training = bool(self._pending.steps) and self._pending_attempt == self._attempt
         with self._database.writing() as session:
             if training and not self._training_seen:
@@ -69,6 +74,10 @@ class Recorder:
             telemetry.record(session, self._run_id, self._attempt, self._pending)
             for event, of_event in zip(self._saved, keys, strict=True):
                 checkpoints.publish(session, self._run_id, self._attempt, event, of_event)
+            if self._saved:
+                retired = checkpoints.retire(session, self._run_id, self._attempt, self._policy)
+        for key in retired:  # rows first: a row never names a file that is gone
+            delete_file(self._store, key)
         self._training_seen = self._training_seen or training
         self._pending, self._saved = telemetry.Flush(), []
         self._spool.release(delete=True)
@@ -83,7 +92,9 @@ class Recorder:
             if not isinstance(item, dict):
                 self._pending.steps.append(item)
             elif item["event"] == "checkpoint":
-                self._saved.append(item)
+                # Read a second time, after a crash, it may have been retired by now.
+                if all((self._folder / file["path"]).exists() for file in item["files"]):
+                    self._saved.append(item)
             else:
                 self._pending.events.append(item)
                 if item["event"] == "resumed":

@@ -92,7 +92,7 @@ class Supervisor:
             node = queue.node(session, self.run_id, self.attempt)
             self.devices = node.devices
             self.is_cuda = workers.get(session, node.worker_id).devices[0]["kind"] == "cuda"
-            states = checkpoints.to_resume(session, self.run_id)
+            states = checkpoints.to_resume(session, run)
         job = {
             "run": self.run_id,
             "attempt": self.attempt,
@@ -104,17 +104,18 @@ class Supervisor:
         }
         self._write(f"job-{self.attempt}.json", job)
         self._write(f"control-{self.attempt}.json", self.control)
-        self.recorder.start_sampling(Sampler(self.devices, cuda=self.is_cuda), started_at)
+        sampler = Sampler(self.devices, cuda=self.is_cuda)
+        self.recorder.begin(sampler, started_at, run.config.get("checkpoints", {}))
 
     def _fetch(self, state: Checkpoint) -> str | None:
-        """Return where a whole checkpoint lies in the run's folder, or say what it lacks."""
+        """Return where a whole checkpoint lies on this machine, or say what it lacks."""
         path = self.settings.data / state.key
         try:
             get_file(self.store, state.key, path, sha256=state.sha256)
         except (FileNotFoundError, ValueError) as error:
             self.recorder.remark(f"{error}; trying the checkpoint before it")
             return None
-        return str(path.relative_to(self.folder))
+        return str(path)
 
     def _environment(self) -> dict[str, str]:
         visible = ",".join(map(str, self.devices)) if self.is_cuda else ""

@@ -13,7 +13,8 @@ from db.database import Database
 from db.errors import Fenced, Invalid, NotFound
 from db.settings import Settings
 from db.storage import get_file, open_store, put_file
-from db.tables import Run, Status, User
+from db.tables import Metric, Run, Status, User
+from tests.db.conftest import config, submit
 
 
 def saved(step: int, sha256: str = "aa", request: int | None = None) -> dict[str, Any]:
@@ -58,6 +59,56 @@ def test_another_runs_checkpoint_is_not_found(database: Database, running: Run) 
         checkpoints.publish(session, running.id, 1, saved(10), ["key"])
     with pytest.raises(NotFound), database.reading() as session:
         checkpoints.get(session, running.id + 1, 1)
+
+
+def test_retention_keeps_the_last_the_best_and_every_nth(database: Database, running: Run) -> None:
+    """Of those saved at an interval the policy's are kept; others leave row and key behind them."""
+    policy = {"keep_last": 1, "keep_every_steps": 40, "keep_best": "val/accuracy"}
+    with database.writing() as session:
+        for step in range(10, 70, 10):
+            checkpoints.publish(session, running.id, 1, saved(step), [f"key-{step}"])
+        asked_for = saved(5) | {"reason": "request"}
+        checkpoints.publish(session, running.id, 1, asked_for, ["key-5"])
+        for step, value in ((10, 0.5), (20, 0.9), (30, 0.8)):
+            session.add(
+                Metric(run_id=running.id, name="val/accuracy", step=step, value=value, elapsed_ms=0)
+            )
+        gone = checkpoints.retire(session, running.id, 1, policy)
+        steps = [row.step for row in checkpoints.of_run(session, running.id)]
+        assert checkpoints.retire(session, running.id, 1, {}) == []
+    assert steps == [60, 40, 20, 5]
+    assert sorted(gone) == ["key-10", "key-30", "key-50"]
+
+
+def test_a_checkpoint_that_another_run_started_from_is_kept(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Retention leaves a fork its root, which is also what the fork resumes from."""
+    with database.writing() as session:
+        for step in (10, 20, 30):
+            checkpoints.publish(session, running.id, 1, saved(step), [f"key-{step}"])
+        fork = submit(session, ada, parent_id=running.id, parent_step=10)
+        assert checkpoints.retire(session, running.id, 1, {"keep_last": 1}) == ["key-20"]
+        assert [row.key for row in checkpoints.to_resume(session, fork)] == ["key-10"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parent_step": 11}, "no checkpoint at step 11; run 1 has them at 10"),
+        ({"recipe": "mlp"}, "mlp cannot start from a checkpoint of digits"),
+        ({"config": config(steps=10)}, "10 is not beyond the checkpoint's step 10"),
+    ],
+)
+def test_a_fork_needs_a_checkpoint_that_fits(
+    database: Database, running: Run, ada: User, changes: dict[str, Any], message: str
+) -> None:
+    """A parent without that checkpoint, of another recipe or too far on is refused by field."""
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, 1, saved(10), ["key-10"])
+    values = {"parent_id": running.id, "parent_step": 10} | changes
+    with pytest.raises(Invalid, match=message), database.writing() as session:
+        submit(session, ada, **values)
 
 
 def test_file_comes_back_whole_from_a_bucket(tmp_path: Path) -> None:

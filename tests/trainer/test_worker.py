@@ -63,7 +63,7 @@ def test_cancel_is_obeyed_at_a_step_boundary_with_a_checkpoint(site: Site) -> No
     assert run.status == Status.CANCELLED
     assert run.step == site.count_steps(run_id) < 10**6
     with site.database.reading() as session:
-        state = checkpoints.to_resume(session, run_id)[0]
+        state = checkpoints.to_resume(session, run)[0]
     assert (state.step, state.reason) == (run.step, "cancel")
     assert torch.load(site.data / state.key, weights_only=True)["progress"]["step"] == run.step
 
@@ -78,7 +78,8 @@ def test_a_checkpoint_is_saved_on_request(site: Site) -> None:
 
         def saved() -> list[str]:
             with site.database.reading() as session:
-                return [file.reason for file in checkpoints.to_resume(session, run_id)]
+                run = runs.get(session, run_id)
+                return [file.reason for file in checkpoints.to_resume(session, run)]
 
         until(lambda: saved() == ["request"])
         assert site.run(run_id).status == Status.RUNNING
