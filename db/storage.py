@@ -2,13 +2,17 @@
 
 import hashlib
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import obstore
 from obstore.store import LocalStore, ObjectStore, from_url
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
 
 from db.errors import Invalid
 from db.settings import Settings
+from db.tables import ACTIVE, Checkpoint, Run
 
 
 def open_store(settings: Settings) -> ObjectStore:
@@ -50,3 +54,56 @@ def get_file(store: ObjectStore, key: str, path: Path, *, sha256: str) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:
         raise ValueError(f"{key} is not whole: its SHA-256 is {found}, recorded was {sha256}")
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A row whose file is missing or damaged, or a file that no row names."""
+
+    key: str
+    problem: str
+    checkpoint_id: int | None
+
+
+def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> list[Mismatch]:
+    """Compare rows and files; deep: by the SHA-256 of every file, not by its size alone.
+
+    Files of a run in training are passed over: the last may not be published yet.
+    """
+    rows = {row.key: row for row in session.scalars(select(Checkpoint))}
+    files = {
+        meta["path"]: meta["size"]
+        for page in obstore.list(store, prefix="runs")
+        for meta in page
+        if "/checkpoints/" in meta["path"]
+    }
+    found = []
+    for key, row in rows.items():
+        if key not in files:
+            found.append(Mismatch(key, "the file is missing", row.id))
+        elif files[key] != row.size_bytes:
+            text = f"the file has {files[key]} bytes, recorded were {row.size_bytes}"
+            found.append(Mismatch(key, text, row.id))
+        elif deep and _sha256(store, key) != row.sha256:
+            found.append(Mismatch(key, "the file is altered: its SHA-256 is another", row.id))
+    in_training = session.scalars(select(Run.id).where(Run.status.in_(ACTIVE))).all()
+    passed_over = tuple(f"runs/{run_id}/" for run_id in in_training)
+    strangers = sorted(key for key in files.keys() - rows.keys() if not key.startswith(passed_over))
+    return found + [Mismatch(key, "no row names the file", None) for key in strangers]
+
+
+def mend(session: Session, store: ObjectStore, found: list[Mismatch]) -> None:
+    """Delete what does not match: rows without a sound file, and files without a row."""
+    for mismatch in found:
+        if mismatch.checkpoint_id is not None:
+            session.execute(delete(Checkpoint).where(Checkpoint.id == mismatch.checkpoint_id))
+    session.flush()
+    for mismatch in found:
+        delete_file(store, mismatch.key)
+
+
+def _sha256(store: ObjectStore, key: str) -> str:
+    digest = hashlib.sha256()
+    for chunk in obstore.get(store, key):
+        digest.update(chunk)
+    return digest.hexdigest()

@@ -4,16 +4,21 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
 import uvicorn
-from app.main import create_app
 
+from app.main import create_app
 from db import accounts
+from db.backup import back_up
+from db.backup import restore as restore_backup
 from db.database import Database, open_database
 from db.errors import HalfstepError, Invalid
 from db.settings import Settings
+from db.storage import mend as mend_storage
+from db.storage import mismatches, open_store
 from trainer import worker as worker_module
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -71,6 +76,44 @@ def migrate() -> None:
     """Create the database, or bring it up to this version."""
     _settings, database = _open()
     typer.echo(f"{database.name} is up to date.")
+
+
+storage = typer.Typer(no_args_is_help=True, help="Checkpoint files.")
+cli.add_typer(storage, name="storage")
+
+
+@storage.command()
+def check(
+    deep: Annotated[bool, typer.Option(help="Read every file and compare its SHA-256")] = False,
+    mend: Annotated[bool, typer.Option(help="Delete what does not match")] = False,
+) -> None:
+    """List checkpoint rows and files that do not match; exit with 1 if any is left."""
+    settings, database = _open()
+    store = open_store(settings)
+    with database.writing() as session:
+        found = mismatches(session, store, deep=deep)
+        if mend:
+            mend_storage(session, store, found)
+    for mismatch in found:
+        typer.echo(f"{mismatch.key}: {mismatch.problem}{'; deleted' if mend else ''}")
+    typer.echo(f"{len(found)} do not match.")
+    raise typer.Exit(1 if found and not mend else 0)
+
+
+@cli.command()
+def backup(folder: Annotated[Path, typer.Argument(help="A new folder to write")]) -> None:
+    """Back up database and checkpoints, while everything runs."""
+    settings, database = _open()
+    saved = back_up(database, open_store(settings), folder)
+    typer.echo(f"{folder}: {saved['rows']} rows, {saved['files']} files")
+
+
+@cli.command()
+def restore(folder: Annotated[Path, typer.Argument(help="A folder that `backup` wrote")]) -> None:
+    """Fill an empty database and the store from a backup; the other kind of database will do."""
+    settings, database = _open()
+    restored = restore_backup(database, open_store(settings), folder)
+    typer.echo(f"{folder}: {restored['rows']} rows, {restored['files']} files restored")
 
 
 def main() -> None:

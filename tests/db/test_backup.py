@@ -1,0 +1,123 @@
+"""Backups, and mending what does not match."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import obstore
+import pytest
+from obstore.store import MemoryStore
+from sqlalchemy import func, select
+
+from db import accounts, checkpoints, queue, runs, telemetry
+from db.backup import back_up, restore
+from db.database import Database
+from db.errors import Conflict, Invalid
+from db.storage import mend, mismatches
+from db.tables import Run, Status, Table, User
+from tests.db.conftest import submit
+
+
+@pytest.fixture
+def store(database: Database, running: Run) -> MemoryStore:
+    """A store with the one checkpoint of a run that has ended, and steps with a NaN and an inf."""
+    store, content = MemoryStore(), b"weights"
+    file = {"kind": "checkpoint", "size_bytes": 7, "sha256": hashlib.sha256(content).hexdigest()}
+    event = {"step": 2, "reason": "end", "files": [file]}
+    fields = [(name, "f8") for name in telemetry.STEP_COLUMNS[:-1]] + [("flags", "u4")]
+    steps = np.array(
+        [
+            (1, 5, 900, np.nan, 2.0**16, np.inf, np.inf, 1e-3, 3),
+            (2, 9, 900, 0.5, 2.0**15, 1, 1, 1, 0),
+        ],
+        fields,
+    )
+    obstore.put(store, "runs/1/checkpoints/a.pt", content)
+    with database.writing() as session:
+        telemetry.record(session, running.id, 1, telemetry.Flush(steps=[steps]))
+        checkpoints.publish(session, running.id, 1, event, ["runs/1/checkpoints/a.pt"])
+        queue.end(session, running.id, 1, Status.FINISHED)
+    return store
+
+
+@pytest.mark.parametrize("other", ["sqlite", "same"])
+def test_backup_restores_every_row_and_file(
+    database: Database, store: MemoryStore, tmp_path: Path, sqlite_template: Path, other: str
+) -> None:
+    """An emptied database, or one of the other kind, is filled as it was, and numbers on."""
+    before = contents(database)
+    saved = back_up(database, store, tmp_path / "backup")
+    target = database if other == "same" else Database(f"sqlite:///{tmp_path / 'other.db'}")
+    if other == "same":
+        with database.writing() as session:
+            for table in reversed(Table.metadata.sorted_tables):
+                session.execute(table.delete())
+    else:
+        target.migrate()
+    copy = MemoryStore()
+    assert restore(target, copy, tmp_path / "backup") == saved
+    assert contents(target) == before
+    assert obstore.get(copy, "runs/1/checkpoints/a.pt").bytes().to_bytes() == b"weights"
+    with target.writing() as session:
+        assert submit(session, accounts.user_named(session, "ada")).id == 2
+    target.dispose()
+
+
+def test_backup_overwrites_nothing(database: Database, store: MemoryStore, tmp_path: Path) -> None:
+    """Neither a folder nor a database that has something in it is written over."""
+    back_up(database, store, tmp_path / "backup")
+    with pytest.raises(Conflict, match="there already"):
+        back_up(database, store, tmp_path / "backup")
+    with pytest.raises(Conflict, match="has runs already"):
+        restore(database, store, tmp_path / "backup")
+    with pytest.raises(Invalid, match="not a backup"):
+        restore(database, store, tmp_path)
+
+
+def test_storage_check_names_and_mends_what_does_not_match(
+    database: Database, store: MemoryStore
+) -> None:
+    """A missing, a cut, an altered file and a stranger are each named; mending leaves none."""
+
+    def found(*, deep: bool = False) -> list[str]:
+        with database.reading() as session:
+            return [mismatch.problem for mismatch in mismatches(session, store, deep=deep)]
+
+    assert found(deep=True) == []
+    obstore.put(store, "runs/1/checkpoints/stranger.pt", b"x")
+    obstore.put(store, "runs/1/checkpoints/a.pt", b"weightz")
+    assert found() == ["no row names the file"]
+    assert found(deep=True)[0].startswith("the file is altered")
+    obstore.put(store, "runs/1/checkpoints/a.pt", b"weig")
+    assert found()[0] == "the file has 4 bytes, recorded were 7"
+    obstore.delete(store, "runs/1/checkpoints/a.pt")
+    assert found()[0] == "the file is missing"
+    with database.writing() as session:
+        mend(session, store, mismatches(session, store))
+    assert found(deep=True) == []
+    with database.reading() as session:
+        assert checkpoints.of_run(session, 1) == []
+
+
+def test_storage_check_passes_over_a_run_in_training(
+    database: Database, store: MemoryStore, ada: User
+) -> None:
+    """A file that its supervisor has not published yet is not a stranger."""
+    with database.writing() as session:
+        session.get_one(Run, submit(session, ada).id).status = Status.RUNNING
+    obstore.put(store, "runs/2/checkpoints/new.pt", b"x")
+    with database.reading() as session:
+        assert runs.get(session, 2).status == Status.RUNNING
+        assert mismatches(session, store) == []
+
+
+def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
+    """All rows of all tables, in order of their keys."""
+    with database.reading() as session:
+        return {
+            table.name: [
+                tuple(row) for row in session.execute(select(table).order_by(*table.primary_key))
+            ]
+            for table in Table.metadata.sorted_tables
+            if session.scalar(select(func.count()).select_from(table))
+        }
