@@ -167,28 +167,35 @@ def end(
     runs.set_status(session, run, status, reason=reason or run.stop_reason, fault=fault)
 
 
-def expire(session: Session, *, requeue: bool) -> list[int]:
-    """Mark runs with a node whose lease ran out as unreachable; return the ids of those requeued.
-
-    requeue: whether the caller has reached the database for a whole lease. Only then does a lease
-    that ran out mean that its node is gone, and not that nobody could renew it.
-    """
+def mark_unreachable(session: Session) -> set[int]:
+    """Mark active runs that have a node whose lease ran out; return the ids of all such runs."""
     silent = (RunNode.run_id == Run.id) & (RunNode.attempt == Run.attempt)
     silent &= RunNode.ended_at.is_(None) & (RunNode.lease_expires_at < now())
-    alive = (RunNode.run_id == Run.id) & (RunNode.attempt == Run.attempt)
-    alive &= RunNode.ended_at.is_(None) & (RunNode.lease_expires_at >= now())
     lost = select(Run).where(Run.status.in_(ACTIVE), exists().where(silent))
-    requeued = []
-    for run in session.scalars(lost.with_for_update(skip_locked=True)).all():
+    found = session.scalars(lost.with_for_update(skip_locked=True)).all()
+    for run in found:
         if run.status != Status.UNREACHABLE:
             reason = "its supervisor has not been heard of for a whole lease"
             runs.set_status(session, run, Status.UNREACHABLE, reason=reason, fault="infrastructure")
-        others = exists().where(alive, RunNode.run_id == run.id, RunNode.attempt == run.attempt)
-        if requeue and not session.scalar(select(others)):
-            reason = "queued again after its lease ran out"
-            end(session, run.id, run.attempt, Status.QUEUED, reason=reason)
-            requeued.append(run.id)
-    return requeued
+    return {run.id for run in found}
+
+
+def requeue_unreachable(session: Session, run_ids: Collection[int]) -> list[int]:
+    """Queue these runs again if no node of theirs may still train; return the ids of those.
+
+    Only for a caller that has reached the database for a whole lease, and found them unreachable
+    before: a lease that ran out in an outage or a jump of the clock is renewed within a second.
+    """
+    alive = (RunNode.run_id == Run.id) & (RunNode.attempt == Run.attempt)
+    alive &= RunNode.ended_at.is_(None) & (RunNode.lease_expires_at >= now())
+    gone = select(Run).where(
+        Run.id.in_(run_ids), Run.status == Status.UNREACHABLE, ~exists().where(alive)
+    )
+    found = session.scalars(gone.with_for_update(skip_locked=True)).all()
+    for run in found:
+        reason = "queued again after its lease ran out"
+        end(session, run.id, run.attempt, Status.QUEUED, reason=reason, fault="infrastructure")
+    return [run.id for run in found]
 
 
 def held(session: Session, run_id: int, attempt: int) -> Run:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from trainer.guard import Guard
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -62,12 +64,17 @@ def run_attempt(folder: Path, attempt: int) -> int:
     # Only now what loads torch, which takes seconds: a signal in that time is not lost.
     from trainer.attempt import Attempt
 
-    this = Attempt(folder, attempt, stop_wanted=signals.received)
+    guard = Guard(folder, attempt)
+    guard.start()
+    this = Attempt(folder, attempt, stop_wanted=lambda: signals.received() or guard.asks())
     try:
         outcome = this.train()
     except Exception:  # the one broad except: whatever a recipe raises belongs on the run's page
         traceback.print_exc()
-        write_outcome(folder, attempt, "failed", this.last_step, traceback.format_exc())
+        try:
+            write_outcome(folder, attempt, "failed", this.last_step, traceback.format_exc())
+        except OSError as error:  # a full disk: the exit code has to say it
+            return error.errno or 1
         return 1
     if this.rank == 0:
         write_outcome(folder, attempt, outcome.status, outcome.step)

@@ -6,6 +6,7 @@ The training knows no database: it appends to its spool and reads its control fi
 has the database but no torch. While the database is away the spool simply grows.
 """
 
+import errno
 import json
 import signal
 import sys
@@ -22,6 +23,7 @@ from db.settings import Settings
 from db.storage import get_file, open_store
 from db.tables import Checkpoint, Status
 from trainer.child import Child
+from trainer.guard import clock, lease_path
 from trainer.recorder import Recorder
 from trainer.samples import Sampler
 
@@ -51,19 +53,21 @@ class Supervisor:
         self.run_id = run_id
         self.attempt = attempt
         self.folder = settings.run_folder(run_id)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.store = open_store(settings)
         self.recorder = Recorder(settings, database, self.store, run_id, attempt)
+        self.lease = {"ask": 0.0, "kill": 0.0}
         self.control: dict[str, Any] = {"stop": None, "checkpoint": None}
-        self.renewed_at = time.monotonic()
         self.preempted = threading.Event()
         self.ended = threading.Event()
-        self.gave_up = False
 
     def run(self) -> None:
         """Start the training, record it until it ends, and close the attempt."""
         try:
+            self._renew()
             self._recover()
             self._prepare()
+            self._renew()
             child = Child(self.folder, self.attempt, len(self.devices), self._environment())
             threading.Thread(target=self._watch, args=(child,), daemon=True).start()
             try:
@@ -80,9 +84,8 @@ class Supervisor:
 
     def _recover(self) -> None:
         """Record what an earlier attempt spooled and nobody recorded."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         while not self.recorder.flush():
-            pass
+            self._renew()
 
     def _prepare(self) -> None:
         """Write the job that the training reads. Raises Fenced."""
@@ -130,29 +133,34 @@ class Supervisor:
             if code is not None:
                 child.finish_listening()
             try:
-                if code is None and time.monotonic() >= renewal_due:
-                    self._renew(child)
-                    renewal_due = time.monotonic() + RENEWAL_SECONDS
+                if code is None and clock() >= renewal_due:
+                    self._obey(self._renew(), child)
+                    renewal_due = clock() + RENEWAL_SECONDS
                 is_drained = self.recorder.flush(child.take_lines())
                 if code is not None and is_drained:
                     self._end(code)
                     return
                 pause = TICK_SECONDS
             except Exception as error:
-                # Away is the database or the store: what is pending waits, the spool keeps what
-                # comes, and the watchdog counts.
-                if not (is_outage(error) or isinstance(error, obstore.exceptions.BaseError)):
+                if not _may_pass(error):
                     raise
+                # What is pending waits, the spool keeps what comes, and the watchdog counts.
                 print(f"waiting: {error}", file=sys.stderr, flush=True)  # noqa: T201 - our own log
                 pause = min(pause * 2, OUTAGE_SECONDS)
             time.sleep(pause)
 
-    def _renew(self, child: Child) -> None:
-        """Renew the lease, and pass on what people want."""
-        before = time.monotonic()  # the lease counts from before it was asked for, to be safe
+    def _renew(self) -> queue.Wishes:
+        """Renew the lease, for the training's guard too; return people's wishes. Raises Fenced."""
+        before = clock()  # the lease counts from before it was asked for, to be safe
+        lease = self.settings.lease_seconds
         with self.database.writing() as session:
-            wishes = queue.renew(session, self.run_id, self.attempt, self.settings.lease_seconds)
-        self.renewed_at = before
+            wishes = queue.renew(session, self.run_id, self.attempt, lease)
+        self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
+        self._write(lease_path(self.folder, self.attempt).name, self.lease)
+        return wishes
+
+    def _obey(self, wishes: queue.Wishes, child: Child) -> None:
+        """Pass on what people want."""
         if wishes.wanted == "kill":
             child.kill()
             return
@@ -167,14 +175,13 @@ class Supervisor:
             self._write(f"control-{self.attempt}.json", control)
 
     def _watch(self, child: Child) -> None:
-        """End a training whose lease cannot be renewed; never waits for the database."""
-        lease = self.settings.lease_seconds
-        while not self.ended.wait(min(0.5, lease / 20)):
-            silence = time.monotonic() - self.renewed_at
-            if silence > ASK_SHARE * lease and not self.gave_up:
-                self.gave_up = True
-                self._write(f"control-{self.attempt}.json", {**self.control, "stop": "preempt"})
-            if silence > KILL_SHARE * lease:
+        """Kill a training whose lease cannot be renewed; never waits for the database.
+
+        The training's own guard has asked it for a checkpoint by then, and kills it as well, should
+        this process be stopped.
+        """
+        while not self.ended.wait(min(0.5, self.settings.lease_seconds / 20)):
+            if clock() > self.lease["kill"]:
                 child.kill()
 
     def _end(self, exit_code: int) -> None:
@@ -199,10 +206,18 @@ class Supervisor:
             if outcome["status"] == "failed":
                 return {**outcome, "fault": "code", "reason": outcome["error"].splitlines()[-1]}
             if outcome["status"] == "preempted":
-                reason = LOST_LEASE if self.gave_up else "its worker was stopped"
+                reason = "its worker was stopped" if self.preempted.is_set() else LOST_LEASE
                 return {**outcome, "fault": "infrastructure", "reason": reason}
             return outcome
-        reason = LOST_LEASE if self.gave_up else _death(exit_code)
+        if exit_code == errno.ENOSPC:  # even its outcome could not be written
+            reason = "the disk is full: no space left on device"
+            return {
+                "status": "failed",
+                "error": reason,
+                "reason": reason,
+                "fault": "infrastructure",
+            }
+        reason = LOST_LEASE if clock() > self.lease["kill"] else _death(exit_code)
         if self.preempted.is_set() or self.attempt < self.settings.max_attempts:
             status, error = "preempted", None
         else:
@@ -215,6 +230,12 @@ class Supervisor:
         temporary = self.folder / f".{name}.{threading.get_ident()}"
         temporary.write_text(json.dumps(content))
         temporary.replace(self.folder / name)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Tell whether database, store or disk may be back later."""
+    is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    return is_full or is_outage(error) or isinstance(error, obstore.exceptions.BaseError)
 
 
 LOST_LEASE = "its lease could not be renewed"

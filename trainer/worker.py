@@ -45,6 +45,7 @@ class Worker:
         self.name = settings.worker_name or socket.gethostname()
         self.engine = SubprocessEngine()
         self.running: dict[Attempt, tuple[Handle, list[int]]] = {}
+        self.lost_before: set[int] = set()  # runs found unreachable at the last look
         self.stopping = threading.Event()
 
     def run(self) -> None:
@@ -168,11 +169,13 @@ class Worker:
 
     def _beat(self, reached_since: float) -> None:
         """Say that we are alive, and look for runs of others that are not."""
-        requeue = time.monotonic() - reached_since > self.settings.lease_seconds
         with self.database.writing() as session:
             workers.beat(session, self.id)
-            for run_id in queue.expire(session, requeue=requeue):
-                _say(f"run {run_id}: unreachable for a whole lease, queued again")
+            lost = queue.mark_unreachable(session)
+            if time.monotonic() - reached_since > self.settings.lease_seconds:
+                for run_id in queue.requeue_unreachable(session, lost & self.lost_before):
+                    _say(f"run {run_id}: unreachable for a whole lease, queued again")
+        self.lost_before = lost
 
     def _stop_runs(self) -> None:
         """Have every training leave a checkpoint and go back to the queue, within the grace."""

@@ -93,7 +93,8 @@ def test_a_lease_that_runs_out_queues_the_run_again(
     """A silent node makes the run unreachable, then queued; the old attempt is fenced out."""
     with database.writing() as session:
         session.execute(update(RunNode).values(lease_expires_at=now() - 1))
-        assert queue.expire(session, requeue=True) == [running.id]
+        assert queue.mark_unreachable(session) == {running.id}
+        assert queue.requeue_unreachable(session, {running.id}) == [running.id]
         again = claim(session, worker)
     assert again is not None
     assert again.attempt == 2
@@ -102,14 +103,16 @@ def test_a_lease_that_runs_out_queues_the_run_again(
     assert history == ["queued", "starting", "running", "unreachable", "queued", "starting"]
 
 
-def test_an_outage_does_not_look_like_a_death(database: Database, running: Run) -> None:
-    """After an outage a silent run is unreachable, not queued again, and comes back."""
+def test_an_unreachable_run_comes_back_with_its_supervisor(
+    database: Database, running: Run
+) -> None:
+    """A lease that ran out is no end: whoever holds the attempt renews it and trains on."""
     with database.writing() as session:
         session.execute(update(RunNode).values(lease_expires_at=now() - 1))
-        assert queue.expire(session, requeue=False) == []
-        assert runs.get(session, running.id).status == Status.UNREACHABLE
+        assert queue.mark_unreachable(session) == {running.id}
         queue.renew(session, running.id, 1, 60.0)
         assert runs.get(session, running.id).status == Status.RUNNING
+        assert queue.requeue_unreachable(session, {running.id}) == []
 
 
 def test_a_gang_is_queued_again_only_when_every_node_is_gone(
@@ -122,16 +125,17 @@ def test_a_gang_is_queued_again_only_when_every_node_is_gone(
         session.add(RunNode(**values, node=1, lease_expires_at=now() + 60))
         lost.lease_expires_at = now() - 1
         session.flush()
-        assert queue.expire(session, requeue=True) == []
+        assert queue.mark_unreachable(session) == {running.id}
+        assert queue.requeue_unreachable(session, {running.id}) == []
         session.execute(update(RunNode).values(lease_expires_at=now() - 1))
-        assert queue.expire(session, requeue=True) == [running.id]
+        assert queue.requeue_unreachable(session, {running.id}) == [running.id]
 
 
 def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> None:
     """Renewing keeps the run, and says what people want of it."""
     with database.writing() as session:
         wishes = queue.renew(session, running.id, 1, 60.0)
-        assert queue.expire(session, requeue=True) == []
+        assert queue.mark_unreachable(session) == set()
     assert wishes == queue.Wishes("run", None)
 
 
