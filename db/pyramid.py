@@ -29,7 +29,10 @@ SIZES = (64, 512, 4096, 32_768, 262_144)
 #: More than any step.
 END = 2**62
 
-Range: TypeAlias = tuple[int, int]
+#: From a step to a step, the last one included.
+StepRange: TypeAlias = tuple[int, int]
+#: A size, and from which bucket to which, the last one included.
+BucketRange: TypeAlias = tuple[int, int, int]
 
 #: What a chart may draw against the step.
 STEP_SERIES = (
@@ -78,7 +81,7 @@ def metrics_of(session: Session, run_id: int) -> list[Source]:
 def update(connection: Connection, source: Source, points: Points) -> None:
     """Bring the pyramid up to points that were just written, given in order of step."""
     first, last = int(points.step[0]), int(points.step[-1])
-    there = read_buckets(connection, source, {size: _siblings(first, last, size) for size in SIZES})
+    there = read_buckets(connection, source, [_siblings(first, last, size) for size in SIZES])
     parts = Summaries.of(_completed(connection, source, points))
     sizes: list[Ints] = []
     buckets: list[Ints] = []
@@ -117,11 +120,11 @@ def rebuild(session: Session, run_id: int) -> None:
 def count_skips(connection: Connection, run_id: int) -> int:
     """Count all skipped steps of a run."""
     top = SIZES[-1]
-    return int(read_buckets(connection, steps_of(run_id), {top: (0, END)})[top].skips.sum())
+    return int(read_buckets(connection, steps_of(run_id), [(top, 0, END)])[top].skips.sum())
 
 
-def read_points(connection: Connection, source: Source, ranges: list[Range]) -> Points:
-    """Read the raw points of some ranges of steps, the last step of each included."""
+def read_points(connection: Connection, source: Source, ranges: list[StepRange]) -> Points:
+    """Read the raw points of some ranges of steps."""
     column = source.points.c
     values: list[ColumnElement[Any]] = [column[name] for name, _, _ in source.series]
     flags: ColumnElement[Any] = literal(0)
@@ -140,23 +143,24 @@ def read_points(connection: Connection, source: Source, ranges: list[Range]) -> 
 
 
 def read_buckets(
-    connection: Connection, source: Source, ranges: dict[int, Range]
+    connection: Connection, source: Source, ranges: list[BucketRange]
 ) -> dict[int, Summaries]:
-    """Read a range of buckets of each size, the last one included."""
+    """Read some ranges of buckets, by their size."""
     column = source.buckets.c
     query = select(column.size, column.bucket, column.summary).where(*source.of(source.buckets))
     rows = _fetch(
         connection,
         [
-            query.where(column.size == size, column.bucket.between(*span))
-            for size, span in ranges.items()
+            query.where(column.size == size, column.bucket.between(first, last))
+            for size, first, last in ranges
         ],
     )
     found = {}
-    for size in ranges:
-        stones = sorted((bucket, summary) for of_size, bucket, summary in rows if of_size == size)
-        start: Ints = np.array([bucket * size for bucket, _ in stones], dtype=np.int64)
-        found[size] = unpack(start, [summary for _, summary in stones], source.series, size)
+    for size in {size for size, _, _ in ranges}:
+        stones = [row for row in rows if row[0] == size]
+        start: Ints = np.array([bucket for _, bucket, _ in stones], dtype=np.int64) * size
+        summaries = unpack(start, [summary for *_, summary in stones], source.series, size)
+        found[size] = in_order([summaries])
     return found
 
 
@@ -165,13 +169,14 @@ def _fetch(connection: Connection, queries: list[Select[Any]]) -> list[tuple[Any
     if not queries:
         return []
     query = queries[0] if len(queries) == 1 else union_all(*queries)
-    return [tuple(row) for row in connection.execute(query)]
+    # Straight from the driver: thousands of SQLAlchemy's rows would take twice the time.
+    return list(connection.execute(query).cursor.fetchall())
 
 
-def _siblings(first: int, last: int, size: int) -> Range:
+def _siblings(first: int, last: int, size: int) -> BucketRange:
     """Return the buckets of one size that have a parent in common with these steps."""
     parent = size * FANOUT
-    return first // parent * FANOUT, last // parent * FANOUT + FANOUT - 1
+    return size, first // parent * FANOUT, last // parent * FANOUT + FANOUT - 1
 
 
 def _completed(connection: Connection, source: Source, points: Points) -> Points:

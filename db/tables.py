@@ -49,6 +49,11 @@ ENDED = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
 SKIPPED = 1
 NONFINITE_LOSS = 2
 NORM_OVERFLOW = 4
+#: Conditions on steps, word for word as their indexes have them.
+FLAGGED = {
+    "skipped": text(f"(flags & {SKIPPED}) <> 0"),
+    "nonfinite": text(f"(flags & {NONFINITE_LOSS}) <> 0"),
+}
 
 
 class Table(DeclarativeBase):
@@ -220,20 +225,20 @@ class Step(Table):
     scale is the one used for this step; the norms are L2 over all parameters, unscaled, before and
     after the clip (grad_norm_clipped is NULL where the clip changed nothing). elapsed_ms and
     step_us are whole numbers, not seconds, because SQLite stores those in 2 to 4 bytes, not 8.
-    The index holds the few steps that have a flag, so that each is found however long the run.
+    The indexes hold only the few steps that have a flag, so that each is found in the longest run.
     run_id has no foreign key, which PostgreSQL would check row by row, at half the speed: whoever
     writes steps holds the run's row.
     """
 
     __tablename__ = "steps"
     __table_args__ = (
-        Index(
-            "ix_steps_flagged",
-            "run_id",
-            "step",
-            "flags",
-            sqlite_where=text("flags <> 0"),
-            postgresql_where=text("flags <> 0"),
+        *(
+            Index(
+                *(f"ix_steps_{name}", "run_id", "step", "flags"),
+                sqlite_where=condition,
+                postgresql_where=condition,
+            )
+            for name, condition in FLAGGED.items()
         ),
         {"sqlite_with_rowid": False},
     )

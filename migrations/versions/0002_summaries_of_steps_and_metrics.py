@@ -30,14 +30,16 @@ def upgrade() -> None:
     sqlite_with_rowid=False
     )
     with op.batch_alter_table('steps', schema=None, table_kwargs={'sqlite_with_rowid': False}) as batch_op:
-        batch_op.create_index('ix_steps_flagged', ['run_id', 'step', 'flags'], unique=False, sqlite_where=sa.text('flags <> 0'), postgresql_where=sa.text('flags <> 0'))
+        batch_op.create_index('ix_steps_nonfinite', ['run_id', 'step', 'flags'], unique=False, sqlite_where=sa.text('(flags & 2) <> 0'), postgresql_where=sa.text('(flags & 2) <> 0'))
+        batch_op.create_index('ix_steps_skipped', ['run_id', 'step', 'flags'], unique=False, sqlite_where=sa.text('(flags & 1) <> 0'), postgresql_where=sa.text('(flags & 1) <> 0'))
         batch_op.drop_constraint(batch_op.f('fk_steps_run_id'), type_='foreignkey')
 
 
 def downgrade() -> None:
     with op.batch_alter_table('steps', schema=None, table_kwargs={'sqlite_with_rowid': False}) as batch_op:
         batch_op.create_foreign_key(batch_op.f('fk_steps_run_id'), 'runs', ['run_id'], ['id'])
-        batch_op.drop_index('ix_steps_flagged', sqlite_where=sa.text('flags <> 0'), postgresql_where=sa.text('flags <> 0'))
+        batch_op.drop_index('ix_steps_skipped', sqlite_where=sa.text('(flags & 1) <> 0'), postgresql_where=sa.text('(flags & 1) <> 0'))
+        batch_op.drop_index('ix_steps_nonfinite', sqlite_where=sa.text('(flags & 2) <> 0'), postgresql_where=sa.text('(flags & 2) <> 0'))
 
     op.drop_table('step_buckets')
     op.drop_table('metric_buckets')

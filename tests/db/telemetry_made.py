@@ -1,0 +1,94 @@
+"""Makes steps and events as a training would spool them, and records them."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import delete
+
+from db import telemetry
+from db.database import Database
+from db.tables import SKIPPED, Metric, MetricBucket, Run, ScalerEvent, Step, StepBucket
+
+STEP = np.dtype(
+    [
+        ("step", "<i8"),
+        ("elapsed_ms", "<i8"),
+        ("step_us", "<i4"),
+        ("loss", "<f4"),
+        ("scale", "<f4"),
+        ("grad_norm", "<f4"),
+        ("grad_norm_clipped", "<f4"),
+        ("lr", "<f8"),
+        ("flags", "<u4"),
+    ]
+)
+
+
+def make_steps(
+    losses: Sequence[float], *, first: int = 1, skipped: Collection[int] = ()
+) -> NDArray[Any]:
+    """Make steps from `first` on, one for each loss.
+
+    A skipped step has an infinite norm, and the scale is another from the next step on.
+    """
+    steps = np.zeros(len(losses), STEP)
+    step = np.arange(first, first + len(losses))
+    steps["step"], steps["elapsed_ms"], steps["step_us"] = step, step * 5, 5000 + step % 7
+    steps["loss"], steps["lr"] = losses, 0.1 / step
+    steps["scale"] = scale_at(step, skipped)
+    steps["grad_norm"] = 1 + step % 5
+    steps["grad_norm_clipped"] = np.minimum(steps["grad_norm"], 3)
+    lost = np.isin(step, list(skipped))
+    steps["flags"][lost] = SKIPPED
+    steps["grad_norm"][lost] = np.inf
+    steps["grad_norm_clipped"][lost] = np.nan
+    return steps
+
+
+def scale_at(step: Any, skipped: Collection[int]) -> Any:
+    """Return the scale used for a step: each skip changes it to another of 20 powers of two."""
+    return 2.0 ** (20 - np.searchsorted(sorted(skipped), step) % 20)
+
+
+def make_events(skipped: Collection[int]) -> list[dict[str, Any]]:
+    """Make the two events of each skipped step."""
+    return [
+        {
+            "event": "scaler",
+            "kind": kind,
+            "step": step,
+            "optimizer": optimizer,
+            "scale_before": scale_at(step, skipped),
+            "scale_after": scale_at(step + 1, skipped),
+            "culprits": [],
+        }
+        for step in sorted(skipped)
+        for kind, optimizer in (("skip", "SGD"), ("backoff", None))
+    ]
+
+
+def make_metric(step: int, value: Any, name: str = "val/accuracy") -> dict[str, Any]:
+    """Make the event of one metric."""
+    return {"event": "metric", "step": step, "name": name, "value": value, "elapsed_ms": step * 5}
+
+
+def record(
+    database: Database,
+    run: Run,
+    *batches: NDArray[Any],
+    events: Sequence[dict[str, Any]] = (),
+) -> None:
+    """Record batches, each in a transaction of its own, then events in another."""
+    flushes = [telemetry.Flush(steps=[batch]) for batch in batches]
+    for flush in (*flushes, telemetry.Flush(events=list(events))):
+        with database.writing() as session:
+            telemetry.record(session, run.id, run.attempt, flush)
+
+
+def forget(database: Database, run: Run) -> None:
+    """Empty a run again, so that the next example of a property begins anew."""
+    with database.writing() as session:
+        for table in (Step, StepBucket, Metric, MetricBucket, ScalerEvent):
+            session.execute(delete(table).where(table.run_id == run.id))

@@ -1,0 +1,136 @@
+"""The pyramid: its stones are what the raw steps say, however these arrived."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sqlalchemy import select
+
+from db import pyramid
+from db.database import Database
+from db.summaries import Points, Summaries, merge
+from db.tables import MetricBucket, Run, StepBucket
+from tests.db.telemetry_made import forget, make_metric, make_steps, record
+
+#: A function-scoped database may serve every example: each begins with a run of its own.
+anyhow = settings(
+    deadline=None,
+    max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+losses = st.lists(
+    st.floats(width=32) | st.sampled_from([float("nan"), float("inf"), -0.0, 0.0]),
+    min_size=1,
+    max_size=200,
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+    """Draw a run's final steps, and batches that lead there by any cuts, replays and re-runs."""
+    first = draw(st.sampled_from([1, 60, 500, 4090, 262_100]))
+    values = draw(losses)
+    skipped = draw(st.sets(st.integers(first, first + len(values) - 1), max_size=20))
+    final = make_steps(values, first=first, skipped=skipped)
+    cut = draw(st.lists(st.integers(0, len(values)), max_size=4))
+    batches = [part for part in np.split(final, sorted(cut)) if len(part)]
+    # Steps of an earlier attempt, which the final ones replace.
+    stale = make_steps([7.0] * len(values), first=first)[draw(st.integers(0, len(values))) :]
+    replayed = draw(st.lists(st.sampled_from(batches), max_size=2))
+    return final, [part for part in (stale, *batches, *replayed) if len(part)]
+
+
+@given(history=histories())
+@anyhow
+def test_stones_are_what_the_raw_steps_say(
+    database: Database, running: Run, history: tuple[NDArray[Any], list[NDArray[Any]]]
+) -> None:
+    """Counts, extremes and where they are agree with the raw steps for any batches and replays."""
+    final, batches = history
+    forget(database, running)
+    record(database, running, *batches)
+    with database.reading() as session:
+        for size in pyramid.SIZES:
+            found = pyramid.read_buckets(
+                session.connection(), pyramid.steps_of(running.id), [(size, 0, pyramid.END)]
+            )[size]
+            buckets = final["step"] // size
+            assert found.start.tolist() == (np.unique(buckets) * size).tolist()
+            for row, bucket in enumerate(np.unique(buckets)):
+                _assert_summed_up(found, row, final[buckets == bucket])
+
+
+def _assert_summed_up(found: Summaries, row: int, steps: NDArray[Any]) -> None:
+    assert found.steps[row] == len(steps)
+    assert found.skips[row] == np.count_nonzero(steps["flags"] & 1)
+    assert found.elapsed_ms[row] == steps["elapsed_ms"].max()
+    for index, series in enumerate(pyramid.STEP_SERIES):
+        finite = np.isfinite(steps[series.name])
+        values = steps[series.name][finite]
+        assert found.nonfinite[row, index] == np.count_nonzero(~finite)
+        if not len(values):
+            assert np.isnan(found.low[row, index])
+            continue
+        assert found.low[row, index] == values.min()
+        assert found.high[row, index] == values.max()
+        numbers = steps["step"][finite]
+        assert found.low_step[row, index] == numbers[values == values.min()].min()
+        assert found.high_step[row, index] == numbers[values == values.max()].max()
+        if series.mean:
+            spread = float(np.abs(values.astype(float)).max())
+            assert abs(found.mean[row, index] - values.astype(float).mean()) <= 1e-6 * spread
+
+
+@given(history=histories())
+@anyhow
+def test_rebuilding_gives_the_same_bytes(
+    database: Database, running: Run, history: tuple[NDArray[Any], list[NDArray[Any]]]
+) -> None:
+    """A pyramid made anew is identical to the one written batch by batch."""
+    forget(database, running)
+    record(database, running, *history[1], events=[make_metric(s, s / 3) for s in (1, 70, 900)])
+    written = _stones(database)
+    with database.writing() as session:
+        pyramid.rebuild(session, running.id)
+    assert _stones(database) == written
+    assert written
+
+
+def test_run_counts_each_skip_once(database: Database, running: Run) -> None:
+    """Steps that are run again do not count their skips twice, and may have lost them."""
+    record(database, running, make_steps([1.0] * 100, skipped=[3, 60, 90]))
+    record(database, running, make_steps([1.0] * 50, first=51, skipped=[90]))
+    with database.reading() as session:
+        assert session.get_one(Run, running.id).skipped == 2
+
+
+def test_runs_do_not_mix(database: Database, running: Run) -> None:
+    """A rebuild of one run leaves the stones of another alone."""
+    record(database, running, make_steps([1.0] * 100))
+    written = _stones(database)
+    with database.writing() as session:
+        pyramid.rebuild(session, running.id + 1)
+    assert _stones(database) == written
+
+
+def test_merging_by_steps_is_merging_at_once() -> None:
+    """Sixteen at a time or one after the other: the extremes and the counts are the same."""
+    rng = np.random.default_rng(0)
+    step = np.arange(512)
+    points = Points(step, step * 5, np.zeros_like(step), rng.normal(size=(512, 2)))
+    at_once = merge(Summaries.of(points), 512)
+    by_steps = merge(merge(merge(Summaries.of(points), 8), 64), 512)
+    for name in ("steps", "low", "high", "low_step", "high_step", "nonfinite"):
+        assert getattr(at_once, name).tolist() == getattr(by_steps, name).tolist()
+    np.testing.assert_allclose(at_once.mean, by_steps.mean)
+
+
+def _stones(database: Database) -> list[tuple[Any, ...]]:
+    with database.reading() as session:
+        return [
+            tuple(row)
+            for table in (StepBucket.__table__, MetricBucket.__table__)
+            for row in session.execute(select(table).order_by(*table.primary_key))
+        ]
