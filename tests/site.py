@@ -78,6 +78,12 @@ class Site:
             attempt = runs.get(session, run_id).attempt
         return psutil.Process(self.supervisor_pid(run_id, attempt)).children()[0]
 
+    def has_training(self, run_id: int) -> bool:
+        try:
+            return is_running(self.training(run_id))
+        except (psutil.NoSuchProcess, FileNotFoundError, IndexError, ValueError):
+            return False
+
     def supervisor_pid(self, run_id: int, attempt: int = 1) -> int:
         handle = self.data / "runs" / str(run_id) / f"supervisor-{attempt}.json"
         return int(json.loads(handle.read_text())["pid"])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from trainer.config import parse_config
+from trainer.console import print_event
 from trainer.ranks import Request, joined
 from trainer.registry import load_recipe
 from trainer.spool import SpoolWriter, Steps
@@ -41,7 +42,11 @@ class Attempt:
             on_steps: Callable[[Steps], None] = _ignore
             if ranks.rank == 0:
                 spool = stack.enter_context(SpoolWriter(self._folder / "spool", self._attempt))
-                on_event = spool.event
+
+                def on_event(event: dict[str, Any]) -> None:
+                    spool.event(event)
+                    if event["event"] in ("metric", "checkpoint"):
+                        print_event(event)
 
                 def on_steps(records: Steps) -> None:
                     spool.steps(records)

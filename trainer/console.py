@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
                 config,
                 device=device,
                 on_steps=_Printer(config).steps,
-                on_event=_print_event,
+                on_event=print_event,
                 checkpoint_folder=options.checkpoints,
                 resume=options.resume,
                 ranks=ranks,
@@ -59,7 +59,8 @@ class _Printer:
         )
 
 
-def _print_event(event: Event) -> None:
+def print_event(event: Event) -> None:
+    """Print what happened in a line of its own."""
     match event:
         case {"event": "scaler", "kind": "skip", "step": step, "culprits": culprits}:
             names = ", ".join(culprit["name"] for culprit in culprits)
