@@ -1,1 +1,1 @@
-"""The server: pages, JSON API, live streams, sign-in. It has no torch."""
+"""The server: pages, JSON API, live streams, downloads, sign-in. No torch, no trainer."""

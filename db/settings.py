@@ -26,6 +26,9 @@ class Settings(BaseSettings):
     ] = ""
     host: Annotated[str, Field(description="Address that the server binds to")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="Port that the server binds to")] = 8000
+    host_names: Annotated[
+        str, Field(description="Further names that browsers may use for the server, with commas")
+    ] = ""
     worker_name: Annotated[
         str, Field(description="Name of this worker; empty means the host's name")
     ] = ""

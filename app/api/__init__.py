@@ -1,0 +1,9 @@
+"""The JSON API: all that the pages show and do, for scripts."""
+
+from fastapi import APIRouter
+
+from app.api import docs, export, runs, series, streams, tokens, workers
+
+router = APIRouter(prefix="/api")
+for module in (streams, runs, series, export, workers, tokens, docs):
+    router.include_router(module.router)

@@ -1,0 +1,133 @@
+"""Runs: list, submit, look, and ask for something."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from app.auth import SignedIn
+from app.context import Db, TheSettings
+from app.submission import Submission, submit
+from app.summary import RunSummary, summarise
+from db import runs
+from db.tables import Status
+
+router = APIRouter(prefix="/runs", tags=["runs"])
+
+
+class RunList(BaseModel):
+    """Runs, newest first."""
+
+    runs: list[RunSummary]
+
+
+class StatusChange(BaseModel):
+    """When and why a run changed its status; fault: "infrastructure", "code" or null."""
+
+    attempt: int
+    status: Status
+    reason: str | None
+    fault: str | None
+    time: float
+
+
+class RunDetail(RunSummary):
+    """A run with its configuration and history."""
+
+    config: dict[str, Any]
+    statuses: list[StatusChange]
+
+
+class Priority(BaseModel):
+    """Higher starts sooner."""
+
+    priority: Annotated[int, Field(ge=-100, le=100)]
+
+
+class CheckpointRequest(BaseModel):
+    """A request that the training obeys at its next step."""
+
+    id: int
+
+
+@router.get("")
+def list_runs(
+    session: Db,
+    settings: TheSettings,
+    _visitor: SignedIn,
+    status: Annotated[str, Query(description='A status, or "active"')] = "",
+    text: Annotated[str, Query(description="In name, recipe, precision, tags or owner")] = "",
+    before: Annotated[int | None, Query(description="Only runs older than this id")] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> RunList:
+    """List runs, newest first."""
+    rows = runs.newest(session, status=status, text=text, before=before, limit=limit)
+    return RunList(runs=[summarise(session, run, owner, settings) for run, owner in rows])
+
+
+@router.post("", status_code=201)
+def submit_run(
+    submission: Submission, session: Db, settings: TheSettings, visitor: SignedIn
+) -> RunSummary:
+    """Queue a run. 422 names each bad field, its value and what is allowed."""
+    run = submit(session, visitor.user, submission)
+    return summarise(session, run, visitor.user.name, settings)
+
+
+@router.get("/{run_id}")
+def get_run(run_id: int, session: Db, settings: TheSettings, _visitor: SignedIn) -> RunDetail:
+    """Look at one run."""
+    summary = _summary(session, run_id, settings)
+    statuses = [
+        StatusChange.model_validate(row, from_attributes=True)
+        for row in runs.statuses(session, run_id)
+    ]
+    config = runs.get(session, run_id).config
+    return RunDetail(**summary.model_dump(), config=config, statuses=statuses)
+
+
+@router.get("/{run_id}/config")
+def get_config(run_id: int, session: Db, _visitor: SignedIn) -> dict[str, Any]:
+    """Return a run's configuration, to be submitted again."""
+    return runs.get(session, run_id).config
+
+
+@router.post("/{run_id}/cancellation")
+def cancel_run(run_id: int, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+    """Cancel: a training run leaves a checkpoint first; asked again, it does not wait for it."""
+    runs.cancel(session, run_id, visitor.user)
+    return _summary(session, run_id, settings)
+
+
+@router.post("/{run_id}/pause")
+def pause_run(run_id: int, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+    """Pause, with a checkpoint."""
+    runs.pause(session, run_id, visitor.user)
+    return _summary(session, run_id, settings)
+
+
+@router.post("/{run_id}/resumption")
+def resume_run(run_id: int, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+    """Queue a paused run again."""
+    runs.resume(session, run_id, visitor.user)
+    return _summary(session, run_id, settings)
+
+
+@router.post("/{run_id}/checkpoints", status_code=202)
+def request_checkpoint(run_id: int, session: Db, visitor: SignedIn) -> CheckpointRequest:
+    """Ask for a checkpoint now."""
+    return CheckpointRequest(id=runs.request_checkpoint(session, run_id, visitor.user).id)
+
+
+@router.put("/{run_id}/priority")
+def set_priority(
+    run_id: int, wanted: Priority, session: Db, settings: TheSettings, _visitor: SignedIn
+) -> RunSummary:
+    """Change the priority of a run that waits."""
+    runs.set_priority(session, run_id, wanted.priority)
+    return _summary(session, run_id, settings)
+
+
+def _summary(session: Db, run_id: int, settings: TheSettings) -> RunSummary:
+    run, owner = runs.get_owned(session, run_id)
+    return summarise(session, run, owner, settings)

@@ -1,0 +1,53 @@
+"""Your API tokens."""
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.auth import SignedIn
+from app.context import Db
+from db import accounts
+
+router = APIRouter(prefix="/tokens", tags=["tokens"])
+
+
+class TokenName(BaseModel):
+    """What a token is for."""
+
+    name: str
+
+
+class TokenRow(BaseModel):
+    """A token; its secret is not kept."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: int
+    name: str
+    created_at: float
+
+
+class NewToken(TokenRow):
+    """A token just made."""
+
+    token: Annotated[str, Field(description="The secret. It is not shown again.")]
+
+
+@router.get("")
+def list_tokens(session: Db, visitor: SignedIn) -> list[TokenRow]:
+    """List your tokens, newest first."""
+    return [TokenRow.model_validate(row) for row in accounts.api_tokens(session, visitor.user)]
+
+
+@router.post("", status_code=201)
+def make_token(wanted: TokenName, session: Db, visitor: SignedIn) -> NewToken:
+    """Make a token."""
+    token, row = accounts.make_api_token(session, visitor.user, wanted.name)
+    return NewToken(token=token, id=row.id, name=row.name, created_at=row.created_at)
+
+
+@router.delete("/{token_id}", status_code=204)
+def revoke_token(token_id: int, session: Db, visitor: SignedIn) -> None:
+    """Revoke one of your tokens."""
+    accounts.delete_api_token(session, visitor.user, token_id)

@@ -1,0 +1,80 @@
+"""Static files under names that hold their fingerprint, so that browsers keep them for ever.
+
+Scripts import each other by bare names, which the page's import map resolves: no build step.
+plotly.js comes out of the installed plotly package.
+"""
+
+import gzip
+import hashlib
+import json
+import mimetypes
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+from starlette.exceptions import HTTPException
+
+router = APIRouter(include_in_schema=False)
+
+STATIC = Path(__file__).parent / "static"
+COMPRESSIBLE = ("text/", "image/svg")
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file."""
+
+    url: str
+    media_type: str
+    body: bytes
+
+    @cached_property
+    def gzipped(self) -> bytes | None:
+        """The body compressed, once, if that is of use."""
+        return gzip.compress(self.body, 6) if self.media_type.startswith(COMPRESSIBLE) else None
+
+
+class Assets:
+    """All static files by name; `by_url` finds the one that a browser asks for."""
+
+    def __init__(self) -> None:
+        self._by_name = {path.name: _asset(path) for path in sorted(STATIC.iterdir())}
+        plotly = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
+        self._by_name["plotly.js"] = _asset(plotly)
+        self.by_url = {asset.url: asset for asset in self._by_name.values()}
+
+    def url(self, name: str) -> str:
+        """Return the address of a file."""
+        return self._by_name[name].url
+
+    @property
+    def import_map(self) -> str:
+        """Return the bare names of all scripts, as a browser wants them."""
+        imports = {
+            name.removesuffix(".js"): asset.url
+            for name, asset in self._by_name.items()
+            if name.endswith(".js")
+        }
+        return json.dumps({"imports": imports})
+
+
+def _asset(path: Path) -> Asset:
+    body = path.read_bytes()
+    fingerprint = hashlib.sha256(body).hexdigest()[:12]
+    media_type = mimetypes.types_map.get(path.suffix, "application/octet-stream")
+    return Asset(f"/static/{path.stem}.{fingerprint}{path.suffix}", media_type, body)
+
+
+@router.get("/static/{name}")
+def static(request: Request, name: str) -> Response:
+    """Send a file."""
+    asset: Asset | None = request.app.state.assets.by_url.get(f"/static/{name}")
+    if asset is None:
+        raise HTTPException(404, "There is no such file.")
+    headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", "") and asset.gzipped:
+        headers["Content-Encoding"] = "gzip"
+        return Response(asset.gzipped, media_type=asset.media_type, headers=headers)
+    return Response(asset.body, media_type=asset.media_type, headers=headers)

@@ -1,0 +1,83 @@
+"""Who is asking: a browser by its session cookie, a script by its API token.
+
+A browser sends its cookie with requests that other sites make it send, so a change that comes with
+a cookie must also bring the session's CSRF token. A script's token is sent on purpose only.
+"""
+
+import hmac
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request, Response
+from sqlalchemy.orm import Session
+
+from app.context import SAFE_METHODS, Db, Posted
+from db import accounts
+from db.errors import HalfstepError
+from db.settings import Settings
+from db.tables import User
+
+
+class SignInNeeded(HalfstepError):
+    """Sign in first, or send an API token as "Authorization: Bearer ..."."""
+
+
+class Forgery(HalfstepError):
+    """This request did not come from a page of this server. Reload the page and try again."""
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Somebody who is signed in. csrf_token is empty for a script."""
+
+    user: User
+    csrf_token: str
+
+
+def _signed_in(request: Request, session: Db, posted: Posted) -> Visitor:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        user = accounts.find_api_token(session, token.strip())
+        if user is None:
+            raise SignInNeeded
+        return Visitor(user, csrf_token="")
+    secret = request.cookies.get(cookie_name(request.app.state.settings), "")
+    found = accounts.find_session(session, secret)
+    if found is None:
+        raise SignInNeeded
+    user, sign_in = found
+    if request.method not in SAFE_METHODS:
+        sent = request.headers.get("x-csrf-token") or str(posted.get("csrf_token", ""))
+        if not hmac.compare_digest(sent.encode(), sign_in.csrf_token.encode()):
+            raise Forgery
+    return Visitor(user, sign_in.csrf_token)
+
+
+SignedIn = Annotated[Visitor, Depends(_signed_in)]
+
+
+def sign_in(request: Request, response: Response, session: Session, user: User) -> None:
+    """Start a session and give its secret to the browser."""
+    secret, _row = accounts.start_session(session, user)
+    response.set_cookie(
+        cookie_name(request.app.state.settings),
+        secret,
+        max_age=int(accounts.SESSION_SECONDS),
+        httponly=True,
+        samesite="lax",
+        secure=request.url.scheme == "https",
+    )
+
+
+def cookie_name(settings: Settings) -> str:
+    """Name the port: browsers share cookies between the ports of a host."""
+    return f"halfstep-{settings.port}"
+
+
+def local_path(address: str) -> str:
+    """Return an address to go to after signing in, if it is one of ours; else the front page.
+
+    "//host" and "/\\host" lead to other sites.
+    """
+    is_ours = address.startswith("/") and address[1:2] not in ("/", "\\") and address.isprintable()
+    return address if is_ours else "/"

@@ -1,0 +1,52 @@
+"""What a request works with: its one transaction, the settings, the live streams."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import Depends, Request
+from sqlalchemy.orm import Session
+from starlette.datastructures import FormData
+
+from app.live import Live
+from db.database import Database
+from db.settings import Settings
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+def _database(request: Request) -> Database:
+    database: Database = request.app.state.database
+    return database
+
+
+def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+def _live(request: Request) -> Live:
+    live: Live = request.app.state.live
+    return live
+
+
+def _session(request: Request) -> Iterator[Session]:
+    database = _database(request)
+    safe = request.method in SAFE_METHODS
+    with database.reading() if safe else database.writing() as session:
+        yield session
+
+
+async def _posted(request: Request) -> FormData:
+    kind = request.headers.get("content-type", "").partition(";")[0]
+    if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
+        return await request.form()
+    return FormData()
+
+
+TheDatabase = Annotated[Database, Depends(_database)]
+TheSettings = Annotated[Settings, Depends(_settings)]
+TheLive = Annotated[Live, Depends(_live)]
+# Scope "function": committed before the answer is sent, so whoever reads it finds the change; and
+# a stream that stays open holds no session.
+Db = Annotated[Session, Depends(_session, scope="function")]
+Posted = Annotated[FormData, Depends(_posted)]

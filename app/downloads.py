@@ -1,0 +1,112 @@
+"""Send a checkpoint out of the store, whole or a range of it, a chunk at a time.
+
+A download that broke off goes on with Range and If-Range: the ETag is the file's SHA-256.
+"""
+
+import re
+from collections.abc import Iterator
+
+import obstore
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from obstore.store import ObjectStore
+
+from app.auth import SignedIn
+from app.context import Db, TheSettings
+from db import checkpoints, runs
+from db.errors import NotFound
+from db.storage import open_store
+from db.tables import Checkpoint, Run
+
+router = APIRouter()
+
+CHUNK_BYTES = 1 << 20
+SUFFIXES = {"checkpoint": ".pt", "weights": ".safetensors"}
+
+
+@router.api_route(
+    "/runs/{run_id}/checkpoints/{checkpoint_id}/download",
+    methods=["GET", "HEAD"],
+    response_class=Response,
+    tags=["checkpoints"],
+)
+def download(
+    request: Request,
+    run_id: int,
+    checkpoint_id: int,
+    session: Db,
+    settings: TheSettings,
+    _visitor: SignedIn,
+) -> Response:
+    """Download a checkpoint or its weights. Takes Range, If-Range and If-None-Match."""
+    run, row = runs.get(session, run_id), checkpoints.get(session, run_id, checkpoint_id)
+    store = open_store(settings)
+    size, etag = _size(store, row), f'"{row.sha256}"'
+    headers = {
+        "ETag": etag,
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "private, no-cache",
+        "Content-Disposition": f'attachment; filename="{file_name(run, row)}"',
+    }
+    if etag in _etags(request.headers.get("if-none-match", "")):
+        return Response(status_code=304, headers=headers)
+    first, last, status = 0, size - 1, 200
+    if request.headers.get("if-range", etag) == etag:
+        wanted = parse_range(request.headers.get("range", ""), size)
+        if wanted == "unsatisfiable":
+            headers["Content-Range"] = f"bytes */{size}"
+            return Response(status_code=416, headers=headers)
+        if isinstance(wanted, range):
+            first, last, status = wanted.start, wanted.stop - 1, 206
+            headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+    headers["Content-Length"] = str(last - first + 1)
+    body = _chunks(store, row.key, first, last) if request.method == "GET" else iter(())
+    return StreamingResponse(body, status, headers, media_type="application/octet-stream")
+
+
+def file_name(run: Run, row: Checkpoint) -> str:
+    """Return a name that says the run and the step: digits-fp16-run12-step400.pt."""
+    recipe = re.sub(r"[^A-Za-z0-9._-]+", "-", run.recipe).strip("-.") or "run"
+    suffix = SUFFIXES.get(row.kind, "")
+    return f"{recipe}-{run.precision}-run{run.id}-step{row.step}{suffix}"
+
+
+def parse_range(header: str, size: int) -> range | str | None:
+    """Return the bytes that a Range header asks for, "unsatisfiable", or None for all of them.
+
+    Only a single range is taken; RFC 9110 lets a server ignore the others.
+    """
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
+    if match is None or match.group() == "bytes=-":
+        return None
+    start, end = match.groups()
+    if not start:
+        length = min(int(end), size)
+        return range(size - length, size) if length else "unsatisfiable"
+    if end and int(end) < int(start):
+        return None
+    if int(start) >= size:
+        return "unsatisfiable"
+    return range(int(start), min(int(end) + 1 if end else size, size))
+
+
+def _size(store: ObjectStore, row: Checkpoint) -> int:
+    """Return the file's size; a file that is gone or cut short is not sent. Raises NotFound."""
+    try:
+        found = obstore.head(store, row.key)["size"]
+    except FileNotFoundError as error:
+        raise NotFound(f"The file {row.key} is no longer in the store.") from error
+    if found != row.size_bytes:
+        text = f"The file {row.key} is damaged: it has {found} bytes, recorded were "
+        raise NotFound(f"{text}{row.size_bytes}.")
+    return found
+
+
+def _etags(header: str) -> list[str]:
+    return [each.strip().removeprefix("W/") for each in header.split(",")]
+
+
+def _chunks(store: ObjectStore, key: str, first: int, last: int) -> Iterator[bytes]:
+    for start in range(first, last + 1, CHUNK_BYTES):
+        end = min(start + CHUNK_BYTES, last + 1)
+        yield bytes(obstore.get_range(store, key, start=start, end=end))

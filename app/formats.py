@@ -1,0 +1,128 @@
+"""Numbers, times and sizes as people read them. formats.js says the same in the browser."""
+
+import json
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+from markupsafe import Markup
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; what is missing is a NaN, or was never measured."""
+    if value is None:
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def count(value: int) -> str:
+    """A whole number with its thousands apart."""
+    return f"{value:,}"
+
+
+def scale(value: float | None) -> Markup:
+    """A loss scale: powers of two as such, since the scaler halves and doubles."""
+    if value is None or value <= 0 or math.isinf(value):
+        return Markup(number(value))  # noqa: S704 - digits only
+    exponent = math.log2(value)
+    if exponent.is_integer() and abs(exponent) > 3:
+        power = str(int(exponent)).replace("-", "−")
+        return Markup("2<sup>{}</sup>").format(power)
+    return Markup(number(value))  # noqa: S704 - digits only
+
+
+def duration(seconds: float | None) -> str:
+    """The two largest units."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def size(size_bytes: int) -> str:
+    """Bytes in the unit that fits."""
+    if size_bytes < 1000:
+        return f"{size_bytes} B"
+    value = float(size_bytes)
+    for unit in ("kB", "MB", "GB", "TB"):  # noqa: B007 - used after the loop
+        value /= 1000
+        if value < 1000:
+            break
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+
+
+def time(seconds: float | None) -> Markup:
+    """A moment, in UTC; the browser shows it in its own zone."""
+    if seconds is None:
+        return Markup("–")
+    moment = datetime.fromtimestamp(seconds, UTC)
+    iso = moment.isoformat(timespec="seconds")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        iso, f"{moment:%Y-%m-%d %H:%M:%S} UTC", f"{moment:%d %b %H:%M}"
+    )
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON, to be copied."""
+    return json.dumps(value, indent=2)
+
+
+def value(value: Any) -> str:
+    """A value of a configuration."""
+    match value:
+        case None:
+            return "off"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return repr(int(value)) if value.is_integer() and abs(value) < 1e16 else repr(value)
+        case _:
+            return str(value)
+
+
+def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:
+    """A small line of the loss; gaps where it is not finite."""
+    numbers = [v if isinstance(v, int | float) else None for v in values]
+    finite = [v for v in numbers if v is not None]
+    if len(finite) < 2:
+        return Markup("")
+    low, high = min(finite), max(finite)
+    spread = (high - low) or 1.0
+    parts, pen = [], "M"
+    for index, v in enumerate(numbers):
+        if v is None:
+            pen = "M"
+            continue
+        x = 1 + index * (width - 2) / (len(numbers) - 1)
+        y = 2 + (high - v) / spread * (height - 4)
+        parts.append(f"{pen}{x:.1f} {y:.1f}")
+        pen = "L"
+    return Markup(
+        '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}" role="img" '
+        'aria-label="Loss from {} to {}"><path d="{}"/></svg>'
+    ).format(width, height, width, height, number(finite[0]), number(finite[-1]), "".join(parts))
+
+
+FILTERS = {
+    "number": number,
+    "count": count,
+    "scale": scale,
+    "duration": duration,
+    "size": size,
+    "time": time,
+    "as_json": as_json,
+    "value": value,
+    "sparkline": sparkline,
+}

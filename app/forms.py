@@ -1,0 +1,115 @@
+"""The form of a new run, drawn from a recipe's schema, and what comes back from it.
+
+Inputs are named by their path. What cannot be read stays text, is shown again as it was typed, and
+is refused by the schema like any other bad value.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.schemas import Property, Schema, get, properties, put
+
+#: Groups that a newcomer need not see; they open when they hold an error or a changed value.
+ADVANCED = {"scaler", "checkpoints", "evaluation"}
+
+
+@dataclass(frozen=True)
+class Input:
+    """One control. kind: number, text, checkbox or select."""
+
+    source: Property
+    kind: str
+    text: str
+    error: str
+    is_changed: bool
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Hints for the browser; the server checks again."""
+        rules = self.source.rules
+        if self.kind != "number":
+            return {}
+        low = rules.get("minimum", rules.get("exclusiveMinimum"))
+        high = rules.get("maximum", rules.get("exclusiveMaximum"))
+        step = 1 if rules.get("type") == "integer" else "any"
+        bounds = {"min": low, "max": high}
+        return {k: plain(v) for k, v in bounds.items() if v is not None} | {"step": step}
+
+
+@dataclass
+class FieldSet:
+    """The inputs of one group."""
+
+    name: str
+    title: str
+    description: str
+    inputs: list[Input] = field(default_factory=list)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether to show it at once."""
+        eventful = any(each.error or each.is_changed for each in self.inputs)
+        return self.name not in ADVANCED or eventful
+
+
+def field_sets(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -> list[FieldSet]:
+    """Return what to draw; the recipe's own group first, then the rest in the schema's order."""
+    groups = {
+        name: FieldSet(name, each.get("title", name), each.get("description", ""))
+        for name, each in schema.get("properties", {}).items()
+        if each.get("type") == "object"
+    }
+    for each in properties(schema):
+        if each.group:
+            groups[each.group].inputs.append(_input(each, config, errors))
+    return sorted((g for g in groups.values() if g.inputs), key=lambda g: g.name != "recipe")
+
+
+def precision_input(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -> Input:
+    """Return the control that stands above all groups."""
+    found = next(each for each in properties(schema) if each.path == "precision")
+    return _input(found, config, errors)
+
+
+def _input(each: Property, config: dict[str, Any], errors: dict[str, str]) -> Input:
+    rules = each.rules
+    kinds = {"boolean": "checkbox", "integer": "number", "number": "number"}
+    kind = "select" if "enum" in rules else kinds.get(rules.get("type", ""), "text")
+    value = get(config, each.path, each.default)
+    return Input(each, kind, plain(value), errors.get(each.path, ""), value != each.default)
+
+
+def plain(value: Any) -> str:
+    """Return a value as it stands in an input; whole numbers without a point."""
+    if value is None:
+        return ""
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value.is_integer() and abs(value) < 2**63 else repr(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read(schema: Schema, posted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration that was posted."""
+    config: dict[str, Any] = {}
+    for each in properties(schema):
+        put(config, each.path, _parsed(each, str(posted.get(each.path, "")).strip()))
+    return config
+
+
+def _parsed(each: Property, text: str) -> Any:
+    kind = each.rules.get("type")
+    if kind == "boolean":
+        return text in ("true", "on")
+    if text == "" and each.is_nullable:
+        return None
+    if kind not in ("integer", "number"):
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if kind == "integer" and number.is_integer():
+        return int(text) if text.lstrip("+-").isdigit() else int(number)
+    return number

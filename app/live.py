@@ -1,0 +1,121 @@
+"""Live streams: one task looks for news of a subject, however many browsers watch it.
+
+A viewer is known by its cursor only. Viewers at the same cursor, as all are once they have caught
+up, share one look into the database and one encoding; one that comes back with the cursor of its
+last message goes on from there. Nobody watching, no task.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from fastapi.sse import ServerSentEvent
+
+from db.database import is_outage
+
+logger = logging.getLogger(__name__)
+
+#: A viewer that is so many messages behind is sent away; its browser comes back with its cursor.
+MESSAGES_WAITING = 50
+RECONNECT_MS = 1000
+
+
+@dataclass(frozen=True)
+class News:
+    """What happened since a cursor, encoded, and the cursor of those who have seen it."""
+
+    data: str
+    cursor: str
+
+
+#: Return what is new since a cursor, or None. Called in a thread.
+Look = Callable[[str], News | None]
+
+
+@dataclass(eq=False)
+class Viewer:
+    """One open stream."""
+
+    cursor: str
+    news: "asyncio.Queue[News | None]" = field(
+        default_factory=lambda: asyncio.Queue(MESSAGES_WAITING)
+    )
+    sent_away: bool = False
+
+    def tell(self, news: News) -> None:
+        """Hand over news, or end the stream of one who is too slow."""
+        self.cursor = news.cursor
+        try:
+            self.news.put_nowait(news)
+        except asyncio.QueueFull:
+            self.end()
+
+    def end(self) -> None:
+        """End the stream; what it has not taken by now it gets when it comes back."""
+        self.sent_away = True
+        while not self.news.empty():
+            self.news.get_nowait()
+        self.news.put_nowait(None)
+
+
+class Live:
+    """All subjects that somebody watches."""
+
+    def __init__(self) -> None:
+        self._viewers: dict[str, set[Viewer]] = defaultdict(set)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
+
+    async def watch(
+        self, subject: str, cursor: str, look: Look, *, seconds: float
+    ) -> AsyncIterator[ServerSentEvent]:
+        """Yield news of a subject since a cursor, as they come; seconds: how often to look."""
+        yield ServerSentEvent(comment="watching", retry=RECONNECT_MS)
+        if self._closed:
+            return
+        viewer, viewers = Viewer(cursor), self._viewers[subject]
+        viewers.add(viewer)
+        if subject not in self._tasks:
+            self._tasks[subject] = asyncio.create_task(self._follow(subject, look, seconds))
+        try:
+            while (news := await viewer.news.get()) is not None:
+                yield ServerSentEvent(raw_data=news.data, id=news.cursor)
+        finally:
+            viewers.discard(viewer)
+
+    def close(self) -> None:
+        """End every stream: the server is about to stop."""
+        self._closed = True
+        for viewers in self._viewers.values():
+            for viewer in viewers:
+                viewer.end()
+
+    async def _follow(self, subject: str, look: Look, seconds: float) -> None:
+        viewers = self._viewers[subject]
+        try:
+            while viewers and not self._closed:
+                by_cursor: dict[str, list[Viewer]] = defaultdict(list)
+                for viewer in viewers:
+                    if not viewer.sent_away:
+                        by_cursor[viewer.cursor].append(viewer)
+                for cursor, group in by_cursor.items():
+                    news = await self._look(look, cursor)
+                    if news is not None:
+                        for viewer in group:
+                            viewer.tell(news)
+                await asyncio.sleep(seconds)
+        finally:
+            for viewer in viewers:
+                viewer.end()
+            del self._viewers[subject], self._tasks[subject]
+
+    async def _look(self, look: Look, cursor: str) -> News | None:
+        try:
+            return await asyncio.to_thread(look, cursor)
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            logger.warning("live streams wait for the database: %s", error)
+            return None

@@ -1,0 +1,41 @@
+"""Put the server together."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from app import api, assets, downloads, errors, pages
+from app.live import Live
+from app.security import KnownHosts, SecurityHeaders
+from db.database import Database
+from db.settings import Settings
+
+
+def create_app(settings: Settings, database: Database) -> FastAPI:
+    """Return the server for a database that is up to date."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        app.state.live.close()
+
+    app = FastAPI(
+        title="Halfstep",
+        description="Self-hosted mixed-precision training.",
+        lifespan=lifespan,
+        # The description is behind the sign-in too, and its page loads nothing from elsewhere.
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.settings = settings
+    app.state.database = database
+    app.state.live = Live()
+    app.state.assets = assets.Assets()
+    app.add_middleware(SecurityHeaders)
+    app.add_middleware(KnownHosts, settings=settings)
+    errors.install(app)
+    for router in (assets.router, pages.router, downloads.router, api.router):
+        app.include_router(router)
+    return app

@@ -1,0 +1,106 @@
+"""What live streams send: changes of a run, and changed rows of the list of runs."""
+
+import json
+from typing import Any
+
+from app.live import Look, News
+from app.rendering import fragment
+from app.rows import CheckpointFile, Event, LogLine, MetricPoint
+from app.summary import summarise
+from db import runs, series
+from db.database import Database
+from db.settings import Settings
+from db.tables import Metric
+
+#: Rows of the table of skipped steps; the API has all of them.
+SKIPS_SHOWN = 200
+
+
+def of_run(database: Database, settings: Settings, run_id: int) -> Look:
+    """Return what looks for news of one run."""
+
+    def look(cursor: str) -> News | None:
+        with database.reading() as session:
+            changes = series.changes(session, run_id, series.Cursor.parse(cursor))
+            if changes is None:
+                return None
+            run, owner = runs.get_owned(session, run_id)
+            summary = summarise(session, run, owner, settings)
+            statuses = runs.statuses(session, run_id)
+            skips = series.skips(session, run_id, most=SKIPS_SHOWN) if changes.events else None
+            metrics = series.metrics(session, run_id) if changes.metrics else None
+        fragments = {
+            "facts": fragment("_facts.html", run=summary),
+            "problem": fragment("_problem.html", run=summary, statuses=statuses),
+            "history": fragment("_history.html", statuses=statuses),
+            "checkpoints": fragment("_checkpoints.html", run=summary, files=changes.checkpoints),
+        }
+        if skips is not None:
+            fragments["skips"] = fragment("_skips.html", skips=skips)
+        if metrics is not None:
+            fragments["metrics"] = fragment("_metrics.html", metrics=by_name(metrics))
+        message = {
+            "run": summary.model_dump(mode="json"),
+            "steps": changes.steps if changes.steps["step"] else None,
+            "events": _dumped(Event, changes.events),
+            "metrics": _dumped(MetricPoint, changes.metrics),
+            "log": _dumped(LogLine, changes.log_lines),
+            "checkpoints": _dumped(CheckpointFile, changes.checkpoints),
+            "fragments": fragments,
+        }
+        return News(json.dumps(message, separators=(",", ":")), str(changes.cursor))
+
+    return look
+
+
+def by_name(metrics: list[Metric]) -> dict[str, list[Metric]]:
+    """Return each metric's points, in order of step."""
+    named: dict[str, list[Metric]] = {}
+    for metric in metrics:
+        named.setdefault(metric.name, []).append(metric)
+    return named
+
+
+def _dumped(model: Any, rows: list[Any]) -> list[dict[str, Any]]:
+    return [model.model_validate(row).model_dump(mode="json") for row in rows]
+
+
+def of_list(database: Database, settings: Settings) -> Look:
+    """Return what looks for changed rows of the list.
+
+    A cursor is the newest run's id and the marks of all runs that had not ended.
+    """
+
+    def look(cursor: str) -> News | None:
+        seen_newest, seen = _parse(cursor)
+        with database.reading() as session:
+            marks, newest = runs.live_marks(session), runs.newest_id(session)
+            now = list_cursor(newest, marks)
+            if now == cursor:
+                return None
+            changed = {run_id for run_id, mark in marks.items() if seen.get(run_id) != mark}
+            changed |= seen.keys() - marks.keys()
+            changed |= set(range(max(seen_newest, newest - 50) + 1, newest + 1))
+            rows = {
+                run.id: fragment(
+                    "_row.html",
+                    run=summarise(session, run, owner, settings),
+                    sparkline=series.sparkline(session, run),
+                )
+                for run, owner in runs.owned(session, changed)
+            }
+        return News(json.dumps({"newest": newest, "rows": rows}), now)
+
+    return look
+
+
+def list_cursor(newest: int, marks: dict[int, str]) -> str:
+    """Return the cursor of somebody who sees the list as it is."""
+    return ".".join((str(newest), *(f"{run_id}-{mark}" for run_id, mark in marks.items())))
+
+
+def _parse(cursor: str) -> tuple[int, dict[int, str]]:
+    newest, *marks = cursor.split(".")
+    pairs = (mark.partition("-") for mark in marks)
+    seen = {int(run_id): mark for run_id, _, mark in pairs if run_id.isdigit()}
+    return int(newest) if newest.isdigit() else 0, seen

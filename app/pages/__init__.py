@@ -1,0 +1,9 @@
+"""The pages."""
+
+from fastapi import APIRouter
+
+from app.pages import account, actions, new_run, run, runs, sign_in, workers
+
+router = APIRouter(include_in_schema=False)
+for module in (sign_in, runs, new_run, actions, run, workers, account):
+    router.include_router(module.router)

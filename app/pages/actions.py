@@ -1,0 +1,53 @@
+"""What the buttons of list and run page do; each leads back to where it was pressed."""
+
+from fastapi import APIRouter
+from fastapi.responses import RedirectResponse
+
+from app.auth import SignedIn, local_path
+from app.context import Db, Posted
+from db import runs
+
+router = APIRouter()
+
+
+@router.post("/runs/cancellation")
+def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectResponse:
+    """Cancel the ticked runs that have not ended."""
+    for text in posted.getlist("run"):
+        run = runs.get(session, int(str(text)))
+        if run.ended_at is None:
+            runs.cancel(session, run.id, visitor.user)
+    back = local_path(str(posted.get("back", "/runs")))
+    return RedirectResponse(back, status_code=303)
+
+
+@router.post("/runs/{run_id}/cancellation")
+def cancel(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Cancel."""
+    runs.cancel(session, run_id, visitor.user)
+    return _back(run_id)
+
+
+@router.post("/runs/{run_id}/pause")
+def pause(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Pause."""
+    runs.pause(session, run_id, visitor.user)
+    return _back(run_id)
+
+
+@router.post("/runs/{run_id}/resumption")
+def resume(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Resume."""
+    runs.resume(session, run_id, visitor.user)
+    return _back(run_id)
+
+
+@router.post("/runs/{run_id}/checkpoints")
+def save_checkpoint(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Save a checkpoint now."""
+    runs.request_checkpoint(session, run_id, visitor.user)
+    return _back(run_id)
+
+
+def _back(run_id: int) -> RedirectResponse:
+    return RedirectResponse(f"/runs/{run_id}", status_code=303)

@@ -1,0 +1,111 @@
+"""The form of a new run."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy.orm import Session
+
+from app import forms
+from app.auth import SignedIn, Visitor
+from app.context import Db, Posted
+from app.rendering import page
+from app.submission import Submission, check, submit
+from db import runs, workers
+from db.errors import Invalid, NotFound
+
+router = APIRouter()
+
+#: What is asked of every run, whatever its recipe.
+RUN_FIELDS = ("name", "tags", "priority", "devices_per_node", "after_id")
+WHOLE_NUMBERS = {"priority": 0, "devices_per_node": 1, "after_id": None}
+
+
+@router.get("/runs/new")
+def new_run(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    recipe: str = "",
+    source: Annotated[int | None, Query(alias="from")] = None,
+) -> HTMLResponse:
+    """Show the form, filled with the defaults or with what another run had."""
+    config: dict[str, Any] = {}
+    values = {"priority": "0", "devices_per_node": "1"}
+    if source is not None:
+        run = runs.get(session, source)
+        recipe = recipe or run.recipe
+        config = run.config if recipe == run.recipe else {}
+        values |= {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
+        values["devices_per_node"] = str(run.devices_per_node)
+    return _form(request, session, visitor, recipe, config, values)
+
+
+@router.post("/runs")
+def submit_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> Response:
+    """Queue the run, or show the form again with what was typed and what is wrong with it."""
+    recipe = str(posted.get("recipe", ""))
+    values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
+    config: dict[str, Any] = {}
+    try:
+        config = forms.read(workers.recipe(session, recipe)["schema"], posted)
+        numbers, errors = _numbers(values)
+        submission = Submission(
+            recipe=recipe, config=config, name=values["name"], tags=values["tags"], **numbers
+        )
+        if errors:
+            raise Invalid(errors | check(session, submission)[1])
+        run = submit(session, visitor.user, submission)
+    except NotFound as error:
+        return _form(request, session, visitor, recipe, {}, values, {"recipe": str(error)})
+    except Invalid as error:
+        return _form(request, session, visitor, recipe, config, values, error.errors)
+    return RedirectResponse(f"/runs/{run.id}", status_code=303)
+
+
+def _numbers(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    numbers: dict[str, Any] = dict(WHOLE_NUMBERS)
+    errors = {}
+    for name in WHOLE_NUMBERS:
+        try:
+            if values[name]:
+                numbers[name] = int(values[name])
+        except ValueError:
+            errors[name] = f"{values[name]} is not allowed; allowed: a whole number"
+    return numbers, errors
+
+
+def _form(
+    request: Request,
+    session: Session,
+    visitor: Visitor,
+    recipe: str,
+    config: dict[str, Any],
+    values: dict[str, str],
+    errors: dict[str, str] | None = None,
+) -> HTMLResponse:
+    offered = workers.recipes(session)
+    names = [each["name"] for each in offered]
+    problem = (errors or {}).get("recipe", "")
+    if recipe and recipe not in names:
+        problem = f"No worker offers the recipe {recipe!r}. Choose one of those below."
+    chosen = next((each for each in offered if each["name"] == recipe), None)
+    chosen = chosen or (offered[0] if offered else None)
+    schema = chosen["schema"] if chosen else {}
+    everyone = workers.everyone(session)
+    return page(
+        request,
+        "new_run.html",
+        visitor=visitor,
+        status_code=422 if errors else 200,
+        offered=offered,
+        chosen=chosen,
+        problem=problem,
+        broken=[each for worker, _ in everyone for each in worker.recipes if "error" in each],
+        precisions={p for worker, up in everyone if up for p in workers.precisions(worker.devices)},
+        workers_up=any(alive for _worker, alive in everyone),
+        precision=forms.precision_input(schema, config, errors or {}) if chosen else None,
+        field_sets=forms.field_sets(schema, config, errors or {}),
+        values=dict.fromkeys(RUN_FIELDS, "") | values,
+        errors=errors or {},
+    )

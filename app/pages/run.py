@@ -1,0 +1,75 @@
+"""The page of one run."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+from sqlalchemy.orm import Session
+
+from app import schemas
+from app.auth import SignedIn
+from app.context import Db, TheSettings
+from app.news import SKIPS_SHOWN, by_name
+from app.rendering import page
+from app.summary import summarise
+from db import checkpoints, history, runs, series, workers
+from db.errors import NotFound
+from db.tables import Run
+
+router = APIRouter()
+
+LOG_LINES_SHOWN = 1000
+
+
+@router.get("/runs/{run_id}")
+def show_run(
+    run_id: int, request: Request, session: Db, settings: TheSettings, visitor: SignedIn
+) -> HTMLResponse:
+    """Show all there is of a run; the browser goes on from the cursor of this moment."""
+    run, owner = runs.get_owned(session, run_id)
+    return page(
+        request,
+        "run.html",
+        visitor=visitor,
+        run=summarise(session, run, owner, settings),
+        cursor=history.cursor_now(session, run),
+        statuses=runs.statuses(session, run_id),
+        skips=series.skips(session, run_id, most=SKIPS_SHOWN),
+        files=checkpoints.of_run(session, run_id),
+        metrics=by_name(series.metrics(session, run_id)),
+        log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),
+        config=run.config,
+        settings_rows=_settings_rows(session, run),
+    )
+
+
+def _settings_rows(session: Session, run: Run) -> list[dict[str, Any]]:
+    """Return the configuration field by field, beside the defaults if the recipe is known."""
+    try:
+        schema = workers.recipe(session, run.recipe)["schema"]
+    except NotFound:
+        schema = {}
+    known = {field.path: field for field in schemas.properties(schema)}
+    rows = []
+    for path, value in _flat(run.config):
+        field = known.get(path)
+        rows.append(
+            {
+                "path": path,
+                "title": field.title if field else path,
+                "value": value,
+                "default": field.default if field else None,
+                "is_changed": field is None or value != field.default,
+            }
+        )
+    return rows
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs = []
+    for name, value in config.items():
+        if isinstance(value, dict):
+            pairs += _flat(value, f"{prefix}{name}.")
+        else:
+            pairs.append((f"{prefix}{name}", value))
+    return pairs

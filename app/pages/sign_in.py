@@ -1,0 +1,76 @@
+"""Coming in and going out."""
+
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Form, Request, Response
+from fastapi.responses import JSONResponse, RedirectResponse
+
+from app.auth import Forgery, SignedIn, cookie_name, local_path, sign_in
+from app.context import Db, TheDatabase, TheSettings
+from app.rendering import page
+from db import accounts
+from db.errors import Refused
+
+router = APIRouter()
+
+
+@router.get("/")
+def enter(request: Request, database: TheDatabase, token: str = "", next: str = "") -> Response:  # noqa: A002
+    """Lead to the runs; a link's token signs in and leaves the address."""
+    target = local_path(next) if next else "/runs"
+    if not token:
+        return RedirectResponse(target, status_code=303)
+    response = RedirectResponse(target, status_code=303)
+    try:
+        with database.writing() as session:
+            sign_in(request, response, session, accounts.redeem_link_token(session, token))
+    except Refused as error:
+        return RedirectResponse(f"/sign-in?problem={quote(str(error))}", status_code=303)
+    return response
+
+
+@router.get("/sign-in")
+def sign_in_page(request: Request, next: str = "/", problem: str = "") -> Response:  # noqa: A002
+    """Ask for name and password."""
+    return page(request, "sign_in.html", next=local_path(next), problem=problem, name="")
+
+
+@router.post("/sign-in")
+def sign_in_with_password(
+    request: Request,
+    session: Db,
+    name: Annotated[str, Form()] = "",
+    password: Annotated[str, Form()] = "",
+    next: Annotated[str, Form()] = "/",  # noqa: A002
+) -> Response:
+    """Sign a browser in, unless another site sent it here."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise Forgery
+    target = local_path(next)
+    response = RedirectResponse(target, status_code=303)
+    try:
+        sign_in(request, response, session, accounts.check_password(session, name, password))
+    except Refused as error:
+        problem = str(error)
+        return page(
+            request, "sign_in.html", status_code=401, next=target, problem=problem, name=name
+        )
+    return response
+
+
+@router.post("/sign-out")
+def sign_out(request: Request, session: Db, settings: TheSettings, _visitor: SignedIn) -> Response:
+    """End this browser's session."""
+    name = cookie_name(settings)
+    accounts.end_session(session, request.cookies.get(name, ""))
+    response = RedirectResponse("/sign-in", status_code=303)
+    response.delete_cookie(name)
+    return response
+
+
+@router.get("/healthz")
+def healthz(database: TheDatabase) -> Response:
+    """Tell whether server and database answer, for a container's health check."""
+    database.check()
+    return JSONResponse({"status": "ok"})

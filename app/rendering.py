@@ -1,0 +1,45 @@
+"""Turn templates into pages, and into the fragments that live streams send."""
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from app import formats
+from app.auth import Visitor
+
+_environment = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.filters.update(formats.FILTERS)
+
+
+def page(
+    request: Request,
+    template: str,
+    *,
+    visitor: Visitor | None = None,
+    status_code: int = 200,
+    **values: Any,
+) -> HTMLResponse:
+    """Render a whole page."""
+    text = fragment(
+        template,
+        visitor=visitor,
+        assets=request.app.state.assets,
+        nonce=request.state.nonce,
+        path=request.url.path,
+        **values,
+    )
+    return HTMLResponse(text, status_code=status_code)
+
+
+def fragment(template: str, **values: Any) -> str:
+    """Render a piece of a page."""
+    return _environment.get_template(template).render(**values)

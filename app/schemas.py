@@ -1,0 +1,131 @@
+"""A recipe's JSON Schema: its fields one by one, defaults, and what each field allows, in words.
+
+A configuration is an object of groups; a group is an object of plain fields. `precision` stands
+beside the groups.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Property:
+    """One field of a configuration. path: "training.batch_size"; group: "training", or empty."""
+
+    path: str
+    group: str
+    schema: Schema
+
+    @property
+    def title(self) -> str:
+        """What it is called on the page."""
+        return str(self.schema.get("title") or self.path.rpartition(".")[2])
+
+    @property
+    def is_nullable(self) -> bool:
+        """Whether it may be switched off."""
+        return any(option.get("type") == "null" for option in self.schema.get("anyOf", ()))
+
+    @property
+    def rules(self) -> Schema:
+        """The schema of its value when it is not switched off."""
+        options = self.schema.get("anyOf", ())
+        return next((each for each in options if each.get("type") != "null"), self.schema)
+
+    @property
+    def default(self) -> Any:
+        """What it is if nobody says otherwise."""
+        return self.schema.get("default")
+
+    @property
+    def allowed(self) -> str:
+        """Say in words which values are allowed."""
+        if "enum" in self.rules:
+            return "one of " + ", ".join(map(str, self.rules["enum"]))
+        kinds = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
+        kind = kinds.get(self.rules.get("type", ""), "text")
+        bounds = [f"{words} {self.rules[key]:.15g}" for key, words in _BOUNDS if key in self.rules]
+        text = " ".join((kind, " and ".join(bounds))).strip()
+        return f"{text}, or nothing" if self.is_nullable else text
+
+
+_BOUNDS = (
+    ("minimum", "of at least"),
+    ("exclusiveMinimum", "greater than"),
+    ("maximum", "of at most"),
+    ("exclusiveMaximum", "less than"),
+)
+
+
+def properties(schema: Schema) -> Iterator[Property]:
+    """Yield all fields in the schema's order."""
+    for name, each in schema.get("properties", {}).items():
+        if each.get("type") == "object":
+            for inner, field in each.get("properties", {}).items():
+                yield Property(f"{name}.{inner}", name, field)
+        else:
+            yield Property(name, "", each)
+
+
+def get(config: dict[str, Any], path: str, default: Any = None) -> Any:
+    """Return the value at a path."""
+    value: Any = config
+    for part in path.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return default
+        value = value[part]
+    return value
+
+
+def put(config: dict[str, Any], path: str, value: Any) -> None:
+    """Set the value at a path."""
+    *groups, name = path.split(".")
+    for group in groups:
+        config = config.setdefault(group, {})
+    config[name] = value
+
+
+def with_defaults(schema: Schema, config: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what a configuration leaves out; what does not belong in it stays, to be refused."""
+    result = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in config.items()
+    }
+    for field in properties(schema):
+        inside = result.setdefault(field.group, {}) if field.group else result
+        if isinstance(inside, dict):
+            inside.setdefault(field.path.rpartition(".")[2], field.default)
+    return result
+
+
+def mistakes(schema: Schema, config: dict[str, Any]) -> dict[str, str]:
+    """Return what is wrong with a configuration, by the path of each field."""
+    fields = {field.path: field for field in properties(schema)}
+    found: dict[str, str] = {}
+    for error in Draft202012Validator(schema).iter_errors(config):
+        path = ".".join(map(str, error.absolute_path))
+        if error.validator == "additionalProperties":
+            for name in error.instance.keys() - error.schema.get("properties", {}).keys():
+                known = ", ".join(error.schema.get("properties", {}))
+                inner = f"{path}.{name}" if path else str(name)
+                found[inner] = f"there is no such field; allowed: {known}"
+        elif path in fields:
+            found[path] = refusal(fields[path], error.instance)
+        else:
+            found[path or "config"] = error.message
+    for path, field in fields.items():
+        value = get(config, path)
+        if isinstance(value, float) and not math.isfinite(value):
+            found[path] = refusal(field, value)
+    return found
+
+
+def refusal(field: Property, value: Any) -> str:
+    """Say that a value is not allowed, and what is."""
+    shown = "nothing" if value in (None, "") else str(value)
+    return f"{field.title} is {shown}; allowed: {field.allowed}"

@@ -1,0 +1,91 @@
+"""Headers that every answer carries, and the names that the server answers to."""
+
+import ipaddress
+import secrets
+import socket
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from db.settings import Settings
+
+
+def content_security_policy(nonce: str) -> str:
+    """Allow what this server sends and nothing else; the nonce is the import map's."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'self' 'nonce-{nonce}'",
+            "style-src 'self' 'unsafe-inline'",  # Plotly sets styles on its elements
+            "img-src 'self' data: blob:",  # Plotly's picture of a chart
+            "connect-src 'self'",
+            "form-action 'self'",
+            "base-uri 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+class SecurityHeaders:
+    """Adds the headers, and puts the nonce of this answer into request.state."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        nonce = secrets.token_urlsafe(16)
+        scope.setdefault("state", {})["nonce"] = nonce
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["Content-Security-Policy"] = content_security_policy(nonce)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Referrer-Policy"] = "same-origin"
+                headers["Cross-Origin-Opener-Policy"] = "same-origin"
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
+
+
+class KnownHosts:
+    """Refuses requests for names that are not ours, against DNS rebinding.
+
+    An address in numbers is always ours: nobody can make it resolve to something else.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app = app
+        configured = (name.strip().lower() for name in settings.host_names.split(","))
+        self.names = {"localhost", settings.host, socket.gethostname().lower(), *configured}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 400."""
+        if scope["type"] == "http" and not self.knows(Headers(scope=scope).get("host", "")):
+            text = "This server does not go by that name. HALFSTEP_HOST_NAMES adds names to it."
+            await PlainTextResponse(text, status_code=400)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def knows(self, host: str) -> bool:
+        """Tell whether a Host header names this server."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return name in self.names or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

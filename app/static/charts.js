@@ -1,0 +1,69 @@
+// The only place that touches Plotly. Draws when on screen, as often as drawing is cheap.
+import { figure } from 'figure'
+
+const COLORS = { loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', skip: '--chart-skip', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--line' }
+/** Drawing may take this share of the time. */
+const SHARE = 0.25
+
+/** Colours of the theme as plain rgb: Plotly knows no light-dark(). @param {HTMLElement} element */
+const themeColors = (element) => {
+  const probe = element.appendChild(document.createElement('i'))
+  const colors = Object.fromEntries(Object.entries(COLORS).map(([name, property]) => {
+    probe.style.color = `var(${property})`
+    return [name, getComputedStyle(probe).color]
+  }))
+  probe.remove()
+  return colors
+}
+
+/**
+ * @param {HTMLElement} plot
+ * @param {{scaled: boolean, onRange: (range: [number, number]|null) => void}} options scaled: whether there is a loss scale
+ */
+export const createCharts = (plot, { scaled, onRange }) => {
+  let wanted = null // what to draw next: {points, view}
+  let shown = null
+  let isVisible = false
+  let isBusy = false
+  let colors = themeColors(plot.parentElement)
+
+  const draw = async () => {
+    if (!wanted || !isVisible || document.hidden || isBusy) return
+    isBusy = true
+    if (!window.Plotly) await import('plotly')
+    const { points, view } = wanted
+    wanted = null
+    const start = performance.now()
+    const { data, layout } = figure(points, view, colors, scaled)
+    await window.Plotly.react(plot, data, layout, { displayModeBar: false, responsive: true, scrollZoom: false })
+    if (!shown) listen()
+    shown = { points, view }
+    plot.dataset.drawn = String(points.count)
+    const cost = performance.now() - start
+    setTimeout(() => { isBusy = false; draw() }, cost / SHARE)
+  }
+  const listen = () => plot.on('plotly_relayout', (change) => {
+    const range = [change['xaxis.range[0]'], change['xaxis.range[1]']]
+    if (range.every(Number.isFinite)) onRange(range)
+    else if (change['xaxis.autorange']) onRange(null)
+  })
+  const redraw = () => {
+    colors = themeColors(plot.parentElement)
+    wanted ??= shown
+    draw()
+  }
+  new IntersectionObserver(([entry]) => { isVisible = entry.isIntersecting; draw() }).observe(plot)
+  document.addEventListener('visibilitychange', draw)
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw)
+
+  return {
+    /** @param {import('points').Points} points @param {import('view').View} view */
+    draw: (points, view) => { wanted = { points, view: { ...view } }; draw() },
+    resetZoom: () => {
+      const axes = Object.keys(plot.layout).filter((name) => /^[xy]axis\d*$/.test(name) && name !== 'yaxis')
+      return window.Plotly.relayout(plot, Object.fromEntries(axes.map((name) => [`${name}.autorange`, true])))
+    },
+    /** @param {string} name */
+    savePicture: (name) => window.Plotly.downloadImage(plot, { format: 'png', scale: 2, filename: name }),
+  }
+}

@@ -1,0 +1,120 @@
+// The figure: rows that share x, as Plotly wants them. Draws nothing itself.
+import { smoothed } from 'points'
+
+const GAP = 34 // pixels between rows: the row's title stands there
+const MARGIN = { l: 62, r: 14, t: 30, b: 42 }
+const TICK = 9 // pixels of a tick at a skipped step
+const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
+
+/** Every row: title, pixels, and its traces. @param {import('points').Points} points @param {import('view').View} view @param {Record<string, string>} colors @param {boolean} scaled */
+const rowsOf = (points, view, colors, scaled) => {
+  const { loss, scale, grad_norm: norm, grad_norm_clipped: clipped, lr } = points.lines
+  const line = (series, name, color, more = {}) => ({
+    x: points.x(series.x, view.x), y: series.y, name, mode: 'lines', type: 'scatter',
+    line: { color, width: 1.6, ...more.line }, hovertemplate: '%{y:.5~g}', ...more.trace,
+  })
+  const measured = (name, color) =>
+    line(points.metrics.get(name), name, color, { trace: { mode: 'lines+markers', marker: { size: 6, color } } })
+  const names = [...points.metrics.keys()].filter((name) => !name.startsWith('run/'))
+  const losses = names.filter((name) => name.endsWith('/loss'))
+  const lossLines = view.smooth
+    ? [line(loss, 'loss', colors.loss, { trace: { opacity: 0.3 }, line: { width: 1 } }),
+      line({ x: loss.x, y: smoothed(loss.y, view.smooth) }, 'smoothed', colors.loss, { line: { width: 2.2 } })]
+    : [line(loss, 'loss', colors.loss)]
+  return [
+    { title: ['Loss', ...losses].join(' · '), pixels: 250, axis: lossAxis(view),
+      traces: [...lossLines, ...losses.map((name) => measured(name, colors.val))] },
+    ...(scaled ? [{ title: 'Loss scale', pixels: 200, axis: scaleAxis(scale.y),
+      traces: [line(scale, 'scale', colors.scale, { line: { shape: 'hv', width: 2 }, trace: { hovertemplate: '%{y:,.6~g}' } })] }] : []),
+    { title: 'Gradient norm, unscaled: before the clip (faint) and after', pixels: 150, axis: { type: 'log', exponentformat: 'power', nticks: 5 },
+      traces: [line(norm, 'norm before clip', colors.norm, { trace: { opacity: 0.4 }, line: { width: 1 } }),
+        line(clipped, 'norm after clip', colors.norm)] },
+    ...names.filter((name) => !losses.includes(name)).map((name) =>
+      ({ title: name, pixels: 110, axis: { nticks: 4 }, traces: [measured(name, colors.val)] })),
+    { title: 'Learning rate', pixels: 80, axis: { nticks: 3, rangemode: 'tozero', exponentformat: 'power' },
+      traces: [line(lr, 'lr', colors.lr)] },
+  ]
+}
+
+/** @param {import('view').View} view */
+const lossAxis = ({ loss }) =>
+  (loss === 'log' ? { type: 'log', exponentformat: 'power' } : { rangemode: 'tozero' })
+
+/** Powers of two, with room for one more on either side. @param {(number|null)[]} values */
+const scaleAxis = (values) => {
+  const exponents = values.filter((value) => value > 0).map(Math.log2)
+  const low = Math.floor(exponents.reduce((a, b) => Math.min(a, b), Infinity)) - 1
+  const high = Math.ceil(exponents.reduce((a, b) => Math.max(a, b), -Infinity)) + 1
+  if (!Number.isFinite(low)) return { type: 'log' }
+  const every = Math.max(1, Math.ceil((high - low) / 7))
+  const ticks = Array.from({ length: 400 }, (_, i) => i - 200).filter((e) => e % every === 0 && e > -126 && e < 128)
+  return {
+    type: 'log', range: [Math.log10(2 ** low), Math.log10(2 ** high)], tickmode: 'array',
+    tickvals: ticks.map((e) => 2 ** e), ticktext: ticks.map((e) => `2<sup>${e}</sup>`),
+  }
+}
+
+/**
+ * @param {import('points').Points} points @param {import('view').View} view
+ * @param {Record<string, string>} colors @param {boolean} scaled
+ */
+export const figure = (points, view, colors, scaled) => {
+  const rows = rowsOf(points, view, colors, scaled)
+  const inner = rows.reduce((sum, row) => sum + row.pixels, 0) + GAP * (rows.length - 1)
+  let top = inner
+  for (const row of rows) {
+    row.domain = [(top - row.pixels) / inner, top / inner]
+    top -= row.pixels + GAP
+  }
+  // Axis y spans the figure, behind the rows: ticks in all of them are one trace there.
+  const layout = {
+    height: inner + MARGIN.t + MARGIN.b, margin: MARGIN, autosize: true,
+    paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
+    font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet },
+    showlegend: false, hovermode: 'x unified', hoversubplots: 'axis', dragmode: 'zoom',
+    hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
+    uirevision: view.x,
+    yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
+    xaxis: {
+      anchor: `y${rows.length + 1}`, title: { text: X_TITLES[view.x], standoff: 6 }, gridcolor: colors.grid, zeroline: false,
+      showspikes: true, spikemode: 'across', spikesnap: 'cursor', spikethickness: 1, spikedash: 'solid', spikecolor: colors.edge,
+      unifiedhovertitle: { text: `${X_TITLES[view.x]} %{x:,.6~g}` },
+      ...(view.range ? { range: view.range, autorange: false } : { autorange: true }),
+    },
+    annotations: rows.map((row) => ({
+      text: row.title, x: 0, xref: 'paper', xanchor: 'left', y: row.domain[1], yref: 'paper', yanchor: 'bottom',
+      yshift: 3, showarrow: false, font: { color: colors.text, size: 12.5 },
+    })),
+    shapes: scaled ? [{ type: 'rect', layer: 'below', xref: 'paper', x0: 0, x1: 1, yref: 'y3', y0: 1e-38, y1: 1,
+      fillcolor: colors.skip, opacity: 0.13, line: { width: 0 } }] : [],
+  }
+  const data = []
+  rows.forEach((row, i) => {
+    layout[`yaxis${i + 2}`] = {
+      domain: row.domain, gridcolor: colors.grid, zeroline: false, automargin: false,
+      uirevision: i === 0 ? view.loss : 'same', ...row.axis,
+    }
+    for (const trace of row.traces) data.push({ ...trace, yaxis: `y${i + 2}` })
+  })
+  data.push(skipTicks(points, view, rows, inner, colors), nonfiniteLosses(points, view, rows[0], inner, colors))
+  return { data, layout }
+}
+
+const skipTicks = (points, view, rows, inner, colors) => {
+  const [x, y] = [[], []]
+  for (const at of points.x(points.skips, view.x)) {
+    for (const { domain: [bottom] } of rows) {
+      x.push(at, at, null)
+      y.push(bottom, bottom + TICK / inner, null)
+    }
+  }
+  return { x, y, name: 'skipped', mode: 'lines', type: 'scatter', line: { color: colors.skip, width: 1.5 }, hoverinfo: 'skip' }
+}
+
+const nonfiniteLosses = (points, view, row, inner, colors) => ({
+  x: points.x(points.nonfinite.map(({ step }) => step), view.x),
+  y: points.nonfinite.map(() => row.domain[1] - 6 / inner),
+  text: points.nonfinite.map(({ step, loss }) => `loss ${loss} at step ${step}`),
+  name: 'loss not finite', mode: 'markers', type: 'scatter', hovertemplate: '%{text}',
+  marker: { symbol: 'triangle-up', size: 9, color: colors.skip },
+})

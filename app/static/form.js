@@ -1,0 +1,18 @@
+// The form of a new run: says which power of two a scale is, and keeps the precision's word.
+
+const isScale = (input) => input.name.startsWith('scaler.') && input.name.endsWith('scale')
+
+/** @param {HTMLInputElement} input */
+const showPower = (input) => {
+  const exponent = Math.log2(Number(input.value))
+  const label = input.closest('.field').querySelector('label')
+  const note = label.querySelector('.power') ?? label.appendChild(document.createElement('span'))
+  note.className = 'power'
+  note.innerHTML = Number.isInteger(exponent) ? ` = 2<sup>${exponent}</sup>` : ''
+}
+
+for (const input of document.querySelectorAll('[data-run-form] input[type=number]')) {
+  if (!isScale(input)) continue
+  showPower(input)
+  input.addEventListener('input', () => showPower(input))
+}

@@ -1,0 +1,25 @@
+// Numbers and times as people read them; formats.py says the same on the server.
+
+/** @param {number} n @returns {string} */
+export const count = (n) => n.toLocaleString('en-US')
+
+/** @param {number} value a power of two, as the scaler makes them  @returns {string} */
+export const scale = (value) => {
+  const exponent = Math.log2(value)
+  return Number.isInteger(exponent) && Math.abs(exponent) > 3
+    ? `2<sup>${String(exponent).replace('-', '−')}</sup>`
+    : String(Number(value.toPrecision(4)))
+}
+
+/** Show the moments below an element in the browser's own zone. @param {ParentNode} root */
+export const localTimes = (root) => {
+  for (const time of root.querySelectorAll('time:not([data-local])')) {
+    const moment = new Date(time.dateTime)
+    const isToday = moment.toDateString() === new Date().toDateString()
+    const day = isToday ? {} : { day: 'numeric', month: 'short' }
+    const seconds = isToday ? { second: '2-digit' } : {}
+    time.textContent = moment.toLocaleString('en-GB', { ...day, hour: '2-digit', minute: '2-digit', ...seconds })
+    time.title = moment.toString()
+    time.dataset.local = ''
+  }
+}

@@ -1,0 +1,58 @@
+// The log: follows its end unless somebody scrolled up, searches, fetches earlier lines.
+
+/** @param {{number: number, stream: string, text: string}} line */
+const element = ({ number, stream, text }) => {
+  const row = document.createElement('div')
+  row.className = stream
+  row.dataset.number = String(number)
+  row.textContent = text
+  return row
+}
+
+const LINES_KEPT = 5000
+
+/** @param {HTMLElement} section @param {string} api */
+export const createLog = (section, api) => {
+  const part = (name) => section.querySelector(`[data-log-${name}]`)
+  const [box, follow, search, found, earlier] = ['lines', 'follow', 'search', 'found', 'earlier'].map(part)
+
+  const toEnd = () => { if (follow.checked) box.scrollTop = box.scrollHeight }
+  /** @param {HTMLElement} row @param {string} text */
+  const filter = (row, text) => { row.hidden = text !== '' && !row.textContent.toLowerCase().includes(text) }
+  const searchText = () => search.value.trim().toLowerCase()
+
+  box.addEventListener('scroll', () => {
+    follow.checked = box.scrollHeight - box.scrollTop - box.clientHeight < 30
+  })
+  follow.addEventListener('change', toEnd)
+  search.addEventListener('input', () => {
+    for (const row of box.children) filter(row, searchText())
+    const hits = box.querySelectorAll(':scope > :not([hidden])').length
+    found.textContent = searchText() ? `${hits} of ${box.children.length} lines` : ''
+  })
+  earlier.addEventListener('click', async () => {
+    const first = Number(box.firstElementChild?.dataset.number ?? 1)
+    const lines = await (await fetch(`${api}/log?before=${first}`)).json()
+    const height = box.scrollHeight
+    box.prepend(...lines.map(element))
+    box.scrollTop += box.scrollHeight - height
+    earlier.hidden = lines.length === 0 || lines[0].number === 1
+  })
+  toEnd()
+
+  return {
+    /** @param {any[]} lines */
+    add: (lines) => {
+      const seen = Number(box.lastElementChild?.dataset.number ?? 0)
+      const rows = lines.filter(({ number }) => number > seen).map(element)
+      for (const row of rows) filter(row, searchText())
+      if (box.childElementCount === 0) box.replaceChildren()
+      box.append(...rows)
+      while (box.childElementCount > LINES_KEPT && follow.checked) {
+        box.firstElementChild.remove()
+        earlier.hidden = false
+      }
+      toEnd()
+    },
+  }
+}

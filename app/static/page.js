@@ -1,0 +1,45 @@
+// What every page does: local times, buttons that copy, actions that do not leave the page.
+import { localTimes } from 'formats'
+
+localTimes(document)
+
+/** @param {string} text */
+export const toast = (text) => {
+  const box = document.querySelector('[data-toast]')
+  box.textContent = text
+  box.hidden = false
+  clearTimeout(toast.timer)
+  toast.timer = setTimeout(() => { box.hidden = true }, 5000)
+}
+
+document.addEventListener('click', async (event) => {
+  const button = event.target.closest('[data-copy], [data-copy-text]')
+  if (!button) return
+  const text = button.dataset.copyText ?? document.querySelector(button.dataset.copy).textContent
+  try {
+    await navigator.clipboard.writeText(text)
+    toast('Copied.')
+  } catch {
+    toast(`This browser does not let pages copy. Here it is: ${text}`)
+  }
+})
+
+document.addEventListener('submit', async (event) => {
+  const form = event.target
+  if (!form.matches('[data-action]')) return
+  event.preventDefault()
+  const button = form.querySelector('button')
+  button.disabled = true
+  try {
+    const token = document.querySelector('meta[name=csrf-token]').content
+    const answer = await fetch(`/api${new URL(form.action).pathname}`, {
+      method: 'POST',
+      headers: { 'X-CSRF-Token': token },
+    })
+    toast(answer.ok ? `${button.textContent}: asked for.` : (await answer.json()).detail)
+  } catch {
+    toast('The server does not answer. Nothing was changed.')
+  } finally {
+    button.disabled = false
+  }
+})

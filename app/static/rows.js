@@ -1,0 +1,61 @@
+// Put new HTML in place of old without disturbing what a person does with it: rows that did not
+// change stay, ticked boxes stay ticked, opened details stay open.
+import { localTimes } from 'formats'
+
+/** The HTML that each element was made from. @type {WeakMap<Element, string>} */
+const sources = new WeakMap()
+
+/** @param {string} html @returns {DocumentFragment} */
+const parsed = (html) => {
+  const template = document.createElement('template')
+  template.innerHTML = html
+  return template.content
+}
+
+/** Replace one row, keeping its tick. @param {Element} old @param {Element} fresh */
+const replace = (old, fresh) => {
+  const box = old.querySelector('input[type=checkbox]')
+  if (box?.checked) fresh.querySelector('input[type=checkbox]').checked = true
+  localTimes(fresh)
+  old.replaceWith(fresh)
+}
+
+/** Put rows, by data-key, in place of the same ones. @param {Element} body @param {string} html @returns {string[]} keys of rows that are not there */
+export const replaceRows = (body, html) => {
+  const missing = []
+  for (const row of [...parsed(html).children]) {
+    const old = body.querySelector(`:scope > [data-key="${CSS.escape(row.dataset.key)}"]`)
+    if (old) replace(old, row)
+    else missing.push(row.dataset.key)
+  }
+  return missing
+}
+
+/** Make a table body hold exactly these rows. @param {Element} body @param {Element} fresh */
+export const matchRows = (body, fresh) => {
+  const old = new Map([...body.children].map((row) => [row.dataset.key, row]))
+  body.replaceChildren(...[...fresh.children].map((row) => {
+    const html = row.outerHTML
+    const known = old.get(row.dataset.key)
+    if (known && sources.get(known) === html) return known
+    const box = known?.querySelector('input[type=checkbox]')
+    if (box?.checked) row.querySelector('input[type=checkbox]').checked = true
+    sources.set(row, html)
+    localTimes(row)
+    return row
+  }))
+}
+
+/** Show a fragment; its table keeps the rows that did not change. @param {Element} box @param {string} html */
+export const show = (box, html) => {
+  if (sources.get(box) === html) return
+  sources.set(box, html)
+  const content = parsed(html)
+  const [body, fresh] = [box.querySelector('tbody'), content.querySelector('tbody')]
+  if (body && fresh) {
+    matchRows(body, fresh)
+  } else {
+    localTimes(content)
+    box.replaceChildren(content)
+  }
+}

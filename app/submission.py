@@ -1,0 +1,67 @@
+"""Submitting a run: the one place where a configuration is checked against its recipe's schema."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
+
+from app import schemas
+from db import runs, workers
+from db.errors import Invalid, NotFound
+from db.tables import Run, User
+
+LIMITS = {"priority": (-100, 100), "devices_per_node": (1, 1024)}
+LENGTHS = {"name": 100, "tags": 200}
+
+
+class Submission(BaseModel):
+    """A run to be queued. What the configuration leaves out has the recipe's default."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")]
+    config: Annotated[dict[str, Any], Field(description="As the recipe's JSON Schema says")] = {}
+    name: Annotated[str, Field(description="Empty: recipe and precision")] = ""
+    tags: Annotated[str, Field(description="With commas between them")] = ""
+    priority: Annotated[int, Field(description="Higher starts sooner")] = 0
+    devices_per_node: Annotated[int, Field(description="Devices to train on")] = 1
+    after_id: Annotated[int | None, Field(description="Run whose end this one waits for")] = None
+
+
+def submit(session: Session, user: User, submission: Submission) -> Run:
+    """Check and queue a run. Raises Invalid."""
+    config, errors = check(session, submission)
+    if errors:
+        raise Invalid(errors)
+    return runs.submit(
+        session,
+        owner=user,
+        recipe=submission.recipe,
+        config=config,
+        name=submission.name.strip(),
+        tags=", ".join(filter(None, map(str.strip, submission.tags.split(",")))),
+        priority=submission.priority,
+        devices_per_node=submission.devices_per_node,
+        after_id=submission.after_id,
+    )
+
+
+def check(session: Session, submission: Submission) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the whole configuration and what is wrong, by the path of each field."""
+    try:
+        schema = workers.recipe(session, submission.recipe)["schema"]
+    except NotFound as error:
+        return {}, {"recipe": str(error)}
+    config = schemas.with_defaults(schema, submission.config)
+    errors = schemas.mistakes(schema, config)
+    for name, (low, high) in LIMITS.items():
+        value = getattr(submission, name)
+        if not low <= value <= high:
+            errors[name] = f"{value} is not allowed; allowed: a whole number from {low} to {high}"
+    for name, most in LENGTHS.items():
+        length = len(getattr(submission, name))
+        if length > most:
+            errors[name] = f"it has {length} characters; allowed: at most {most}"
+    if submission.after_id is not None and not runs.owned(session, [submission.after_id]):
+        errors["after_id"] = f"there is no run {submission.after_id}"
+    return config, errors

@@ -1,0 +1,94 @@
+"""A run in one glance, the same for pages, API and live streams."""
+
+import time
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, PlainSerializer
+from sqlalchemy.orm import Session
+
+from db import queue, runs
+from db.series import plain
+from db.settings import Settings
+from db.tables import ACTIVE, ENDED, Run, Status
+
+#: A number whose NaN is null and whose infinities are "Infinity" and "-Infinity".
+Number = Annotated[float | None, PlainSerializer(plain, return_type=float | str | None)]
+
+
+class RunSummary(BaseModel):
+    """Where a run is."""
+
+    id: int
+    name: str
+    recipe: str
+    precision: str
+    status: Status
+    attempt: int
+    owner: str
+    tags: list[str]
+    priority: int
+    devices_per_node: int
+    after_id: Annotated[int | None, Field(description="Run whose end this one waits for")]
+    step: Annotated[int, Field(description="Attempted steps")]
+    steps_total: int
+    applied: Annotated[int, Field(description="Attempted steps minus skipped ones")]
+    skipped: int
+    loss: Number
+    scale: Number
+    steps_per_second: Number
+    seconds: Annotated[float | None, Field(description="Since the first start, until the end")]
+    seconds_left: Annotated[float | None, Field(description="Estimate, at the present speed")]
+    waiting: Annotated[str | None, Field(description="What a queued run waits for")]
+    ahead: Annotated[int | None, Field(description="Queued runs that start before this one")]
+    error: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    revision: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.status in ENDED
+
+    @property
+    def trains(self) -> bool:
+        """Whether an attempt exists."""
+        return self.status in ACTIVE
+
+    @property
+    def progress(self) -> float:
+        """Per cent."""
+        return 100 * min(self.step / self.steps_total, 1.0)
+
+
+def summarise(session: Session, run: Run, owner: str, settings: Settings) -> RunSummary:
+    """Sum up a run."""
+    queued = run.status == Status.QUEUED
+    waiting = None
+    if queued:
+        waiting = queue.reason_for_waiting(session, run, runs_per_user=settings.runs_per_user)
+    row: dict[str, Any] = {name: getattr(run, name) for name in _COLUMNS}
+    return RunSummary(
+        **row,
+        owner=owner,
+        tags=[tag.strip() for tag in run.tags.split(",") if tag.strip()],
+        applied=run.step - run.skipped,
+        seconds=_seconds(run),
+        seconds_left=_seconds_left(run),
+        waiting=waiting,
+        ahead=runs.ahead_in_queue(session, run) if queued else None,
+    )
+
+
+_COLUMNS = RunSummary.model_fields.keys() & (set(Run.__table__.columns.keys()) - {"tags"})
+
+
+def _seconds(run: Run) -> float | None:
+    return None if run.started_at is None else (run.ended_at or time.time()) - run.started_at
+
+
+def _seconds_left(run: Run) -> float | None:
+    if run.status != Status.RUNNING or not run.steps_per_second:
+        return None
+    return max(run.steps_total - run.step, 0) / run.steps_per_second
