@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import uvicorn
 
-from app.main import create_app
+from app.serve import Server
 from db import accounts
 from db.backup import back_up
 from db.backup import restore as restore_backup
@@ -24,8 +23,6 @@ from trainer import worker as worker_module
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 OPERATOR = "operator"
-#: Seconds that open pages get to finish when the server stops.
-GRACE_SECONDS = 3
 
 
 @cli.command()
@@ -36,7 +33,7 @@ def up() -> None:
     _print_link(settings, database)
     # A session of its own, so that a Ctrl-C reaches the worker once: from us.
     worker = subprocess.Popen([sys.executable, "-m", "trainer.worker"], start_new_session=True)
-    server = _server(settings, database)
+    server = Server(settings, database)
     watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
     watcher.start()
     try:
@@ -55,7 +52,7 @@ def server() -> None:
     settings, database = _open()
     listening = _listen(settings)
     _print_link(settings, database)
-    _server(settings, database).run(sockets=[listening])
+    Server(settings, database).run(sockets=[listening])
 
 
 @cli.command()
@@ -144,17 +141,7 @@ def _listen(settings: Settings) -> socket.socket:
     return listening
 
 
-def _server(settings: Settings, database: Database) -> uvicorn.Server:
-    config = uvicorn.Config(
-        create_app(settings, database),
-        log_level="warning",
-        access_log=False,  # addresses may hold a sign-in token
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
-    return uvicorn.Server(config)
-
-
-def _stop_with(worker: "subprocess.Popen[bytes]", server: uvicorn.Server) -> None:
+def _stop_with(worker: "subprocess.Popen[bytes]", server: Server) -> None:
     """Stop the server when the worker ends: neither is of use alone."""
     worker.wait()
     server.should_exit = True
