@@ -24,12 +24,11 @@ CHUNK_BYTES = 1 << 20
 SUFFIXES = {"checkpoint": ".pt", "weights": ".safetensors"}
 
 
-@router.api_route(
-    "/runs/{run_id}/checkpoints/{checkpoint_id}/download",
-    methods=["GET", "HEAD"],
-    response_class=Response,
-    tags=["checkpoints"],
-)
+PATH = "/runs/{run_id}/checkpoints/{checkpoint_id}/download"
+
+
+@router.head(PATH, include_in_schema=False)
+@router.get(PATH, response_class=Response, tags=["checkpoints"])
 def download(
     request: Request,
     run_id: int,

@@ -26,6 +26,8 @@ class Submission(BaseModel):
     priority: Annotated[int, Field(description="Higher starts sooner")] = 0
     devices_per_node: Annotated[int, Field(description="Devices to train on")] = 1
     after_id: Annotated[int | None, Field(description="Run whose end this one waits for")] = None
+    parent_id: Annotated[int | None, Field(description="Run from whose checkpoint to start")] = None
+    parent_step: Annotated[int | None, Field(description="Step of that checkpoint")] = None
 
 
 def submit(session: Session, user: User, submission: Submission) -> Run:
@@ -43,6 +45,8 @@ def submit(session: Session, user: User, submission: Submission) -> Run:
         priority=submission.priority,
         devices_per_node=submission.devices_per_node,
         after_id=submission.after_id,
+        parent_id=submission.parent_id,
+        parent_step=submission.parent_step,
     )
 
 

@@ -29,6 +29,8 @@ class RunSummary(BaseModel):
     priority: int
     devices_per_node: int
     after_id: Annotated[int | None, Field(description="Run whose end this one waits for")]
+    parent_id: Annotated[int | None, Field(description="Run from whose checkpoint it started")]
+    parent_step: int | None
     step: Annotated[int, Field(description="Attempted steps")]
     steps_total: int
     applied: Annotated[int, Field(description="Attempted steps minus skipped ones")]

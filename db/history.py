@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.series import Cursor, plain
-from db.tables import LogLine, Metric, Run, ScalerEvent, Step
+from db.tables import FLAGGED, LogLine, Metric, Run, ScalerEvent, Step
 
 
 def events(session: Session, run_id: int) -> list[ScalerEvent]:
@@ -16,16 +16,22 @@ def events(session: Session, run_id: int) -> list[ScalerEvent]:
 
 
 def flagged_steps(session: Session, run_id: int) -> dict[str, list[Any]]:
-    """Return columns of the steps that were skipped or whose loss or norm was not finite."""
-    query = (
-        select(Step.step, Step.flags, Step.loss)
-        .where(Step.run_id == run_id, Step.flags != 0)
-        .order_by(Step.step)
-    )
-    rows = session.execute(query).all()
-    columns = zip(*rows, strict=True) if rows else ([], [], [])
-    names = ("step", "flags", "loss")
-    return {name: list(map(plain, column)) for name, column in zip(names, columns, strict=True)}
+    """Return columns of the steps that were skipped or whose loss was not finite."""
+    found: dict[int, tuple[int, Any]] = {}
+    for flag, condition in FLAGGED.items():
+        # Left alone, SQLite would read all steps rather than the index that holds just these.
+        query = (
+            select(Step.step, Step.flags, Step.loss)
+            .with_hint(Step, f"INDEXED BY ix_steps_{flag}", "sqlite")
+            .where(Step.run_id == run_id, condition)
+        )
+        found |= {step: (flags, plain(loss)) for step, flags, loss in session.execute(query)}
+    steps = sorted(found)
+    return {
+        "step": steps,
+        "flags": [found[step][0] for step in steps],
+        "loss": [found[step][1] for step in steps],
+    }
 
 
 def cursor_now(session: Session, run: Run) -> Cursor:

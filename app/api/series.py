@@ -8,13 +8,13 @@ from pydantic import BaseModel, Field
 from app.auth import SignedIn
 from app.context import Db
 from app.rows import CheckpointFile, Event, LogLine, MetricPoint
-from app.thinning import MOST_POINTS, thin
-from db import checkpoints, history, runs, series
+from db import checkpoints, history, runs, series, windows
+from db.pyramid import STEP_SERIES
 
 router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
 
-SERIES = ("loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "step_us", "elapsed_ms")
-ALL_STEPS = 2**62
+SERIES = (*(each.name for each in STEP_SERIES), "elapsed_ms")
+MOST_POINTS = 5000
 
 
 class Line(BaseModel):
@@ -22,6 +22,8 @@ class Line(BaseModel):
 
     x: list[int]
     y: list[float | str | None]
+    mean_x: Annotated[list[int], Field(description="Middles of buckets, where points are few")] = []
+    mean_y: list[float | str | None] = []
 
 
 class SeriesPage(BaseModel):
@@ -34,13 +36,13 @@ class SeriesPage(BaseModel):
     last: int
     total: int
     points: int
-    bucket: Annotated[int, Field(description="Steps that a pair of extremes stands for; 1: raw")]
+    bucket: Annotated[int, Field(description="Steps that share a lowest and a highest; 1: raw")]
     cursor: str
     series: dict[str, Line]
 
 
 class FlaggedSteps(BaseModel):
-    """Columns of all steps with a flag: 1 skipped, 2 loss not finite, 4 norm overflow."""
+    """Columns of steps with a flag: 1 skipped, 2 loss not finite."""
 
     step: list[int]
     flags: list[int]
@@ -54,23 +56,28 @@ def get_series(
     _visitor: SignedIn,
     first: Annotated[int, Query(ge=1)] = 1,
     last: Annotated[int | None, Query(ge=1)] = None,
-    points: Annotated[int, Query(ge=10, le=MOST_POINTS)] = MOST_POINTS,
+    points: Annotated[int, Query(ge=32, le=MOST_POINTS)] = MOST_POINTS,
 ) -> SeriesPage:
     """Return the series from step first to step last."""
-    run = runs.get(session, run_id)
-    columns = series.raw_steps(session, run_id, first=first, last=last, most=ALL_STEPS)
-    steps = columns["step"]
-    lines = {}
-    for name in SERIES:
-        x, y = thin(steps, columns[name], points)
-        lines[name] = Line(x=x, y=y)
+    cursor = str(history.cursor_now(session, runs.get(session, run_id)))
+    window = windows.window(session, run_id, first=first, last=last, most=points)
+    if window is None:
+        empty = {name: Line(x=[], y=[]) for name in SERIES}
+        return SeriesPage(
+            first=first, last=first, total=0, points=0, bucket=1, cursor=cursor, series=empty
+        )
+    lines = {
+        name: Line(x=line.x, y=line.y, mean_x=line.mean_x, mean_y=line.mean_y)
+        for name, line in window.series.items()
+    }
+    lines["elapsed_ms"] = Line(**window.elapsed_ms)
     return SeriesPage(
-        first=steps[0] if steps else first,
-        last=steps[-1] if steps else first,
-        total=len(steps),
-        points=max(len(line.x) for line in lines.values()),
-        bucket=1 if len(steps) <= points else -(-2 * len(steps) // points),
-        cursor=str(history.cursor_now(session, run)),
+        first=window.first,
+        last=window.last,
+        total=window.total,
+        points=window.points,
+        bucket=window.bucket,
+        cursor=cursor,
         series=lines,
     )
 

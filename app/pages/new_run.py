@@ -17,8 +17,14 @@ from db.errors import Invalid, NotFound
 router = APIRouter()
 
 #: What is asked of every run, whatever its recipe.
-RUN_FIELDS = ("name", "tags", "priority", "devices_per_node", "after_id")
-WHOLE_NUMBERS = {"priority": 0, "devices_per_node": 1, "after_id": None}
+WHOLE_NUMBERS = {
+    "priority": 0,
+    "devices_per_node": 1,
+    "after_id": None,
+    "parent_id": None,
+    "parent_step": None,
+}
+RUN_FIELDS = ("name", "tags", *WHOLE_NUMBERS)
 
 
 @router.get("/runs/new")
@@ -28,8 +34,12 @@ def new_run(
     visitor: SignedIn,
     recipe: str = "",
     source: Annotated[int | None, Query(alias="from")] = None,
+    step: int | None = None,
 ) -> HTMLResponse:
-    """Show the form, filled with the defaults or with what another run had."""
+    """Show the form, filled with the defaults or with what another run had.
+
+    step: of a checkpoint of that run, to start from.
+    """
     config: dict[str, Any] = {}
     values = {"priority": "0", "devices_per_node": "1"}
     if source is not None:
@@ -38,6 +48,8 @@ def new_run(
         config = run.config if recipe == run.recipe else {}
         values |= {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
         values["devices_per_node"] = str(run.devices_per_node)
+        if step is not None:
+            values |= {"parent_id": str(run.id), "parent_step": str(step)}
     return _form(request, session, visitor, recipe, config, values)
 
 

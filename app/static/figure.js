@@ -1,4 +1,5 @@
 // The figure: rows that share x, as Plotly wants them. Draws nothing itself.
+import { scale as scaleText } from 'formats'
 import { smoothed } from 'points'
 
 const GAP = 34 // pixels between rows: the row's title stands there
@@ -17,16 +18,17 @@ const rowsOf = (points, view, colors, scaled) => {
     line(points.metrics.get(name), name, color, { trace: { mode: 'lines+markers', marker: { size: 6, color } } })
   const names = [...points.metrics.keys()].filter((name) => !name.startsWith('run/'))
   const losses = names.filter((name) => name.endsWith('/loss'))
+  const mean = points.means.loss ?? loss
   const lossLines = view.smooth
     ? [line(loss, 'loss', colors.loss, { trace: { opacity: 0.3 }, line: { width: 1 } }),
-      line({ x: loss.x, y: smoothed(loss.y, view.smooth) }, 'smoothed', colors.loss, { line: { width: 2.2 } })]
+      line({ x: mean.x, y: smoothed(mean.y, view.smooth) }, 'smoothed', colors.loss, { line: { width: 2.2 } })]
     : [line(loss, 'loss', colors.loss)]
   return [
-    { title: ['Loss', ...losses].join(' · '), pixels: 250, axis: lossAxis(view),
+    { title: ['Loss', ...losses].join(' · '), pixels: 250, axis: lossAxis(view, loss.y),
       traces: [...lossLines, ...losses.map((name) => measured(name, colors.val))] },
     ...(scaled ? [{ title: 'Loss scale', pixels: 200, axis: scaleAxis(scale.y),
-      traces: [line(scale, 'scale', colors.scale, { line: { shape: 'hv', width: 2 }, trace: { hovertemplate: '%{y:,.6~g}' } })] }] : []),
-    { title: 'Gradient norm, unscaled: before the clip (faint) and after', pixels: 150, axis: { type: 'log', exponentformat: 'power', nticks: 5 },
+      traces: [line(scale, 'scale', colors.scale, { line: { shape: 'hv', width: 2 }, trace: { text: scale.y.map(power), hovertemplate: '%{text}' } })] }] : []),
+    { title: 'Gradient norm, unscaled: before (faint) and after the clip', pixels: 150, axis: logAxis([...norm.y, ...clipped.y]),
       traces: [line(norm, 'norm before clip', colors.norm, { trace: { opacity: 0.4 }, line: { width: 1 } }),
         line(clipped, 'norm after clip', colors.norm)] },
     ...names.filter((name) => !losses.includes(name)).map((name) =>
@@ -36,15 +38,26 @@ const rowsOf = (points, view, colors, scaled) => {
   ]
 }
 
-/** @param {import('view').View} view */
-const lossAxis = ({ loss }) =>
-  (loss === 'log' ? { type: 'log', exponentformat: 'power' } : { rangemode: 'tozero' })
+/** @param {import('view').View} view @param {(number|null)[]} values */
+const lossAxis = (view, values) => (view.loss === 'log' ? logAxis(values) : { rangemode: 'tozero' })
+
+/** Few decades show 1, 2 and 5 of each; many show every so manieth. @param {(number|null)[]} values */
+const logAxis = (values) => {
+  const [low, high] = extent(values.filter((value) => value > 0).map(Math.log10))
+  const decades = high - low
+  return { type: 'log', dtick: decades < 2.5 ? 'D2' : Math.ceil(decades / 4), tickformat: '~g' }
+}
+
+const extent = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity])
+
+/** @param {number|null} value */
+const power = (value) => (value === null ? '' : scaleText(value))
 
 /** Powers of two, with room for one more on either side. @param {(number|null)[]} values */
 const scaleAxis = (values) => {
   const exponents = values.filter((value) => value > 0).map(Math.log2)
-  const low = Math.floor(exponents.reduce((a, b) => Math.min(a, b), Infinity)) - 1
-  const high = Math.ceil(exponents.reduce((a, b) => Math.max(a, b), -Infinity)) + 1
+  const [lowest, highest] = extent(exponents)
+  const [low, high] = [Math.floor(lowest) - 1, Math.ceil(highest) + 1]
   if (!Number.isFinite(low)) return { type: 'log' }
   const every = Math.max(1, Math.ceil((high - low) / 7))
   const ticks = Array.from({ length: 400 }, (_, i) => i - 200).filter((e) => e % every === 0 && e > -126 && e < 128)
@@ -77,7 +90,7 @@ export const figure = (points, view, colors, scaled) => {
     yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
     xaxis: {
       anchor: `y${rows.length + 1}`, title: { text: X_TITLES[view.x], standoff: 6 }, gridcolor: colors.grid, zeroline: false,
-      showspikes: true, spikemode: 'across', spikesnap: 'cursor', spikethickness: 1, spikedash: 'solid', spikecolor: colors.edge,
+      showspikes: true, spikemode: 'across', spikesnap: 'cursor', spikethickness: -2, spikedash: 'solid', spikecolor: colors.edge,
       unifiedhovertitle: { text: `${X_TITLES[view.x]} %{x:,.6~g}` },
       ...(view.range ? { range: view.range, autorange: false } : { autorange: true }),
     },

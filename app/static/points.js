@@ -40,8 +40,14 @@ export class Points {
   setPage(page) {
     this.total = page.total
     this.bucket = page.bucket
+    /** @type {Record<string, Line>} */
     this.lines = {}
-    for (const [name, { x, y }] of Object.entries(page.series)) this.lines[name] = { x, y: drawable(y) }
+    /** Of lines in buckets, the mean of each. @type {Record<string, Line>} */
+    this.means = {}
+    for (const [name, { x, y, mean_x: meanX, mean_y: meanY }] of Object.entries(page.series)) {
+      this.lines[name] = { x, y: drawable(y) }
+      if (meanX.length) this.means[name] = { x: meanX, y: drawable(meanY) }
+    }
   }
 
   get count() { return this.lines.loss.x.length }
@@ -49,7 +55,7 @@ export class Points {
   /** Replace everything from the first new step on: after a resume, steps run again. @param {Record<string, any[]>} steps */
   addSteps(steps) {
     const first = steps.step[0]
-    for (const [name, line] of Object.entries(this.lines)) {
+    for (const [name, line] of [...Object.entries(this.lines), ...Object.entries(this.means)]) {
       const end = position(line.x, first)
       line.x = line.x.slice(0, end).concat(steps.step)
       line.y = line.y.slice(0, end).concat(drawable(steps[name]))
