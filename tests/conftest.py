@@ -26,7 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "database_url" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("--database")
-        kinds = ("sqlite", "postgresql") if chosen == "both" else (chosen,)
+        kinds = ["sqlite", "postgresql"] if chosen == "both" else [chosen]
+        if only := metafunc.definition.get_closest_marker("only_on"):
+            kinds = [kind for kind in kinds if kind in only.args]
         metafunc.parametrize("database_url", kinds, indirect=True)
 
 

@@ -27,6 +27,7 @@ class Site:
         self.data, self.database, self.url, self.owner = data, database, url, owner
 
     def submit(self, steps: int = 60, **changes: Any) -> int:
+        """Queue a run of digits, or of what the changes say, and return its id."""
         config = {"precision": "fp16", "training": {"steps": steps}}
         values: dict[str, Any] = {"recipe": "digits", "config": config}
         with self.database.writing() as session:
