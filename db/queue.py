@@ -58,7 +58,7 @@ def claim(
     run: Run | None = session.scalar(
         update(Run)
         .where(Run.id == next_run.scalar_subquery())
-        .values(attempt=Run.attempt + 1, worker_id=worker_id, error=None)
+        .values(attempt=Run.attempt + 1, worker_id=worker_id, error=None, resumed_step=None)
         .returning(Run)
     )
     if run is None:
@@ -122,9 +122,10 @@ def set_started_at(session: Session, run: Run) -> float:
     return run.started_at
 
 
-def start(session: Session, run_id: int, attempt: int) -> None:
-    """Say that the training makes steps. Raises Fenced."""
+def start(session: Session, run_id: int, attempt: int, *, resumed_step: int = 0) -> None:
+    """Say that the training makes steps, from which one on. Raises Fenced."""
     run = held(session, run_id, attempt)
+    run.resumed_step = resumed_step
     if run.status in (Status.STARTING, Status.UNREACHABLE):
         runs.set_status(session, run, Status.RUNNING)
 

@@ -56,16 +56,16 @@ def changes(session: Session, run_id: int, since: Cursor, *, most: int = 5000) -
     run = session.get(Run, run_id, populate_existing=True)
     if run is None or run.revision == since.revision:
         return None
-    seen = since.step
-    if run.attempt != since.attempt and run.resumed_step is not None:
-        seen = min(seen, run.resumed_step)
+    seen, attempt = since.step, since.attempt
+    if run.attempt != attempt and run.resumed_step is not None:
+        seen, attempt = min(seen, run.resumed_step), run.attempt
     steps = raw_steps(session, run_id, first=seen + 1, most=most)
     events = _after(session, ScalerEvent, ScalerEvent.id, run_id, since.event, most)
     metrics = _after(session, Metric, Metric.id, run_id, since.metric, most)
     log_lines = _after(session, LogLine, LogLine.number, run_id, since.log, most)
     full = any(len(rows) == most for rows in (steps["step"], events, metrics, log_lines))
     cursor = Cursor(
-        attempt=run.attempt,
+        attempt=attempt,
         # A page of changes that is full has more behind it: ask again.
         revision=-1 if full else run.revision,
         step=steps["step"][-1] if steps["step"] else seen,

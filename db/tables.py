@@ -148,6 +148,7 @@ class Run(Table):
 
     step counts attempted steps; applied = step - skipped. `revision` rises with every change, so
     that a viewer can tell whether it has seen the row. Every write of an attempt names it.
+    resumed_step is the last step before this attempt's own, NULL until it has made one.
     """
 
     __tablename__ = "runs"
@@ -172,7 +173,7 @@ class Run(Table):
     nodes: Mapped[int] = mapped_column(default=1)
     devices_per_node: Mapped[int] = mapped_column(default=1)
     attempt: Mapped[int] = mapped_column(default=0)
-    resumed_step: Mapped[int | None] = mapped_column(BigInteger)  # where this attempt took over
+    resumed_step: Mapped[int | None] = mapped_column(BigInteger)
     worker_id: Mapped[int | None] = mapped_column(ForeignKey("workers.id"))
     stop_reason: Mapped[str | None]
     error: Mapped[str | None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection
+from sqlalchemy import Connection, delete
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -66,6 +66,19 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
     _upsert(connection, LogLine, [{"run_id": run_id, **line} for line in flush.log_lines])
     _upsert(connection, SystemSample, [{"run_id": run_id, **row} for row in flush.samples])
     run.revision += 1
+
+
+def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None:
+    """Forget what was recorded beyond a step: another attempt does it over, not bit for bit.
+
+    Raises Fenced.
+    """
+    run = held(session, run_id, attempt)
+    for table in (Step, ScalerEvent, Metric):
+        session.execute(delete(table).where(table.run_id == run_id, table.step > after))
+    pyramid.rebuild(session, run_id)
+    run.step = after
+    run.skipped = pyramid.count_skips(session.connection(), run_id)
 
 
 def _in_order(steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -134,8 +147,6 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
                     "elapsed_ms": event["elapsed_ms"],
                 }
             )
-        elif event["event"] == "resumed":
-            run.resumed_step = event["step"]
     _upsert(connection, ScalerEvent, scaler_events, key=("run_id", "step", "kind", "optimizer"))
     _upsert(connection, Metric, metrics, key=("run_id", "name", "step"))
     for name in {metric["name"] for metric in metrics}:

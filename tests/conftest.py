@@ -35,25 +35,34 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[str]:
     """Run a PostgreSQL server of our own on a Unix socket; yield its URL without a database."""
-    binaries = _postgresql_binaries()
     folder = Path(tempfile.mkdtemp(prefix="halfstep-pg-", dir="/tmp"))
-    # PostgreSQL will not run as root; Debian's package brings a user for it.
-    user = "postgres" if os.geteuid() == 0 else None
-    if user:
+    if user := _postgresql_user():
         os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
-    data = folder / "data"
-
-    def run(*command: str) -> None:
-        subprocess.run(command, check=True, capture_output=True, user=user, cwd=folder)
-
-    run(f"{binaries}/initdb", "-D", str(data), "-U", "halfstep", "-A", "trust", "-N", "-E", "UTF8")
-    options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=100"
-    run(f"{binaries}/pg_ctl", "-D", str(data), "-o", options, "-l", f"{folder}/log", "-w", "start")
+    _postgresql("initdb", folder, "-U", "halfstep", "-A", "trust", "-N", "-E", "UTF8")
+    postgresql_control(folder, "start")
     try:
         yield f"postgresql+psycopg://halfstep@/{{name}}?host={folder}"
     finally:
-        run(f"{binaries}/pg_ctl", "-D", str(data), "-m", "immediate", "-w", "stop")
+        postgresql_control(folder, "stop", "-m", "immediate")
         shutil.rmtree(folder)
+
+
+def postgresql_control(folder: Path, action: str, *arguments: str) -> None:
+    """Start or stop the server of a folder, and wait until it has."""
+    if action == "start":
+        options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=100"
+        arguments = ("-o", options, "-l", f"{folder}/log")
+    _postgresql("pg_ctl", folder, "-w", action, *arguments)
+
+
+def _postgresql(program: str, folder: Path, *arguments: str) -> None:
+    command = [f"{_postgresql_binaries()}/{program}", "-D", str(folder / "data"), *arguments]
+    subprocess.run(command, check=True, capture_output=True, user=_postgresql_user(), cwd=folder)
+
+
+def _postgresql_user() -> str | None:
+    """PostgreSQL will not run as root; Debian's package brings a user for it."""
+    return "postgres" if os.geteuid() == 0 else None
 
 
 def _postgresql_binaries() -> str:

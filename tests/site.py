@@ -15,6 +15,7 @@ from sqlalchemy import func, select
 
 from db import runs, series
 from db.database import Database
+from db.errors import DatabaseUnreachable
 from db.tables import Run, Status, Step, User
 
 SECONDS = 90  # patience with a slow machine; nothing here is asserted about time
@@ -47,6 +48,13 @@ class Site:
         finally:
             process.terminate()
             process.wait(SECONDS)
+
+    def reaches_database(self) -> bool:
+        try:
+            self.database.check()
+        except DatabaseUnreachable:
+            return False
+        return True
 
     def run(self, run_id: int) -> Run:
         with self.database.reading() as session:

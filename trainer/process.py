@@ -52,10 +52,19 @@ def tie_to_parent() -> None:
 
 def become_torchrun(folder: Path, attempt: int, devices: int) -> None:
     """Start a rank a device and wait for them; without restarts, which the lease takes care of."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     ranks = ["--standalone", f"--nproc-per-node={devices}", "--max-restarts=0"]
-    torchrun([*ranks, "-m", "trainer.process", str(folder), str(attempt)])
+    try:
+        torchrun([*ranks, "-m", "trainer.process", str(folder), str(attempt)])
+    except ChildFailedError as error:
+        codes = [failure.exitcode for failure in error.failures.values()]
+        # When one rank is killed the others raise, and say so in the outcome; the cause is the
+        # signal, so this process dies of it too, for the supervisor to see.
+        if (first := min(codes)) < 0:
+            os.kill(os.getpid(), -first)
+        sys.exit(1)
 
 
 def run_attempt(folder: Path, attempt: int) -> int:

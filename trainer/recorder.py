@@ -35,6 +35,7 @@ class Recorder:
         self._pending = telemetry.Flush()
         self._saved: list[dict[str, Any]] = []  # checkpoints to publish with what is pending
         self._training_seen = False
+        self._resumed: dict[str, Any] = {"step": 0, "exact": attempt == 1}
         self._sampler: Sampler | None = None
         self._sample_due = 0.0
         self._policy: dict[str, Any] = {}
@@ -70,7 +71,10 @@ class Recorder:
         training = bool(self._pending.steps) and self._pending_attempt == self._attempt
         with self._database.writing() as session:
             if training and not self._training_seen:
-                queue.start(session, self._run_id, self._attempt)
+                step, exact = self._resumed["step"], self._resumed["exact"]
+                queue.start(session, self._run_id, self._attempt, resumed_step=step)
+                if not exact:  # what an earlier attempt made of the steps after this one is history
+                    telemetry.truncate(session, self._run_id, self._attempt, after=step)
             telemetry.record(session, self._run_id, self._attempt, self._pending)
             for event, of_event in zip(self._saved, keys, strict=True):
                 checkpoints.publish(session, self._run_id, self._attempt, event, of_event)
@@ -95,10 +99,11 @@ class Recorder:
                 # Read a second time, after a crash, it may have been retired by now.
                 if all((self._folder / file["path"]).exists() for file in item["files"]):
                     self._saved.append(item)
+            elif item["event"] == "resumed":
+                self._resumed = item
+                self.remark(_resumed(item))
             else:
                 self._pending.events.append(item)
-                if item["event"] == "resumed":
-                    self.remark(_resumed(item))
         position = self._spool.position()
         self._pending_attempt = position.attempt if position else 0
         if self._sampler and time.monotonic() >= self._sample_due:

@@ -201,8 +201,9 @@ class Supervisor:
 
     def _outcome(self, exit_code: int) -> dict[str, Any]:
         path = self.folder / f"outcome-{self.attempt}.json"
-        if path.exists():
-            outcome: dict[str, Any] = json.loads(path.read_text())
+        outcome: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        # A gang of which one was killed leaves an outcome too: the others' complaint about it.
+        if outcome and not (exit_code < 0 and outcome["status"] == "failed"):
             if outcome["status"] == "failed":
                 return {**outcome, "fault": "code", "reason": outcome["error"].splitlines()[-1]}
             if outcome["status"] == "preempted":

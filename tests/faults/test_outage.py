@@ -1,0 +1,58 @@
+"""A database that is away: training goes on, and nothing is lost or doubled."""
+
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url, select
+
+from db.tables import Status, Step
+from tests.conftest import postgresql_control
+from tests.faults.conftest import COUNTS, often
+from tests.site import Site, until
+
+
+@pytest.mark.only_on("postgresql")
+def test_runs_train_on_while_postgresql_is_stopped(site: Site) -> None:
+    """Stopped at once in the middle of three runs and started again later: every step is there."""
+    seconds, steps = often(full=30, short=4), often(full=20_000, short=4_000)
+    ids = [site.submit(steps=steps) for _ in range(3)]
+    folder = Path(str(make_url(site.url).query["host"]))
+    with site.worker(HALFSTEP_CPU_DEVICES="3"):
+        for run_id in ids:
+            site.wait_for_step(run_id, 100)
+        began = time.time()
+        postgresql_control(folder, "stop", "-m", "immediate")
+        time.sleep(seconds)
+        grown = sum(spool_bytes(site, run_id) for run_id in ids)
+        postgresql_control(folder, "start")
+        ended_at = time.time()
+        until(lambda: site.reaches_database())
+        ended = [site.wait(run_id) for run_id in ids]
+    assert grown > 0
+    for run in ended:
+        assert (run.status, run.attempt) == (Status.FINISHED, 1)
+        assert site.count_steps(run.id) == run.step == steps
+    COUNTS.append(
+        f"PostgreSQL away for {seconds} s: 3 runs, {3 * steps} steps all there; median step "
+        f"during ÷ before or after: {ratio(site, ids, began, ended_at):.2f}"
+    )
+
+
+def spool_bytes(site: Site, run_id: int) -> int:
+    folder = site.data / "runs" / str(run_id) / "spool"
+    return sum(path.stat().st_size for path in folder.glob("*.spool"))
+
+
+def ratio(site: Site, ids: list[int], began: float, ended: float) -> float:
+    """Compare the median step during the outage with the median of the others."""
+    during, other = [], []
+    for run_id in ids:
+        started_at = site.run(run_id).started_at or 0
+        with site.database.reading() as session:
+            query = select(Step.elapsed_ms, Step.step_us).where(Step.run_id == run_id)
+            for elapsed_ms, step_us in session.execute(query):
+                away = began < started_at + elapsed_ms / 1000 < ended
+                (during if away else other).append(step_us)
+    return statistics.median(during) / statistics.median(other)

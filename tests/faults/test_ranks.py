@@ -1,0 +1,42 @@
+"""Runs of several processes: whichever of them is killed, none is left."""
+
+import os
+import signal
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from db.tables import Status
+from tests.faults.conftest import COUNTS
+from tests.site import Site, is_running, until
+
+
+def torchrun(family: list[psutil.Process]) -> psutil.Process:
+    return family[1]
+
+
+def rank(family: list[psutil.Process]) -> psutil.Process:
+    return family[-1]
+
+
+def supervisor(family: list[psutil.Process]) -> psutil.Process:
+    return family[0]
+
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("victim", [torchrun, rank, supervisor])
+def test_no_process_of_a_gang_survives(
+    site: Site, victim: Callable[[list[psutil.Process]], psutil.Process]
+) -> None:
+    """SIGKILL of torchrun, a rank or the supervisor: all are gone, and attempt 2 begins."""
+    run_id = site.submit(steps=10**6, devices_per_node=2)
+    with site.worker(HALFSTEP_CPU_DEVICES="2"):
+        site.wait_for_step(run_id, 5)
+        top = psutil.Process(site.supervisor_pid(run_id))
+        family = [top, *top.children(recursive=True)]
+        assert len(family) == 4  # supervisor, torchrun, two ranks
+        os.kill(victim(family).pid, signal.SIGKILL)
+        until(lambda: not any(is_running(process) for process in family))
+        site.wait(run_id, Status.STARTING, Status.RUNNING)
+    COUNTS.append(f"{victim.__name__} of a gang of two killed: no process left")
