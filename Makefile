@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint bench screenshots lock
+.PHONY: help up test test-faults lint bench screenshots lock
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -15,7 +15,10 @@ up: $(VENV)/.installed ## Start server and worker, and print a sign-in link
 
 test: $(VENV)/.installed-test ## Run lint, types, import contracts and every test
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2
+
+test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes; half an hour
+	HALFSTEP_FAULTS=full $(BIN)/pytest tests/faults
 
 lint: $(VENV)/.installed-test ## Run lint, types and import contracts alone
 	$(BIN)/ruff check .

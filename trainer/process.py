@@ -59,11 +59,10 @@ def become_torchrun(folder: Path, attempt: int, devices: int) -> None:
     try:
         torchrun([*ranks, "-m", "trainer.process", str(folder), str(attempt)])
     except ChildFailedError as error:
-        codes = [failure.exitcode for failure in error.failures.values()]
-        # When one rank is killed the others raise, and say so in the outcome; the cause is the
-        # signal, so this process dies of it too, for the supervisor to see.
-        if (first := min(codes)) < 0:
-            os.kill(os.getpid(), -first)
+        # When one rank is killed the others raise, and say so in the outcome. The cause is the
+        # signal, so this process dies of one too, for the supervisor to see.
+        if any(failure.exitcode < 0 for failure in error.failures.values()):
+            os.kill(os.getpid(), signal.SIGKILL)
         sys.exit(1)
 
 

@@ -122,7 +122,8 @@ class Supervisor:
 
     def _environment(self) -> dict[str, str]:
         visible = ",".join(map(str, self.devices)) if self.is_cuda else ""
-        return {"CUDA_VISIBLE_DEVICES": visible}
+        # torchrun would set the same number, and say so in the run's log.
+        return {"CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "1"}
 
     def _follow(self, child: Child) -> None:
         """Record until the training has ended and all that it said is in the database."""
