@@ -7,7 +7,6 @@ plotly.js comes out of the installed plotly package.
 import gzip
 import hashlib
 import json
-import mimetypes
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -19,7 +18,7 @@ from starlette.exceptions import HTTPException
 router = APIRouter(include_in_schema=False)
 
 STATIC = Path(__file__).parent / "static"
-COMPRESSIBLE = ("text/", "image/svg")
+MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,9 @@ class Asset:
     body: bytes
 
     @cached_property
-    def gzipped(self) -> bytes | None:
-        """The body compressed, once, if that is of use."""
-        return gzip.compress(self.body, 6) if self.media_type.startswith(COMPRESSIBLE) else None
+    def gzipped(self) -> bytes:
+        """The body compressed, once."""
+        return gzip.compress(self.body, 6)
 
 
 class Assets:
@@ -63,8 +62,8 @@ class Assets:
 def _asset(path: Path) -> Asset:
     body = path.read_bytes()
     fingerprint = hashlib.sha256(body).hexdigest()[:12]
-    media_type = mimetypes.types_map.get(path.suffix, "application/octet-stream")
-    return Asset(f"/static/{path.stem}.{fingerprint}{path.suffix}", media_type, body)
+    url = f"/static/{path.stem}.{fingerprint}{path.suffix}"
+    return Asset(url, MEDIA_TYPES[path.suffix], body)
 
 
 @router.get("/static/{name}")
@@ -74,7 +73,7 @@ def static(request: Request, name: str) -> Response:
     if asset is None:
         raise HTTPException(404, "There is no such file.")
     headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
-    if "gzip" in request.headers.get("accept-encoding", "") and asset.gzipped:
+    if "gzip" in request.headers.get("accept-encoding", ""):
         headers["Content-Encoding"] = "gzip"
         return Response(asset.gzipped, media_type=asset.media_type, headers=headers)
     return Response(asset.body, media_type=asset.media_type, headers=headers)

@@ -68,6 +68,11 @@ class Live:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._closed = False
 
+    @property
+    def subjects(self) -> list[str]:
+        """What is watched now."""
+        return list(self._tasks)
+
     async def watch(
         self, subject: str, cursor: str, look: Look, *, seconds: float
     ) -> AsyncIterator[ServerSentEvent]:

@@ -28,6 +28,11 @@ class Property:
         return str(self.schema.get("title") or self.path.rpartition(".")[2])
 
     @property
+    def description(self) -> str:
+        """What it does; a recipe need not say."""
+        return str(self.schema.get("description", ""))
+
+    @property
     def is_nullable(self) -> bool:
         """Whether it may be switched off."""
         return any(option.get("type") == "null" for option in self.schema.get("anyOf", ()))

@@ -63,8 +63,9 @@ class KnownHosts:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
-        configured = (name.strip().lower() for name in settings.host_names.split(","))
-        self.names = {"localhost", settings.host, socket.gethostname().lower(), *configured}
+        configured = (name.strip() for name in settings.host_names.split(","))
+        names = ("localhost", settings.host, socket.gethostname(), *configured)
+        self.names = {name.lower() for name in names if name}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 400."""

@@ -41,8 +41,10 @@ def cursor_now(session: Session, run: Run) -> Cursor:
         query = select(func.max(column)).where(column.class_.run_id == run.id)
         return session.scalar(query) or 0
 
+    # An attempt that has made no step yet may still take steps back.
+    has_begun = run.resumed_step is not None
     return Cursor(
-        attempt=run.attempt,
+        attempt=run.attempt if has_begun else max(run.attempt - 1, 0),
         revision=run.revision,
         step=newest(Step.step),
         event=newest(ScalerEvent.id),

@@ -1,0 +1,106 @@
+"""Runs by the JSON API."""
+
+import pytest
+from starlette.testclient import TestClient
+
+from db import runs
+from db.database import Database
+from db.tables import Run, Status, User
+from tests.app.conftest import CONFIG, submit
+
+
+def test_submit_fills_in_defaults(offered: None, script: TestClient) -> None:
+    """A submission needs the recipe alone; the answer is the queued run."""
+    body = {"recipe": "digits", "config": {"training": {"steps": 50}}, "tags": "a ,b,,"}
+    answer = script.post("/api/runs", json=body)
+    assert answer.status_code == 201
+    run = answer.json()
+    assert (run["status"], run["name"], run["steps_total"]) == ("queued", "digits-fp16", 50)
+    assert (run["owner"], run["tags"]) == ("ada", ["a", "b"])
+    config = script.get(f"/api/runs/{run['id']}/config").json()
+    assert config == CONFIG | {"training": CONFIG["training"] | {"steps": 50}}
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        ({"recipe": "gpt"}, "recipe", "There is no recipe 'gpt'. Workers offer: digits."),
+        ({}, "recipe", "Field required"),
+        (
+            {"recipe": "digits", "config": {"training": {"batch_size": 5000}}},
+            "training.batch_size",
+            "5000; allowed: a whole number of at least 1 and of at most 1437",
+        ),
+        ({"recipe": "digits", "priority": 101}, "priority", "from -100 to 100"),
+        ({"recipe": "digits", "devices_per_node": 0}, "devices_per_node", "from 1 to"),
+        ({"recipe": "digits", "name": "x" * 101}, "name", "at most 100"),
+        ({"recipe": "digits", "after_id": 99}, "after_id", "no run 99"),
+        ({"recipe": "digits", "colour": "red"}, "colour", "Extra inputs"),
+        ({"recipe": "digits", "config": "fast"}, "config", "'fast'"),
+    ],
+)
+def test_bad_submission_names_each_field(
+    offered: None, script: TestClient, body: object, field: str, message: str
+) -> None:
+    """422 maps the path of a field to its value and what is allowed, and nothing is queued."""
+    answer = script.post("/api/runs", json=body)
+    assert answer.status_code == 422
+    assert message in answer.json()["errors"][field]
+    assert script.get("/api/runs").json()["runs"] == []
+
+
+def test_all_mistakes_come_at_once(offered: None, script: TestClient) -> None:
+    """Who made three mistakes hears of three."""
+    config = {"precision": "fp8", "training": {"steps": 0}}
+    body = {"recipe": "digits", "priority": 500, "config": config}
+    errors = script.post("/api/runs", json=body).json()["errors"]
+    assert errors.keys() == {"precision", "training.steps", "priority"}
+
+
+def test_list_is_filtered_and_paged(
+    database: Database, ada: User, offered: None, script: TestClient
+) -> None:
+    """The list takes a text, a status, a limit and where to go on."""
+    for name in ("one", "two", "three"):
+        submit(database, ada, name=name)
+
+    def names(**query: str | int) -> list[str]:
+        return [run["name"] for run in script.get("/api/runs", params=query).json()["runs"]]
+
+    assert names() == ["three", "two", "one"]
+    assert names(text="tw") == ["two"]
+    assert names(status="finished") == []
+    assert names(limit=1, before=3) == ["two"]
+
+
+def test_queued_run_says_what_it_waits_for(
+    database: Database, ada: User, script: TestClient
+) -> None:
+    """The place in the queue and the reason are in the run."""
+    submit(database, ada)
+    run = script.get("/api/runs/1").json()
+    assert (run["ahead"], run["waiting"]) == (0, "no worker is up")
+
+
+def test_actions_ask_the_training(database: Database, running: Run, script: TestClient) -> None:
+    """Checkpoint, pause and cancel are asked of a running run; its history says who asked."""
+    address = f"/api/runs/{running.id}"
+    assert script.post(f"{address}/checkpoints").status_code == 202
+    assert script.post(f"{address}/pause").json()["status"] == "pausing"
+    assert script.post(f"{address}/cancellation").json()["status"] == "stopping"
+    assert script.post(f"{address}/pause").status_code == 409
+    statuses = script.get(address).json()["statuses"]
+    assert statuses[-1]["reason"] == "cancelled by ada"
+
+
+def test_paused_run_is_resumed_and_moved_forward(
+    database: Database, ada: User, script: TestClient
+) -> None:
+    """A run that waits can be held, released and given another priority."""
+    submit(database, ada)
+    script.post("/api/runs/1/pause")
+    assert script.post("/api/runs/1/resumption").json()["status"] == "queued"
+    assert script.put("/api/runs/1/priority", json={"priority": 5}).json()["priority"] == 5
+    assert script.put("/api/runs/1/priority", json={"priority": 500}).status_code == 422
+    with database.reading() as session:
+        assert runs.get(session, 1).status == Status.QUEUED

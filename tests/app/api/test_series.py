@@ -1,0 +1,92 @@
+"""What a training told, by the JSON API."""
+
+import csv
+
+from starlette.testclient import TestClient
+
+from db import telemetry
+from db.database import Database
+from db.tables import Run
+from tests.db.telemetry_made import make_events, make_metric, make_steps, record
+
+
+def test_few_steps_come_as_they_are(database: Database, running: Run, script: TestClient) -> None:
+    """Each step is a point; NaN is null and infinities have names."""
+    losses = [3.0, float("nan"), float("inf"), 2.0]
+    record(database, running, make_steps(losses, skipped=[3]))
+    page = script.get("/api/runs/1/series").json()
+    assert (page["first"], page["last"], page["total"], page["bucket"]) == (1, 4, 4, 1)
+    assert page["series"]["loss"]["x"] == [1, 2, 3, 4]
+    assert page["series"]["loss"]["y"] == [3.0, None, "Infinity", 2.0]
+    assert page["series"]["elapsed_ms"]["y"] == [5, 10, 15, 20]
+    part = script.get("/api/runs/1/series", params={"first": 2, "last": 3}).json()
+    assert (part["total"], part["series"]["loss"]["x"]) == (2, [2, 3])
+
+
+def test_many_steps_keep_their_extremes(
+    database: Database, running: Run, script: TestClient
+) -> None:
+    """However few points are asked for, the one spike among thousands is there."""
+    losses = [1.0] * 3000
+    losses[1234] = 50.0
+    record(database, running, make_steps(losses))
+    page = script.get("/api/runs/1/series", params={"points": 100}).json()
+    assert page["total"] == 3000
+    assert page["points"] <= 100
+    assert page["bucket"] > 1
+    assert 50.0 in page["series"]["loss"]["y"]
+
+
+def test_run_without_steps_has_empty_series(running: Run, script: TestClient) -> None:
+    """A run that has told nothing yet is no error."""
+    page = script.get("/api/runs/1/series").json()
+    assert (page["total"], page["series"]["loss"]) == (
+        0,
+        {"x": [], "y": [], "mean_x": [], "mean_y": []},
+    )
+
+
+def test_flagged_steps_and_events_are_never_sampled(
+    database: Database, running: Run, script: TestClient
+) -> None:
+    """Every skip and every loss that is not finite is there, in order."""
+    losses = [1.0, float("nan"), 1.0, 1.0]
+    record(database, running, make_steps(losses, skipped=[1, 4]), events=make_events([1, 4]))
+    flagged = script.get("/api/runs/1/flagged").json()
+    assert flagged == {"step": [1, 2, 4], "flags": [1, 2, 1], "loss": [1.0, None, 1.0]}
+    events = script.get("/api/runs/1/events").json()
+    assert [(event["step"], event["kind"]) for event in events] == [
+        (1, "skip"),
+        (1, "backoff"),
+        (4, "skip"),
+        (4, "backoff"),
+    ]
+
+
+def test_metrics_and_log(database: Database, running: Run, script: TestClient) -> None:
+    """Metrics and lines come in order; the log can be paged backwards."""
+    record(database, running, events=[make_metric(2, 0.5), make_metric(4, float("inf"))])
+    lines = [
+        {"number": n, "attempt": 1, "time": 1.0, "stream": "stdout", "text": f"line {n}"}
+        for n in range(1, 6)
+    ]
+    with database.writing() as session:
+        telemetry.record(session, 1, 1, telemetry.Flush(log_lines=lines))
+    metrics = script.get("/api/runs/1/metrics").json()
+    assert [metric["value"] for metric in metrics] == [0.5, "Infinity"]
+    log = script.get("/api/runs/1/log", params={"before": 5, "limit": 2}).json()
+    assert [line["text"] for line in log] == ["line 3", "line 4"]
+
+
+def test_csv_has_every_step(database: Database, running: Run, script: TestClient) -> None:
+    """The export is not thinned: one row for each step, however many."""
+    record(database, running, make_steps([1.0] * 5001))
+    rows = list(csv.DictReader(script.get("/api/runs/1/steps.csv").text.splitlines()))
+    assert [int(row["step"]) for row in rows] == list(range(1, 5002))
+
+
+def test_series_of_no_run(script: TestClient) -> None:
+    """A run that there is not is 404 everywhere."""
+    names = ("series", "flagged", "events", "metrics", "log", "checkpoints", "steps.csv", "config")
+    for name in names:
+        assert script.get(f"/api/runs/7/{name}").status_code == 404, name

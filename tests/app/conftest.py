@@ -1,0 +1,196 @@
+"""The server as browsers and scripts meet it, with rows that the database layer wrote."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from app.main import create_app
+from app.serve import Server
+from db import accounts, queue, runs, workers
+from db.database import Database
+from db.settings import Settings
+from db.tables import Run, User
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "precision": {
+            "title": "Precision",
+            "description": "How to compute.",
+            "enum": ["fp16", "bf16", "fp32"],
+            "type": "string",
+            "default": "fp16",
+        },
+        "training": {
+            "title": "Training",
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "steps": {"title": "Steps", "type": "integer", "minimum": 1, "default": 400},
+                "batch_size": {
+                    "title": "Batch size",
+                    "description": "Examples a step.",
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": 1437,
+                    "default": 64,
+                },
+                "max_grad_norm": {
+                    "title": "Largest norm",
+                    "anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}],
+                    "default": 1.0,
+                },
+                "fused": {"title": "Fused", "type": "boolean", "default": True},
+            },
+        },
+        "scaler": {
+            "title": "Loss scaler",
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "init_scale": {
+                    "title": "Initial scale",
+                    "type": "number",
+                    "exclusiveMinimum": 0,
+                    "default": 16777216.0,
+                }
+            },
+        },
+    },
+}
+CPU = {
+    "kind": "cpu",
+    "index": 0,
+    "name": "CPU",
+    "memory_bytes": 8_000_000_000,
+    "compute_capability": None,
+    "fp16": True,
+    "bf16": False,
+}
+DIGITS = {"name": "digits", "title": "Digits", "description": "Digits.", "schema": SCHEMA}
+CONFIG = {
+    "precision": "fp16",
+    "training": {"steps": 400, "batch_size": 64, "max_grad_norm": 1.0, "fused": True},
+    "scaler": {"init_scale": 16777216.0},
+}
+
+
+@pytest.fixture
+def settings(tmp_path: Path, database_url: str) -> Settings:
+    """Settings of this test's own database and folder."""
+    return Settings(data=tmp_path / "data", database_url=database_url)
+
+
+@pytest.fixture
+def app(settings: Settings, database: Database) -> FastAPI:
+    """The server."""
+    return create_app(settings, database)
+
+
+@pytest.fixture
+def stranger(app: FastAPI) -> Iterator[TestClient]:
+    """A browser that is not signed in."""
+    with TestClient(app, base_url="http://localhost", follow_redirects=False) as client:
+        yield client
+
+
+@pytest.fixture
+def browser(app: FastAPI, database: Database, ada: User) -> Iterator[TestClient]:
+    """Ada's browser, signed in by a link; it sends the CSRF token as pages' scripts do."""
+    with database.writing() as session:
+        token = accounts.make_link_token(session, ada)
+    with TestClient(app, base_url="http://localhost", follow_redirects=False) as client:
+        client.get("/", params={"token": token})
+        client.headers["x-csrf-token"] = csrf_token(client)
+        yield client
+
+
+@pytest.fixture
+def script(app: FastAPI, database: Database, ada: User) -> Iterator[TestClient]:
+    """A script of Ada's, with an API token."""
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, ada, "script")
+    headers = {"Authorization": f"Bearer {token}"}
+    with TestClient(app, base_url="http://localhost", headers=headers) as client:
+        yield client
+
+
+@pytest.fixture
+def offered(database: Database) -> None:
+    """A worker that is up and offers digits."""
+    offer_digits(database)
+
+
+@pytest.fixture
+def running(database: Database, ada: User, offered: None) -> Run:
+    """A run in its first attempt."""
+    return start_run(database, ada)
+
+
+@pytest.fixture
+def address(settings: Settings, database: Database) -> Iterator[str]:
+    """The address of a real server, with real connections."""
+    with serving(settings, database) as (_server, address):
+        yield address
+
+
+class serving:  # noqa: N801 - used as a function
+    """Run a real server in a thread; leaving waits until it has stopped."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self.server = Server(settings, database)
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.thread = threading.Thread(target=self.server.run, args=([self.socket],))
+
+    def __enter__(self) -> tuple[Server, str]:
+        self.thread.start()
+        return self.server, f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+
+    def __exit__(self, *_error: object) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+
+
+def csrf_token(client: TestClient) -> str:
+    """Read the token off a page."""
+    page = client.get("/account").text
+    return page.partition('name="csrf-token" content="')[2].partition('"')[0]
+
+
+def offer_digits(database: Database) -> int:
+    """Register a worker."""
+    with database.writing() as session:
+        offer: dict[str, Any] = {"devices": [CPU], "recipes": [DIGITS], "versions": {"torch": "2"}}
+        return workers.register(session, name="w1", host="host", pid=1, **offer).id
+
+
+def submit(database: Database, owner: User, **changes: Any) -> Run:
+    """Queue a run."""
+    with database.writing() as session:
+        values: dict[str, Any] = {"recipe": "digits", "config": CONFIG}
+        return runs.submit(session, owner=owner, **(values | changes))
+
+
+def start_run(database: Database, owner: User, **changes: Any) -> Run:
+    """Queue a run and let the worker start it."""
+    submit(database, owner, **changes)
+    with database.writing() as session:
+        run = queue.claim(
+            session,
+            1,
+            recipes=["digits"],
+            precisions=["fp16"],
+            free_devices=[0],
+            lease_seconds=60.0,
+        )
+        assert run is not None
+        queue.set_started_at(session, run)
+        queue.start(session, run.id, run.attempt)
+        return run

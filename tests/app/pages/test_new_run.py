@@ -1,0 +1,110 @@
+"""The form of a new run, without a script in the browser."""
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from db import runs
+from db.database import Database
+from db.tables import Run, User
+from tests.app.conftest import CONFIG, submit
+
+FORM = {
+    "recipe": "digits",
+    "precision": "fp16",
+    "training.steps": "400",
+    "training.batch_size": "64",
+    "training.max_grad_norm": "1",
+    "training.fused": "true",
+    "scaler.init_scale": "16777216",
+    "priority": "0",
+    "devices_per_node": "1",
+}
+
+
+def test_form_is_drawn_from_the_schema(offered: None, browser: TestClient) -> None:
+    """Every field stands there with its title, help text, bounds and default."""
+    page = browser.get("/runs/new", params={"recipe": "digits"}).text
+    assert 'name="training.batch_size" value="64"' in page
+    assert 'max="1437"' in page
+    assert "Examples a step." in page
+    assert 'name="precision" value="fp16" checked' in page
+
+
+def test_without_workers_it_says_so(browser: TestClient) -> None:
+    """No recipe can be offered, and the page says what to start."""
+    assert "halfstep worker" in browser.get("/runs/new").text
+
+
+def test_submitting_queues_the_run(database: Database, offered: None, browser: TestClient) -> None:
+    """A form as it was drawn becomes a run with the recipe's configuration."""
+    answer = browser.post("/runs", data=FORM | {"name": "first", "tags": "a"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs/1")
+    with database.reading() as session:
+        run = runs.get(session, 1)
+        assert (run.name, run.tags, run.config) == ("first", "a", CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "message"),
+    [
+        ({"training.batch_size": "5000"}, "training.batch_size", "5000; allowed: a whole number"),
+        ({"training.steps": "many"}, "training.steps", "many; allowed: a whole number"),
+        ({"training.steps": ""}, "training.steps", "nothing; allowed: a whole number"),
+        ({"precision": "fp8"}, "precision", "fp8; allowed: one of fp16, bf16, fp32"),
+        ({"priority": "high"}, "priority", "high is not allowed; allowed: a whole number"),
+        ({"after_id": "77"}, "after_id", "there is no run 77"),
+        ({"recipe": "gpt"}, "recipe", "There is no recipe"),
+    ],
+)
+def test_mistakes_stand_beside_their_fields_and_lose_nothing(
+    database: Database,
+    offered: None,
+    browser: TestClient,
+    changes: dict[str, str],
+    path: str,
+    message: str,
+) -> None:
+    """The form comes back with what was typed and what is wrong; nothing is queued."""
+    answer = browser.post("/runs", data=FORM | {"name": "kept"} | changes)
+    assert answer.status_code == 422
+    assert message in answer.text.replace("&#39;", "'")
+    assert f'<a href="#{path}">' in answer.text
+    assert 'value="kept"' in answer.text
+    if path not in ("precision", "recipe"):
+        assert f'name="{path}"' in answer.text
+        assert f'value="{changes[path]}"' in answer.text
+    with database.reading() as session:
+        assert runs.newest(session) == []
+
+
+def test_all_mistakes_are_shown_at_once(offered: None, browser: TestClient) -> None:
+    """Mistakes of the queue's fields and of the recipe's are found together."""
+    changes = {"priority": "high", "training.steps": "0"}
+    page = browser.post("/runs", data=FORM | changes).text
+    assert '<a href="#priority">' in page
+    assert '<a href="#training.steps">' in page
+
+
+def test_clone_has_what_the_other_run_had(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """A clone's form is filled from the run that it is a clone of."""
+    config: dict[str, Any] = CONFIG | {"precision": "bf16", "scaler": {"init_scale": 2.0}}
+    run = submit(database, ada, config=config, name="good", tags="x")
+    page = browser.get("/runs/new", params={"from": run.id}).text
+    assert 'name="precision" value="bf16" checked' in page
+    assert 'name="scaler.init_scale" value="2"' in page
+    assert 'value="good"' in page
+
+
+def test_a_checkpoint_to_start_from_must_exist(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A run can start from another's checkpoint, and hears if there is no such checkpoint."""
+    page = browser.get("/runs/new", params={"from": 1, "step": 40}).text
+    assert 'name="parent_step" value="40"' in page
+    answer = browser.post("/runs", data=FORM | {"parent_id": "1", "parent_step": "40"})
+    assert answer.status_code == 422
+    assert "no checkpoint at step 40" in answer.text

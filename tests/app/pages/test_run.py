@@ -1,0 +1,96 @@
+"""The page of one run, as the server draws it before any script."""
+
+from starlette.testclient import TestClient
+
+from db import checkpoints, history, queue, series, telemetry
+from db.database import Database
+from db.tables import Run, Status
+from tests.db.telemetry_made import make_metric, make_steps, record
+
+
+def test_page_shows_the_three_counts(database: Database, running: Run, browser: TestClient) -> None:
+    """Attempted, applied and skipped stand in the header with the scale."""
+    record(database, running, make_steps([1.0] * 10, skipped=[1, 2]))
+    page = browser.get("/runs/1").text
+    for name, value in (("step", 10), ("applied", 8), ("skipped", 2)):
+        assert f'data-fact="{name}">{value}<' in page
+    assert 'data-fact="scale">2<sup>18</sup>' in page
+    assert "2 skipped steps" in page
+
+
+def test_page_goes_on_from_its_own_moment(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """The cursor on the page is of the same snapshot as the page: there is no news since."""
+    record(database, running, make_steps([1.0] * 3), events=[make_metric(3, 0.5)])
+    page = browser.get("/runs/1").text
+    cursor = page.partition('data-cursor="')[2].partition('"')[0]
+    with database.reading() as session:
+        assert series.changes(session, 1, series.Cursor.parse(cursor)) is None
+        assert str(history.cursor_now(session, running)).split(".")[2:] == cursor.split(".")[2:]
+
+
+def test_skips_name_their_culprits(database: Database, running: Run, browser: TestClient) -> None:
+    """A skip shows the scale before and after, and the last parameter in forward order first."""
+    event = {
+        "event": "scaler",
+        "kind": "skip",
+        "step": 7,
+        "optimizer": "adamw",
+        "scale_before": 2.0**20,
+        "scale_after": 2.0**19,
+        "culprits": [{"name": "model.0.bias"}, {"name": "model.6.bias"}],
+    }
+    record(database, running, events=[event])
+    page = browser.get("/runs/1").text
+    assert "2<sup>20</sup> → 2<sup>19</sup>" in page
+    assert "<code>model.6.bias</code> <span" in page
+    assert "and 1 more" in page
+
+
+def test_failed_run_shows_its_traceback(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """The error and whose fault it was stand at the top."""
+    with database.writing() as session:
+        error = "Traceback …\nValueError: batch_size is 5000"
+        queue.end(session, 1, 1, Status.FAILED, error=error, reason="it raised", fault="code")
+    page = browser.get("/runs/1").text
+    assert "ValueError: batch_size is 5000" in page
+    assert "This run failed: an error in the code" in page
+
+
+def test_checkpoint_can_be_downloaded_and_loaded(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A checkpoint shows size, hash, a link, and the line of Python that loads the file."""
+    file = {"kind": "checkpoint", "size_bytes": 3_214_567, "sha256": "ab" * 32}
+    event = {"step": 400, "reason": "end", "request": None, "files": [file]}
+    with database.writing() as session:
+        checkpoints.publish(session, 1, 1, event, ["runs/1/checkpoints/step-00000400.pt"])
+    page = browser.get("/runs/1").text
+    assert "3.21 MB" in page
+    assert 'title="3,214,567 bytes"' in page
+    assert 'data-copy-text="' + "ab" * 32 in page
+    assert 'href="/runs/1/checkpoints/1/download"' in page
+    assert "torch.load(&#39;digits-fp16-run1-step400.pt&#39;, weights_only=True)" in page
+
+
+def test_log_and_configuration(database: Database, running: Run, browser: TestClient) -> None:
+    """Lines carry their stream; a value that differs from its default is marked."""
+    line = {"number": 1, "attempt": 1, "time": 1.0, "stream": "stderr", "text": "careful <b>"}
+    with database.writing() as session:
+        telemetry.record(session, 1, 1, telemetry.Flush(log_lines=[line]))
+    page = browser.get("/runs/1").text
+    assert '<div class="stderr" data-number="1">careful &lt;b&gt;</div>' in page
+    assert "<code>training.batch_size</code>" in page
+
+
+def test_buttons_ask_and_lead_back(running: Run, browser: TestClient) -> None:
+    """Each button works as a plain form too."""
+    for action in ("checkpoints", "pause", "cancellation"):
+        answer = browser.post(f"/runs/1/{action}")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/runs/1")
+    answer = browser.post("/runs/1/resumption")
+    assert answer.status_code == 409
+    assert "only a paused one can be resumed" in answer.text

@@ -1,0 +1,72 @@
+"""The list of runs, and its bulk action."""
+
+from starlette.testclient import TestClient
+
+from db import runs
+from db.database import Database
+from db.tables import Run, Status, User
+from tests.app.conftest import submit
+from tests.db.telemetry_made import make_steps, record
+
+
+def test_newcomer_is_told_what_to_do(browser: TestClient) -> None:
+    """With no run and no worker, the page says how to get both."""
+    page = browser.get("/runs").text
+    assert "halfstep worker" in page
+    assert 'href="/runs/new"' in page
+
+
+def test_row_shows_where_a_run_is(database: Database, running: Run, browser: TestClient) -> None:
+    """Status, steps, scale, skips, owner and the loss as a line are in the row."""
+    record(database, running, make_steps([3.0, 2.0, 1.5], skipped=[1]))
+    page = browser.get("/runs").text
+    assert 'data-status="running"' in page
+    assert "3 / 400" in page
+    assert "2<sup>19</sup>" in page
+    assert 'aria-label="Loss from 3 to 1.5"' in page
+
+
+def test_queued_run_shows_place_and_reason(
+    database: Database, ada: User, running: Run, browser: TestClient
+) -> None:
+    """Who waits is told for what."""
+    for _ in range(2):
+        submit(database, ada)
+    page = browser.get("/runs").text
+    assert "<b>next</b> it is next: no device is free" in page
+    assert "<b>#2 in the queue</b> 1 ahead of it" in page
+
+
+def test_filter_stays_in_the_form(database: Database, ada: User, browser: TestClient) -> None:
+    """The filter comes from the address, is applied, and is shown again."""
+    for name in ("alpha", "beta"):
+        submit(database, ada, name=name)
+    page = browser.get("/runs", params={"text": "alp", "status": "queued"}).text
+    assert "alpha" in page
+    assert "beta" not in page
+    assert 'value="alp"' in page
+    assert "<option selected>queued</option>" in page
+
+
+def test_what_people_type_is_not_html(database: Database, ada: User, browser: TestClient) -> None:
+    """A name with markup in it is shown as it is."""
+    run = submit(database, ada, name="<script>alert(1)</script>", tags="<b>")
+    for address in ("/runs", f"/runs/{run.id}"):
+        page = browser.get(address).text
+        assert "<script>alert" not in page
+        assert "&lt;script&gt;alert" in page
+
+
+def test_ticked_runs_are_cancelled_together(
+    database: Database, ada: User, running: Run, browser: TestClient
+) -> None:
+    """The bulk action cancels what has not ended and leads back to the same list."""
+    for _ in range(2):
+        submit(database, ada)
+    browser.post("/runs/3/cancellation")
+    form = {"run": ["1", "2", "3"], "back": "/runs?text=d&status="}
+    answer = browser.post("/runs/cancellation", data=form)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs?text=d&status=")
+    with database.reading() as session:
+        found = [runs.get(session, run_id).status for run_id in (1, 2, 3)]
+    assert found == [Status.STOPPING, Status.CANCELLED, Status.CANCELLED]

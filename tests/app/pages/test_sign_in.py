@@ -1,0 +1,64 @@
+"""Coming in by link and by password, and going out."""
+
+from starlette.testclient import TestClient
+
+from db import accounts
+from db.database import Database
+from db.tables import User
+
+
+def test_link_signs_in_once_and_leaves_the_address(
+    database: Database, ada: User, stranger: TestClient
+) -> None:
+    """The token is spent by its first use and is not in the address that the browser ends at."""
+    with database.writing() as session:
+        token = accounts.make_link_token(session, ada)
+    first = stranger.get("/", params={"token": token})
+    assert (first.status_code, first.headers["location"]) == (303, "/runs")
+    cookie = first.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=lax" in cookie
+    assert stranger.get("/runs").status_code == 200
+    stranger.cookies.clear()
+    second = stranger.get("/", params={"token": token})
+    assert second.headers["location"].startswith("/sign-in?problem=")
+    assert stranger.get("/runs").status_code == 303
+
+
+def test_password_signs_in_and_leads_back(
+    database: Database, ada: User, stranger: TestClient
+) -> None:
+    """Name and password lead to the page that was asked for."""
+    with database.writing() as session:
+        accounts.set_password(session, session.get_one(User, ada.id), "a long secret")
+    form = {"name": "ada", "password": "a long secret", "next": "/workers"}
+    answer = stranger.post("/sign-in", data=form)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/workers")
+    assert stranger.get("/workers").status_code == 200
+
+
+def test_wrong_password_keeps_the_name(stranger: TestClient) -> None:
+    """A refusal says what is wrong and keeps what was typed, but not the password."""
+    answer = stranger.post("/sign-in", data={"name": "eve", "password": "guessing!"})
+    assert answer.status_code == 401
+    assert 'value="eve"' in answer.text
+    assert "guessing!" not in answer.text
+
+
+def test_another_site_cannot_sign_a_browser_in(stranger: TestClient) -> None:
+    """A form that another site sends is refused, whatever the password."""
+    headers = {"sec-fetch-site": "cross-site"}
+    assert stranger.post("/sign-in", data={"name": "ada"}, headers=headers).status_code == 403
+
+
+def test_sign_out_ends_the_session(browser: TestClient) -> None:
+    """The cookie of a session that was ended opens nothing."""
+    cookies = dict(browser.cookies)
+    assert browser.post("/sign-out").headers["location"] == "/sign-in"
+    browser.cookies.update(cookies)
+    assert browser.get("/runs").status_code == 303
+
+
+def test_healthz_says_that_the_database_answers(stranger: TestClient) -> None:
+    """A container's health check needs no sign-in."""
+    assert stranger.get("/healthz").json() == {"status": "ok"}

@@ -1,0 +1,92 @@
+"""Nobody comes in without being asked who they are."""
+
+import re
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from starlette.testclient import TestClient
+
+from app.auth import local_path
+from tests.app.conftest import csrf_token
+
+PUBLIC = {"/", "/sign-in", "/healthz", "/static/{name}"}
+
+
+def _routes(app: FastAPI) -> list[tuple[str, str]]:
+    found = [
+        (method, route.path or "")
+        for route in iter_route_contexts(app.routes)
+        for method in sorted(getattr(route.original_route, "methods", ()) or ())
+    ]
+    assert len(found) > 30
+    return found
+
+
+def test_every_route_but_the_public_ones_needs_a_sign_in(
+    app: FastAPI, stranger: TestClient
+) -> None:
+    """A stranger gets 401 from each route, or is led to the sign-in page; no route can forget."""
+    for method, path in _routes(app):
+        if path in PUBLIC:
+            continue
+        address = re.sub(r"\{[^}]+\}", "1", path)
+        answer = stranger.request(method, address)
+        led = answer.status_code == 303 and answer.headers["location"].startswith("/sign-in?next=")
+        assert led or answer.status_code == 401, f"{method} {path}: {answer.status_code}"
+
+
+def test_every_change_by_a_cookie_needs_the_csrf_token(app: FastAPI, browser: TestClient) -> None:
+    """A signed-in browser that another site sends gets 403 from each route that changes things."""
+    del browser.headers["x-csrf-token"]
+    for method, path in _routes(app):
+        if path in PUBLIC or method in ("GET", "HEAD"):
+            continue
+        address = re.sub(r"\{[^}]+\}", "1", path)
+        for wrong in ({}, {"x-csrf-token": "wrong"}):
+            assert browser.request(method, address, headers=wrong).status_code == 403, path
+
+
+def test_csrf_token_may_be_a_form_field(browser: TestClient) -> None:
+    """Forms without scripts send the token as a field."""
+    token = browser.headers.pop("x-csrf-token")
+    answer = browser.post("/account/tokens", data={"name": "mine", "csrf_token": token})
+    assert answer.status_code == 200
+    assert "hs_" in answer.text
+
+
+def test_scripts_need_no_csrf_token(script: TestClient) -> None:
+    """A Bearer token is sent on purpose only, so it may change things by itself."""
+    assert script.post("/api/tokens", json={"name": "another"}).status_code == 201
+
+
+@pytest.mark.parametrize("header", ["Bearer wrong", "Bearer", "Basic YTpi"])
+def test_wrong_authorization_is_refused(stranger: TestClient, header: str) -> None:
+    """A token that is unknown, missing or of another kind is no sign-in."""
+    assert stranger.get("/api/runs", headers={"Authorization": header}).status_code == 401
+
+
+def test_cookie_is_out_of_reach_of_scripts_and_other_sites(
+    browser: TestClient, stranger: TestClient
+) -> None:
+    """The session's cookie is HttpOnly and SameSite, and its page holds another secret."""
+    cookies = browser.cookies
+    (name,) = cookies.keys()
+    assert cookies[name] not in browser.get("/account").text
+    assert csrf_token(browser) != cookies[name]
+
+
+@pytest.mark.parametrize(
+    ("address", "target"),
+    [
+        ("/runs/3?x=time", "/runs/3?x=time"),
+        ("https://evil.example", "/"),
+        ("//evil.example", "/"),
+        ("/\\evil.example", "/"),
+        ("/\t/evil.example", "/"),
+        ("", "/"),
+    ],
+)
+def test_redirects_stay_on_this_server(address: str, target: str) -> None:
+    """Only a path of this server is gone to."""
+    assert local_path(address) == target

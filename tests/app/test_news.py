@@ -1,0 +1,74 @@
+"""What live streams say, from rows of both databases."""
+
+import json
+from typing import Any
+
+from app import news
+from db import queue, runs
+from db.database import Database
+from db.settings import Settings
+from db.tables import Run, Status, User
+from tests.app.conftest import submit
+from tests.db.telemetry_made import make_events, make_metric, make_steps, record
+
+
+def _told(found: news.News | None) -> tuple[dict[str, Any], str]:
+    assert found is not None
+    return json.loads(found.data), found.cursor
+
+
+def test_run_tells_what_was_recorded_since(
+    database: Database, settings: Settings, running: Run
+) -> None:
+    """Steps, events and metrics come once, with the parts of the page that they change."""
+    look = news.of_run(database, settings, running.id)
+    record(database, running, make_steps([1.0] * 5, skipped=[2]), events=make_events([2]))
+    first, cursor = _told(look(""))
+    assert first["steps"]["step"] == [1, 2, 3, 4, 5]
+    assert first["steps"]["grad_norm"][1] == "Infinity"
+    assert [event["kind"] for event in first["events"]] == ["skip", "backoff"]
+    assert first["run"]["applied"] == 4
+    assert first["fragments"].keys() >= {"facts", "skips", "history", "checkpoints"}
+    assert look(cursor) is None
+
+    record(database, running, make_steps([float("nan")], first=6), events=[make_metric(6, 0.5)])
+    second, _cursor = _told(look(cursor))
+    assert (second["steps"]["step"], second["steps"]["loss"]) == ([6], [None])
+    assert "val/accuracy" in second["fragments"]["metrics"]
+    assert "skips" not in second["fragments"]
+
+
+def test_list_tells_rows_that_changed(
+    database: Database, settings: Settings, running: Run, ada: User
+) -> None:
+    """A step, a new run, a new place in the queue and an end each change a row, and no other."""
+    look = news.of_list(database, settings)
+    waiting = submit(database, ada)
+    _all, cursor = _told(look("0"))
+    assert look(cursor) is None
+
+    record(database, running, make_steps([1.0]))
+    step, cursor = _told(look(cursor))
+    assert step["rows"].keys() == {str(running.id)}
+
+    new = submit(database, ada, priority=1)
+    added, cursor = _told(look(cursor))
+    assert added["newest"] == new.id
+    assert added["rows"].keys() == {str(new.id), str(waiting.id)}
+
+    with database.writing() as session:
+        queue.end(session, running.id, running.attempt, Status.FINISHED)
+        runs.cancel(session, new.id, ada)
+    ended, cursor = _told(look(cursor))
+    assert ended["rows"].keys() == {str(running.id), str(waiting.id), str(new.id)}
+    assert "finished" in ended["rows"][str(running.id)]
+    assert look(cursor) is None
+
+
+def test_a_cursor_that_makes_no_sense_is_none(
+    database: Database, settings: Settings, running: Run
+) -> None:
+    """Whatever stands in an address, the answer is news from the beginning."""
+    for cursor in ("", "x", "9-9.x-.7", "1.2.3"):
+        assert news.of_list(database, settings)(cursor) is not None
+        assert news.of_run(database, settings, running.id)(cursor) is not None

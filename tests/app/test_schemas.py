@@ -1,0 +1,66 @@
+"""Configurations against a recipe's schema."""
+
+from typing import Any
+
+import pytest
+
+from app.schemas import mistakes, put, with_defaults
+from tests.app.conftest import CONFIG, SCHEMA
+
+
+def test_what_is_left_out_gets_its_default() -> None:
+    """An empty configuration is the recipe's own."""
+    assert with_defaults(SCHEMA, {}) == CONFIG
+    assert mistakes(SCHEMA, CONFIG) == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (
+            "training.batch_size",
+            5000,
+            "Batch size is 5000; allowed: a whole number of at least 1 and of at most 1437",
+        ),
+        (
+            "training.batch_size",
+            "many",
+            "Batch size is many; allowed: a whole number of at least 1 and of at most 1437",
+        ),
+        ("training.steps", 1.5, "Steps is 1.5; allowed: a whole number of at least 1"),
+        ("training.steps", None, "Steps is nothing; allowed: a whole number of at least 1"),
+        (
+            "training.max_grad_norm",
+            -1,
+            "Largest norm is -1; allowed: a number greater than 0, or nothing",
+        ),
+        ("training.fused", 1, "Fused is 1; allowed: true or false"),
+        (
+            "scaler.init_scale",
+            float("inf"),
+            "Initial scale is inf; allowed: a number greater than 0",
+        ),
+        (
+            "scaler.init_scale",
+            float("nan"),
+            "Initial scale is nan; allowed: a number greater than 0",
+        ),
+        ("precision", "fp8", "Precision is fp8; allowed: one of fp16, bf16, fp32"),
+        ("training.batchsize", 64, "there is no such field; allowed: steps, batch_size,"),
+        ("model", 1, "there is no such field; allowed: precision, training, scaler"),
+    ],
+)
+def test_a_mistake_names_field_value_and_what_is_allowed(
+    path: str, value: Any, message: str
+) -> None:
+    """Each bad value is found under its own path, and nothing else is."""
+    config = with_defaults(SCHEMA, {})
+    put(config, path, value)
+    found = mistakes(SCHEMA, config)
+    assert found.keys() == {path}
+    assert found[path].startswith(message)
+
+
+def test_a_group_that_is_no_object_is_a_mistake() -> None:
+    """Even so wrong a configuration is refused, not a crash."""
+    assert "training" in mistakes(SCHEMA, with_defaults(SCHEMA, {"training": 3}))

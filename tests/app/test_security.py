@@ -1,0 +1,43 @@
+"""Headers of every answer, and the names that the server goes by."""
+
+import pytest
+from starlette.testclient import TestClient
+
+
+@pytest.mark.parametrize("path", ["/sign-in", "/healthz", "/nowhere", "/api/runs"])
+def test_every_answer_permits_only_this_server(stranger: TestClient, path: str) -> None:
+    """Scripts, frames and forms of other places are shut out on every answer, errors too."""
+    headers = stranger.get(path).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe-eval" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "same-origin"
+
+
+def test_the_import_map_has_a_fresh_nonce(stranger: TestClient) -> None:
+    """The only inline script carries the nonce of its own answer."""
+    answers = [stranger.get("/sign-in") for _ in range(2)]
+    nonces = [a.text.partition('type="importmap" nonce="')[2].partition('"')[0] for a in answers]
+    assert nonces[0] != nonces[1]
+    for answer, nonce in zip(answers, nonces, strict=True):
+        assert f"'nonce-{nonce}'" in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8000", 200),
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("10.1.2.3", 200),
+        ("evil.example", 400),
+        ("127.0.0.1.evil.example", 400),
+        ("", 400),
+        ("[", 400),
+    ],
+)
+def test_only_names_of_ours_are_answered(stranger: TestClient, host: str, status: int) -> None:
+    """A name that was made to resolve to this machine is refused; an address in numbers is not."""
+    assert stranger.get("/sign-in", headers={"host": host}).status_code == status

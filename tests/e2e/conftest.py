@@ -1,0 +1,55 @@
+"""A real browser before a real server."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from db import accounts
+from db.database import Database
+from db.settings import Settings
+from db.tables import User
+from tests.app.conftest import offered, running, serving, settings  # noqa: F401 - fixtures
+
+MILLISECONDS = 20_000  # patience with a slow machine
+CHROMIUM = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """The system's own Chromium."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def site_address(settings: Settings, database: Database) -> Iterator[str]:  # noqa: F811
+    """A server of this test's own."""
+    with serving(settings, database) as (_server, address):
+        yield address
+
+
+@pytest.fixture
+def page(chromium: Browser, database: Database, ada: User, site_address: str) -> Iterator[Page]:
+    """Ada's browser, signed in; whatever the pages' scripts complain of fails the test."""
+    with database.writing() as session:
+        token = accounts.make_link_token(session, ada)
+    context = chromium.new_context(base_url=site_address, viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(MILLISECONDS)
+    expect.set_options(timeout=MILLISECONDS)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.extend(_complaint(message)))
+    page.goto(f"/?token={token}")
+    yield page
+    context.close()
+    assert complaints == []
+
+
+def _complaint(message: ConsoleMessage) -> list[str]:
+    # That an answer was an error, or the server away, is what some tests are about.
+    is_network = message.text.startswith("Failed to load resource")
+    return [message.text] if message.type == "error" and not is_network else []

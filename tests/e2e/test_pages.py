@@ -1,0 +1,181 @@
+"""The pages in a real browser: what a person sees and does."""
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from db import queue, runs
+from db.database import Database
+from db.tables import Run, Status, User
+from tests.app.conftest import start_run
+from tests.db.telemetry_made import make_events, make_metric, make_steps, record
+
+
+def _drawn(page: Page, points: int) -> None:
+    page.wait_for_selector(f'[data-drawn="{points}"]')
+
+
+def _line(page: Page, name: str) -> list[float | None]:
+    script = "name => document.querySelector('[data-plot]').data.find(t => t.name === name).y"
+    found: list[float | None] = page.evaluate(script, name)
+    return found
+
+
+def test_form_keeps_what_was_typed_and_submits(
+    database: Database,
+    offered: None,
+    page: Page,
+) -> None:
+    """A mistake is shown beside its field with all that was typed; put right, the run is queued."""
+    page.get_by_role("link", name="New run").first.click()
+    page.get_by_label("Batch size").fill("5000")
+    page.get_by_label("Name", exact=True).fill("by hand")
+    page.locator("[name=precision][value=bf16]").check()
+    page.get_by_role("button", name="Start run").click()
+    expect(page.locator('[id="training.batch_size-error"]')).to_contain_text("5000; allowed")
+    expect(page.get_by_label("Name", exact=True)).to_have_value("by hand")
+    expect(page.locator("[name=precision][value=bf16]")).to_be_checked()
+    page.get_by_label("Batch size").fill("32")
+    page.get_by_role("button", name="Start run").click()
+    page.wait_for_url("**/runs/1")
+    expect(page.locator("h1")).to_contain_text("by hand")
+    with database.reading() as session:
+        assert runs.get(session, 1).config["training"]["batch_size"] == 32
+
+
+def test_line_grows_while_the_run_runs(
+    database: Database,
+    running: Run,
+    page: Page,
+) -> None:
+    """New steps, skips and metrics come onto the page by themselves, up to the end."""
+    record(database, running, make_steps([3.0] * 5, skipped=[2]), events=make_events([2]))
+    page.goto("/runs/1")
+    _drawn(page, 5)
+    expect(page.locator("[data-skip-count]")).to_have_text("1 skipped step")
+    more = make_steps([2.0] * 5, first=6, skipped=[7])
+    record(database, running, more, events=[*make_events([7]), make_metric(10, 0.875)])
+    _drawn(page, 10)
+    expect(page.locator("[data-skip-count]")).to_have_text("2 skipped steps")
+    expect(page.locator('[data-fact="applied"]')).to_have_text("8")
+    expect(page.locator(".skips tbody tr")).to_have_count(2)
+    expect(page.locator('[data-metric="val/accuracy"]')).to_have_text("0.875")
+    assert _line(page, "loss") == [3.0] * 5 + [2.0] * 5
+    ticks = _line(page, "skipped")
+    assert len(ticks) == 2 * 5 * 3  # a tick a skip in each of five rows, of two ends and a gap
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FINISHED)
+    expect(page.locator(".facts .status")).to_have_text("finished")
+    expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+
+
+def test_steps_that_run_again_replace_their_points(
+    database: Database,
+    running: Run,
+    page: Page,
+) -> None:
+    """After a resume from step 3 the line is that of the new attempt from step 4 on."""
+    record(database, running, make_steps([3.0] * 6))
+    page.goto("/runs/1")
+    _drawn(page, 6)
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.QUEUED)
+        again = queue.claim(
+            session,
+            1,
+            recipes=["digits"],
+            precisions=["fp16"],
+            free_devices=[0],
+            lease_seconds=60.0,
+        )
+        assert again is not None
+        queue.start(session, 1, again.attempt, resumed_step=3)
+    record(database, again, make_steps([1.0] * 4, first=4))
+    _drawn(page, 7)
+    assert _line(page, "loss") == [3.0] * 3 + [1.0] * 4
+
+
+def test_zoom_survives_news_reload_and_a_lost_connection(
+    database: Database,
+    running: Run,
+    page: Page,
+) -> None:
+    """The view is in the address; what came while the server was away is fetched afterwards."""
+    record(database, running, make_steps([2.0] * 20))
+    page.goto("/runs/1?range=5,10&loss=log")
+    _drawn(page, 20)
+    record(database, running, make_steps([2.0] * 5, first=21))
+    _drawn(page, 25)
+    page.context.set_offline(True)
+    page.evaluate("window.dispatchEvent(new Event('offline'))")
+    record(database, running, make_steps([2.0] * 5, first=26))
+    page.context.set_offline(False)
+    _drawn(page, 30)
+    assert page.evaluate("document.querySelector('[data-plot]').layout.xaxis.range") == [5, 10]
+    page.reload()
+    _drawn(page, 30)
+    assert page.evaluate("document.querySelector('[data-plot]').layout.xaxis.range") == [5, 10]
+    expect(page.locator("[data-view=loss][value=log]")).to_be_checked()
+    page.get_by_role("button", name="Reset zoom").click()
+    page.wait_for_url("**/runs/1?loss=log")
+
+
+def test_loss_that_is_not_finite_is_drawn(
+    database: Database,
+    running: Run,
+    page: Page,
+) -> None:
+    """NaN and infinity leave a gap in the line and a mark of their own."""
+    record(database, running, make_steps([1.0, float("nan"), 1.0, float("inf"), 1.0]))
+    page.goto("/runs/1")
+    _drawn(page, 5)
+    assert _line(page, "loss") == [1.0, None, 1.0, None, 1.0]
+    assert len(_line(page, "loss not finite")) == 2
+
+
+def test_list_follows_its_runs(
+    database: Database,
+    ada: User,
+    offered: None,
+    page: Page,
+) -> None:
+    """Rows change, new runs appear, and a ticked box stays ticked meanwhile."""
+    run = start_run(database, ada, name="watched")
+    page.goto("/runs")
+    page.get_by_label("Select watched").check()
+    record(database, run, make_steps([3.0, 2.0, 1.0]))
+    row = page.locator('tr[data-key="1"]')
+    expect(row).to_contain_text("3 / 400")
+    expect(page.get_by_label("Select watched")).to_be_checked()
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FAILED, error="ValueError")
+    start_run(database, ada, name="newer")
+    expect(page.locator('tr[data-key="2"]')).to_contain_text("newer")
+    expect(row).to_contain_text("failed")
+
+
+def test_cancel_stays_on_the_page(
+    database: Database,
+    running: Run,
+    page: Page,
+) -> None:
+    """Cancelling asks the training and the page follows, with no reload."""
+    page.goto("/runs/1?x=time")
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    expect(page.locator(".facts .status")).to_have_text("stopping")
+    assert page.url.endswith("?x=time")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pages_fit_their_width(
+    database: Database,
+    running: Run,
+    page: Page,
+    width: int,
+) -> None:
+    """No page scrolls sideways, on a desk or on a phone."""
+    record(database, running, make_steps([1.0] * 9, skipped=[3]), events=make_events([3]))
+    page.set_viewport_size({"width": width, "height": 800})
+    for path in ("/runs", "/runs/new", "/runs/1", "/workers", "/account", "/api/docs"):
+        page.goto(path)
+        overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        assert overflow <= 0, path
