@@ -10,20 +10,7 @@ from sqlalchemy import delete
 from db import telemetry
 from db.database import Database
 from db.tables import SKIPPED, Metric, MetricBucket, Run, ScalerEvent, Step, StepBucket
-
-STEP = np.dtype(
-    [
-        ("step", "<i8"),
-        ("elapsed_ms", "<i8"),
-        ("step_us", "<i4"),
-        ("loss", "<f4"),
-        ("scale", "<f4"),
-        ("grad_norm", "<f4"),
-        ("grad_norm_clipped", "<f4"),
-        ("lr", "<f8"),
-        ("flags", "<u4"),
-    ]
-)
+from trainer.spool import STEP_DTYPE
 
 
 def make_steps(
@@ -33,7 +20,7 @@ def make_steps(
 
     A skipped step has an infinite norm, and the scale is another from the next step on.
     """
-    steps = np.zeros(len(losses), STEP)
+    steps = np.zeros(len(losses), STEP_DTYPE)
     step = np.arange(first, first + len(losses))
     steps["step"], steps["elapsed_ms"], steps["step_us"] = step, step * 5, 5000 + step % 7
     steps["loss"], steps["lr"] = losses, 0.1 / step

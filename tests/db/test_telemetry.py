@@ -87,15 +87,6 @@ def test_run_shows_its_latest_figures(database: Database, running: Run) -> None:
         assert run.revision > running.revision
 
 
-def test_resume_is_noted(database: Database, running: Run) -> None:
-    """The run's row says from which step an attempt went on."""
-    record(
-        database, running, events=[{"event": "resumed", "step": 400, "exact": True, "notes": []}]
-    )
-    with database.reading() as session:
-        assert session.get_one(Run, running.id).resumed_step == 400
-
-
 def test_log_lines_and_samples_are_kept(database: Database, running: Run) -> None:
     """What was printed, and how busy the machine was, arrive with the steps."""
     line = {"number": 1, "attempt": 1, "time": 1.0, "stream": "stdout", "text": "hello"}

@@ -1,0 +1,48 @@
+"""Databases to measure on: durable ones, unlike those of the tests."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from db.database import Database
+
+
+@contextmanager
+def sqlite() -> Iterator[Database]:
+    """Give a fresh SQLite database, as the product sets it up (WAL, synchronous FULL)."""
+    with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder:
+        database = Database(f"sqlite:///{folder}/halfstep.db")
+        database.migrate()
+        yield database
+        database.dispose()
+
+
+@contextmanager
+def postgresql() -> Iterator[Database]:
+    """Give a fresh database on a PostgreSQL server of our own, with its default settings."""
+    binaries = max(Path("/usr/lib/postgresql").glob("*/bin"))
+    folder = Path(tempfile.mkdtemp(prefix="halfstep-bench-"))
+    # PostgreSQL will not run as root; Debian's package brings a user for it.
+    user = "postgres" if os.geteuid() == 0 else None
+    if user:
+        os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
+
+    def run(*command: str) -> None:
+        subprocess.run(command, check=True, capture_output=True, user=user, cwd=folder)
+
+    run(f"{binaries}/initdb", "-D", "data", "-U", "halfstep", "-A", "trust", "-E", "UTF8")
+    options = f"-k {folder} -c listen_addresses=''"
+    run(f"{binaries}/pg_ctl", "-D", "data", "-o", options, "-l", "log", "-w", "start")
+    try:
+        database = Database(f"postgresql+psycopg://halfstep@/postgres?host={folder}")
+        database.migrate()
+        yield database
+        database.dispose()
+    finally:
+        run(f"{binaries}/pg_ctl", "-D", "data", "-m", "immediate", "-w", "stop")
+        shutil.rmtree(folder)

@@ -1,0 +1,57 @@
+"""1,000 random windows of 10,000,000 steps: how long each takes, and whether it is true."""
+
+import math
+import random
+import time
+
+from sqlalchemy import func, select
+
+from benchmarks import synthetic
+from benchmarks.report import report
+from db import windows
+from db.tables import Step
+
+WINDOWS = 1000
+CHECKED = 100  # against the raw steps, which takes the longer
+
+
+def main() -> None:
+    """Draw windows whose lengths are spread evenly over the powers of ten."""
+    database = synthetic.long_run()
+    choose = random.Random(0)
+    times, most, wrong = [], 0, 0
+    for number in range(WINDOWS):
+        length = int(10 ** choose.uniform(0, math.log10(synthetic.LONG_STEPS)))
+        first = choose.randint(1, synthetic.LONG_STEPS - length + 1)
+        last = first + length - 1
+        with database.reading() as session:
+            started = time.perf_counter()
+            window = windows.window(session, 1, first=first, last=last)
+            times.append((time.perf_counter() - started) * 1000)
+            assert window is not None
+            most = max(most, *(len(line.x) for line in window.series.values()))
+            if number < CHECKED:
+                in_window = (Step.run_id == 1, Step.step.between(first, last))
+                extremes = select(func.min(Step.loss), func.max(Step.loss)).where(*in_window)
+                drawn = window.series["loss"].y
+                lowest, highest = session.execute(extremes).one()
+                wrong += (min(drawn), max(drawn)) != (lowest, highest)
+    times.sort()
+    p50, p99, worst = times[WINDOWS // 2], times[WINDOWS * 99 // 100 - 1], times[-1]
+    report(
+        "random_windows",
+        "p99 ≤ 50 ms, ≤ 5,000 points, true minimum and maximum always there",
+        (
+            "windows",
+            "ms, p50",
+            "ms, p99",
+            "ms, worst",
+            "most points",
+            "wrong extremes of 100 checked",
+        ),
+        [(WINDOWS, f"{p50:.1f}", f"{p99:.1f}", f"{worst:.1f}", most, wrong)],
+    )
+
+
+if __name__ == "__main__":
+    main()

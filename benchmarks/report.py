@@ -1,0 +1,55 @@
+"""Prints a table as Markdown, with what it was measured on; keeps it if asked."""
+
+import argparse
+import os
+import platform
+import sqlite3
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def report(claim: str, bar: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table. claim: the name of the benchmark's file; bar: what it must reach."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--save", action="store_true", help="keep the table in results")
+    lines = [
+        f"# {claim}",
+        "",
+        f"Bar: {bar}",
+        "",
+        _line(header),
+        _line(["---"] * len(header)),
+        *map(_line, rows),
+        "",
+        *(f"- {fact}" for fact in _circumstances(claim)),
+        "",
+    ]
+    print("\n".join(lines))
+    if parser.parse_args().save:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{claim}.md").write_text("\n".join(lines))
+
+
+def _line(cells: Sequence[Any]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _circumstances(claim: str) -> list[str]:
+    processor = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            processor = line.split(":")[1].strip()
+            break
+    packages = ", ".join(f"{name} {version(name)}" for name in ("sqlalchemy", "psycopg", "numpy"))
+    return [
+        f"command: python -m benchmarks.{claim}",
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, {processor}, "
+        f"load {', '.join(f'{load:.1f}' for load in os.getloadavg())}",
+        f"Python {sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}, {packages}",
+    ]

@@ -1,0 +1,30 @@
+"""Skipped steps shown of those that happened: 10,000,000 steps with 20,000 skips, at any zoom."""
+
+from sqlalchemy import func, select
+
+from benchmarks import synthetic
+from benchmarks.report import report
+from db import windows
+from db.tables import FLAGGED, Step
+
+
+def main() -> None:
+    """Zoom in from the whole run to a thousand steps."""
+    database = synthetic.long_run()
+    rows = []
+    for length in (10_000_000, 3_000_000, 1_000_000, 100_000, 10_000, 1000):
+        first = min(4_000_001, synthetic.LONG_STEPS - length + 1)
+        last = first + length - 1
+        with database.reading() as session:
+            window = windows.window(session, 1, first=first, last=last)
+            assert window is not None
+            in_window = (Step.run_id == 1, Step.step.between(first, last), FLAGGED["skipped"])
+            happened = session.scalar(select(func.count(Step.step)).where(*in_window))
+        skips = window.skips
+        rows.append((f"{length:,}", happened, skips.total, sum(skips.counts), len(skips.steps)))
+    header = ("steps", "skips that happened", "total shown", "sum of the ticks", "ticks")
+    report("skips", "all", header, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""A long run that never trained: steps with the numbers of a plausible one, through db.telemetry.
+
+5 ms a step, a cosine learning rate, a noisy loss with rare spikes, and every 500th step skipped, so
+that 10,000,000 steps have 20,000 skips, as many back-offs and as many growths.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from db import accounts, queue, runs, telemetry, workers
+from db.database import Database
+from db.tables import SKIPPED
+from trainer.spool import STEP_DTYPE
+
+BATCH_STEPS = 5000
+SKIP_EVERY = 500
+LONG_STEPS = 10_000_000
+
+
+def start_run(database: Database) -> int:
+    """Submit a run and claim it, so that it can be recorded."""
+    with database.writing() as session:
+        config = {"precision": "fp16", "training": {"steps": LONG_STEPS}}
+        owner = accounts.user_named(session, "bench")
+        runs.submit(session, recipe="synthetic", config=config, owner=owner)
+        offer: dict[str, Any] = {"devices": [], "recipes": [], "versions": {}}
+        worker = workers.register(session, name="bench", host="here", pid=1, **offer)
+        run = queue.claim(
+            session,
+            worker.id,
+            recipes=["synthetic"],
+            precisions=["fp16"],
+            free_devices=[0],
+            lease_seconds=1e6,
+        )
+        assert run is not None
+        return run.id
+
+
+def flushes(steps: int, batch: int = BATCH_STEPS) -> Iterator[telemetry.Flush]:
+    """Make the steps and events of a run, batch by batch; the same ones each time."""
+    rng = np.random.default_rng(0)
+    for first in range(1, steps + 1, batch):
+        numbers = np.arange(first, min(first + batch, steps + 1))
+        made = _steps(numbers, rng)
+        events = [event for step in made["step"][made["flags"] > 0] for event in _skip(int(step))]
+        yield telemetry.Flush(steps=[made], events=events)
+
+
+def record(database: Database, run_id: int, flush: telemetry.Flush) -> None:
+    """Record a flush as a supervisor does, in one transaction."""
+    with database.writing() as session:
+        telemetry.record(session, run_id, 1, flush)
+
+
+def _steps(numbers: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    made = np.zeros(len(numbers), STEP_DTYPE)
+    made["step"], made["elapsed_ms"] = numbers, numbers * 5
+    made["step_us"] = 4800 + rng.integers(0, 400, len(numbers))
+    made["loss"] = 2 * np.exp(-numbers / LONG_STEPS * 3) + rng.lognormal(-2, 0.5, len(numbers))
+    made["scale"] = 65536.0 / (1 + (numbers - 1) // (SKIP_EVERY // 2) % 2)
+    made["grad_norm"] = rng.lognormal(-1.5, 0.4, len(numbers))
+    made["grad_norm_clipped"] = np.minimum(made["grad_norm"], 1.0)
+    made["lr"] = 3e-4 * (1 + np.cos(np.pi * numbers / LONG_STEPS)) / 2
+    skipped = numbers % SKIP_EVERY == 0
+    made["flags"][skipped] = SKIPPED
+    made["grad_norm"][skipped] = np.inf
+    made["grad_norm_clipped"][skipped] = np.nan
+    return made
+
+
+def _skip(step: int) -> Iterator[dict[str, Any]]:
+    """Make the events of a skipped step, and of the growth half-way to it."""
+    for kind, optimizer, at, before, after in (
+        ("growth", None, step - SKIP_EVERY // 2, 32768.0, 65536.0),
+        ("skip", "AdamW", step, 65536.0, 32768.0),
+        ("backoff", None, step, 65536.0, 32768.0),
+    ):
+        culprits = [{"name": "blocks.3.mlp.weight"}] if kind == "skip" else []
+        yield {
+            "event": "scaler",
+            "kind": kind,
+            "step": at,
+            "optimizer": optimizer,
+            "scale_before": before,
+            "scale_after": after,
+            "culprits": culprits,
+        }
+
+
+def long_run() -> Database:
+    """Return a SQLite database with a run 1 of 10,000,000 steps and a run 2 of 10,000.
+
+    It takes a minute to make, so it is kept in the temporary folder for the next benchmark.
+    """
+    path = Path(tempfile.gettempdir()) / "halfstep-bench-long.db"
+    database = Database(f"sqlite:///{path}")
+    if not path.exists():
+        making = path.with_suffix(".making")
+        making.unlink(missing_ok=True)
+        unfinished = Database(f"sqlite:///{making}")
+        unfinished.migrate()
+        for steps in (LONG_STEPS, 10_000):
+            run_id = start_run(unfinished)
+            for flush in flushes(steps):
+                record(unfinished, run_id, flush)
+        unfinished.dispose()
+        making.rename(path)
+    return database
