@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from db.errors import Invalid
 
 
 class Settings(BaseSettings):
@@ -57,6 +59,17 @@ class Settings(BaseSettings):
         if self.database_url.startswith(("postgresql://", "postgres://")):
             self.database_url = f"postgresql+psycopg://{self.database_url.split('://', 1)[1]}"
         return self
+
+    @classmethod
+    def read(cls) -> Self:
+        """Read the environment. Raises Invalid, naming each variable, its value and the fault."""
+        try:
+            return cls()
+        except ValidationError as error:
+            wrong = error.errors()
+            raise Invalid(
+                {f"HALFSTEP_{e['loc'][0]}".upper(): f"{e['input']!r}: {e['msg']}" for e in wrong}
+            ) from error
 
     def run_folder(self, run_id: int) -> Path:
         """Return where a run's job, spool and checkpoints lie on the machine that trains it."""

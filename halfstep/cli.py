@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +38,7 @@ def up() -> None:
     watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
     watcher.start()
     try:
-        server.run(sockets=[listening])
+        _serve(server, listening)
     finally:
         typer.echo("Stopping: runs leave a checkpoint and will go on from it at the next start.")
         worker.terminate()
@@ -52,7 +53,7 @@ def server() -> None:
     settings, database = _open()
     listening = _listen(settings)
     _print_link(settings, database)
-    Server(settings, database).run(sockets=[listening])
+    _serve(Server(settings, database), listening)
 
 
 @cli.command()
@@ -123,7 +124,7 @@ def main() -> None:
 
 def _open() -> tuple[Settings, Database]:
     """Read the settings and bring the database up to date. Raises Invalid, DatabaseUnreachable."""
-    settings = Settings()
+    settings = Settings.read()
     database = open_database(settings)
     database.migrate()
     return settings, database
@@ -141,6 +142,11 @@ def _listen(settings: Settings) -> socket.socket:
     return listening
 
 
+def _serve(server: Server, listening: socket.socket) -> None:
+    with suppress(KeyboardInterrupt):  # which uvicorn raises once more when it has stopped
+        server.run(sockets=[listening])
+
+
 def _stop_with(worker: "subprocess.Popen[bytes]", server: Server) -> None:
     """Stop the server when the worker ends: neither is of use alone."""
     worker.wait()
@@ -153,3 +159,7 @@ def _print_link(settings: Settings, database: Database, user: str = OPERATOR) ->
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     typer.echo(f"\n  Halfstep: http://{host}:{settings.port}/?token={token}\n")
     typer.echo("  The link signs you in once, within a day. `halfstep link NAME` makes another.\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -252,7 +252,7 @@ def _death(exit_code: int) -> str:
 def main() -> None:
     """Run the attempt that the command line names."""
     run_id, attempt = map(int, sys.argv[1:])
-    settings = Settings()
+    settings = Settings.read()
     database = open_database(settings)
     supervisor = Supervisor(settings, database, run_id, attempt)
     signal.signal(signal.SIGTERM, supervisor.preempt)

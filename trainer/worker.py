@@ -209,8 +209,8 @@ def _say(text: str) -> None:
 
 def main() -> None:
     """Run until SIGTERM or Ctrl-C."""
-    settings = Settings()
     try:
+        settings = Settings.read()
         database = open_database(settings)
         database.migrate()
         worker = Worker(settings, database)

@@ -1,0 +1,158 @@
+"""The `halfstep` command, as a person types it."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from tests.site import SECONDS, Site, is_running, until
+
+
+def halfstep(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "halfstep.cli", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def up(data: Path, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `halfstep up` and yield it with the link that it prints."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "halfstep.cli", "up"],
+        env={
+            **os.environ,
+            "HALFSTEP_DATA": str(data),
+            "HALFSTEP_PORT": str(free_port()),
+            "PYTHONUNBUFFERED": "1",
+            **environment,
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if link := re.search(r"http://\S+", line):
+                break
+        else:
+            raise AssertionError("it printed no link")
+        yield process, link.group()
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECONDS)
+
+
+def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
+    """The printed link signs in once; Ctrl-C stops server and worker, twice in a row."""
+    for _ in range(2):
+        with up(tmp_path) as (process, link):
+            base = link.split("/?")[0]
+            until(lambda base=base: answers(base))
+            with httpx2.Client(follow_redirects=True) as browser:
+                page = browser.get(link)
+                assert page.status_code == 200
+                assert "token=" not in str(page.url)
+                assert browser.get(f"{base}/runs").url.path == "/runs"
+            with httpx2.Client(follow_redirects=True) as stranger:
+                assert stranger.get(link).url.path != "/runs"
+                assert stranger.get(f"{base}/runs").url.path != "/runs"
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert family
+        assert process.returncode == 0
+        assert not any(map(is_running, family))
+
+
+def answers(base: str) -> bool:
+    try:
+        return bool(httpx2.get(f"{base}/healthz").status_code == 200)
+    except httpx2.TransportError:
+        return False
+
+
+def test_port_in_use_is_named(tmp_path: Path) -> None:
+    """A taken port ends in one sentence that names setting and port, before a worker is started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = halfstep("up", HALFSTEP_DATA=str(tmp_path), HALFSTEP_PORT=port)
+    assert ended.returncode == 1
+    assert f"HALFSTEP_PORT: cannot listen on 127.0.0.1:{port}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("data", ["/proc/halfstep", "/dev/null/halfstep"])
+def test_folder_that_cannot_be_written_is_named(data: str) -> None:
+    """A data folder without write permission ends in one sentence that names it."""
+    ended = halfstep("up", HALFSTEP_DATA=data)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"halfstep: HALFSTEP_DATA: {data} cannot be written")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql://h:sesame@127.0.0.1:9/x", "127.0.0.1:9/x does not answer"),
+        ("mysql://h@localhost/x", "neither sqlite nor postgresql"),
+    ],
+)
+def test_database_that_does_not_answer_is_named(tmp_path: Path, url: str, message: str) -> None:
+    """A wrong database URL ends in one sentence, without the password."""
+    for command in ("up", "server", "worker", "migrate"):
+        ended = halfstep(command, HALFSTEP_DATA=str(tmp_path), HALFSTEP_DATABASE_URL=url)
+        assert ended.returncode == 1
+        assert message in ended.stderr
+        assert "HALFSTEP_DATABASE_URL" in ended.stderr
+        assert "sesame" not in ended.stderr + ended.stdout
+        assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [("PORT", "99999", "65535"), ("CPU_DEVICES", "two", "integer"), ("LEASE_SECONDS", "0", "0")],
+)
+def test_setting_out_of_range_is_named(tmp_path: Path, name: str, value: str, allowed: str) -> None:
+    """A wrong setting ends in one sentence that names it, its value and what is allowed."""
+    ended = halfstep("migrate", HALFSTEP_DATA=str(tmp_path), **{f"HALFSTEP_{name}": value})
+    assert ended.returncode == 1
+    assert f"HALFSTEP_{name}" in ended.stderr
+    assert value in ended.stderr
+    assert allowed in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_link_makes_a_user(site: Site) -> None:
+    """`halfstep link NAME` prints a link for a new user."""
+    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+    assert "/?token=" in halfstep("link", "bob", **environment).stdout
+    ended = halfstep("link", "x" * 65, **environment)
+    assert "1 to 64 are allowed" in ended.stderr
+
+
+def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -> None:
+    """The commands say what they did, and refuse in a sentence."""
+    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+    folder = str(tmp_path / "backup")
+    assert "0 files" in halfstep("backup", folder, **environment).stdout
+    assert "there already" in halfstep("backup", folder, **environment).stderr
+    assert "0 do not match" in halfstep("storage", "check", "--deep", **environment).stdout
+    other = {"HALFSTEP_DATA": str(tmp_path / "other")}
+    assert "0 files restored" in halfstep("restore", folder, **other).stdout
