@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 from sqlalchemy import func, select
 
-from db import runs, series
+from db import runs, series, workers
 from db.database import Database
 from db.errors import DatabaseUnreachable
 from db.tables import Run, Status, Step, User
@@ -55,6 +55,10 @@ class Site:
         except DatabaseUnreachable:
             return False
         return True
+
+    def offers(self, recipe: str) -> bool:
+        with self.database.reading() as session:
+            return recipe in [offer["name"] for offer in workers.recipes(session)]
 
     def run(self, run_id: int) -> Run:
         with self.database.reading() as session:

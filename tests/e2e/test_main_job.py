@@ -1,0 +1,83 @@
+"""The main job, end to end: a real browser, server, worker and training."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Page, expect
+
+from db.settings import Settings
+from db.tables import Status
+from tests.site import Site, until
+from trainer.checkpoint import load
+from trainer.config import parse_config
+from trainer.recipes.digits import Digits
+from trainer.train import evaluate, make_autocast
+
+PATIENCE = 90_000  # milliseconds, for a slow machine
+
+
+@pytest.fixture
+def settings(site: Site) -> Settings:
+    """The server's settings: the same data folder and database as the worker's."""
+    return Settings(data=site.data, database_url=site.url)
+
+
+def test_submit_watch_and_download(site: Site, page: Page, tmp_path: Path) -> None:
+    """A newcomer submits digits in fp16, sees it train and skip, and downloads what loads."""
+    with site.worker():
+        until(lambda: site.offers("digits"))
+        page.get_by_role("link", name="New run").first.click()
+        page.get_by_role("link", name="Handwritten digits").click()
+        page.locator('[name="training.steps"]').fill("1500")
+        page.get_by_role("button", name="Start run").click()
+        page.wait_for_url("**/runs/1")
+        status = page.locator(".facts .status")
+
+        # The line grows while the run is running.
+        expect(status).to_have_text("running", timeout=PATIENCE)
+        until(lambda: page.evaluate(DRAWN) > 0)
+        drawn = page.evaluate(DRAWN)
+        until(lambda: page.evaluate(DRAWN) > drawn)
+        assert site.run(1).status == Status.RUNNING
+        expect(page.locator("[data-skip-count]")).to_contain_text("skipped")
+
+        expect(status).to_have_text("finished", timeout=PATIENCE)
+    run = site.run(1)
+    until(lambda: page.evaluate(DRAWN) == 1500)
+    expect(page.locator("[data-skip-count]")).to_have_text(f"{run.skipped} skipped steps")
+    assert site.count_steps(1) == 1500
+    assert run.skipped > 0
+    ticks = page.evaluate(f"{FIGURE}.data.find(t => t.name === 'skipped').x.length")
+    # A tick a skip, two ends and a gap, in each of the rows loss, scale, norm, accuracy and rate.
+    assert ticks == run.skipped * 3 * 5
+    shown = float(page.locator('[data-metric="val/accuracy"]').inner_text())
+
+    with page.expect_download() as started:
+        page.locator(".checkpoints tr", has_text="whole state").get_by_text("Download").click()
+    download = started.value
+    assert download.suggested_filename == "digits-fp16-run1-step1500.pt"
+    path = tmp_path / download.suggested_filename
+    download.save_as(path)
+    digest = page.locator(".checkpoints tr", has_text="whole state").locator("code").first
+    assert digest.get_attribute("title") == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert validation_accuracy(path) == pytest.approx(shown, abs=5e-4)
+
+
+DRAWN = "Number(document.querySelector('[data-drawn]')?.dataset.drawn ?? 0)"
+FIGURE = "document.querySelector('[data-plot]')"
+
+
+def validation_accuracy(path: Path) -> float:
+    """Load a checkpoint, as anybody may, and evaluate it."""
+    torch.set_num_threads(1)
+    state = torch.load(path, weights_only=True)
+    assert state["recipe"] == "digits"
+    assert load(path)["progress"] == state["progress"]
+    config = parse_config(Digits, state["config"])
+    recipe = Digits(config, torch.device("cpu"))
+    for name, module in recipe.modules.items():
+        module.load_state_dict(state["modules"][name])
+    accuracy: float = evaluate(recipe, make_autocast(config, torch.device("cpu")))["val/accuracy"]
+    return accuracy
