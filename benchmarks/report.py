@@ -50,6 +50,6 @@ def _circumstances(claim: str) -> list[str]:
     return [
         f"command: python -m benchmarks.{claim}",
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, {processor}, "
-        f"load {', '.join(f'{load:.1f}' for load in os.getloadavg())}",
+        f"load {', '.join(f'{load:.1f}' for load in os.getloadavg())}, niceness {os.nice(0)}",
         f"Python {sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}, {packages}",
     ]
