@@ -10,6 +10,7 @@ from db.database import now
 from db.errors import Conflict, Invalid, NotFound
 from db.tables import ACTIVE, ENDED, Checkpoint, Request, Run, RunStatus, Status, User
 
+LARGEST_SCALE = 2.0**127  # the largest power of two in fp32, the scale's own type
 #: A training exists that can obey a request at its next step boundary.
 OBEYING = (Status.STARTING, Status.RUNNING)
 
@@ -214,10 +215,39 @@ def set_priority(session: Session, run_id: int, priority: int) -> Run:
 
 def request_checkpoint(session: Session, run_id: int, user: User) -> Request:
     """Ask for a checkpoint at the next step. Raises Conflict if the run does not train."""
+    _obeying(session, run_id, "save a checkpoint")
+    return _request(session, run_id, user, "checkpoint")
+
+
+def request_scale(session: Session, run_id: int, user: User, scale: float) -> Request:
+    """Ask to go on with another loss scale. Raises Conflict, or Invalid if it makes no sense."""
+    if not 0 < scale <= LARGEST_SCALE:
+        raise Invalid({"scale": f"{scale:g}; allowed: more than 0, at most 2^127"})
+    run = _obeying(session, run_id, "change its scale")
+    if run.precision != "fp16":
+        raise Conflict(f"Run {run_id} trains in {run.precision}, which has no loss scale.")
+    return _request(session, run_id, user, "scale", scale)
+
+
+def request_replay(session: Session, run_id: int, user: User, step: int) -> Request:
+    """Ask to replay the batch of a step. Raises Conflict, or Invalid if there is no such step."""
+    run = _obeying(session, run_id, "replay a step")
+    if not 1 <= step <= run.steps_total:
+        raise Invalid({"step": f"{step}; allowed: 1 to {run.steps_total}"})
+    return _request(session, run_id, user, "replay", step)
+
+
+def _obeying(session: Session, run_id: int, what: str) -> Run:
     run = get(session, run_id, lock=True)
     if run.status not in OBEYING:
-        raise Conflict(f"Run {run_id} is {run.status}: only a running one can save a checkpoint.")
-    request = Request(run_id=run_id, user_id=user.id, kind="checkpoint")
+        raise Conflict(f"Run {run_id} is {run.status}: only a running one can {what}.")
+    return run
+
+
+def _request(
+    session: Session, run_id: int, user: User, kind: str, value: float | None = None
+) -> Request:
+    request = Request(run_id=run_id, user_id=user.id, kind=kind, value=value)
     session.add(request)
     session.flush()
     return request

@@ -341,8 +341,42 @@ class Checkpoint(Table):
     created_at: Mapped[float] = mapped_column(default=now())
 
 
+class Artifact(Table):
+    """A file that a recipe left after an evaluation: a text sample, a picture."""
+
+    __tablename__ = "artifacts"
+    __table_args__ = (UniqueConstraint("run_id", "step", "name"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    step: Mapped[int] = mapped_column(BigInteger)
+    name: Mapped[str]
+    key: Mapped[str]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str]
+
+
+class Diagnosis(Table):
+    """What was found out about one step: a histogram, a replay or a retry.
+
+    content is the event of that kind as the spool's module describes it.
+    """
+
+    __tablename__ = "diagnoses"
+    __table_args__ = (UniqueConstraint("run_id", "kind", "step"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    kind: Mapped[str]
+    step: Mapped[int] = mapped_column(BigInteger)
+    content: Mapped[dict[str, Any]]
+
+
 class Request(Table):
-    """Something a person asked of a running run, and when the training obeyed."""
+    """Something a person asked of a running run, and when the training was told, or obeyed.
+
+    kind: checkpoint; scale, with the new scale as value; replay, with the step as value.
+    """
 
     __tablename__ = "requests"
 
@@ -350,6 +384,7 @@ class Request(Table):
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), index=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     kind: Mapped[str]
+    value: Mapped[float | None]
     created_at: Mapped[float] = mapped_column(default=now())
     obeyed_at: Mapped[float | None]
 

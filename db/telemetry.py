@@ -17,6 +17,7 @@ from db.queue import held
 from db.summaries import Points
 from db.tables import (
     NONFINITE_LOSS,
+    Diagnosis,
     LogLine,
     Metric,
     Run,
@@ -74,7 +75,7 @@ def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None
     Raises Fenced.
     """
     run = held(session, run_id, attempt)
-    for table in (Step, ScalerEvent, Metric):
+    for table in (Step, ScalerEvent, Metric, Diagnosis):
         session.execute(delete(table).where(table.run_id == run_id, table.step > after))
     pyramid.rebuild(session, run_id)
     run.step = after
@@ -123,6 +124,7 @@ def _summarise(run: Run, steps: np.ndarray[Any, Any]) -> None:
 def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, Any]]) -> None:
     scaler_events: list[dict[str, Any]] = []
     metrics: list[dict[str, Any]] = []
+    diagnoses: list[dict[str, Any]] = []
     for event in events:
         if event["event"] == "scaler":
             scaler_events.append(
@@ -147,6 +149,11 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
                     "elapsed_ms": event["elapsed_ms"],
                 }
             )
+        else:
+            content = {name: value for name, value in event.items() if name != "event"}
+            place = {"run_id": run.id, "kind": event["event"], "step": event["step"]}
+            diagnoses.append({**place, "content": content})
+    _upsert(connection, Diagnosis, diagnoses, key=("run_id", "kind", "step"))
     _upsert(connection, ScalerEvent, scaler_events, key=("run_id", "step", "kind", "optimizer"))
     _upsert(connection, Metric, metrics, key=("run_id", "name", "step"))
     for name in {metric["name"] for metric in metrics}:

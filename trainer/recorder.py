@@ -7,7 +7,7 @@ from typing import Any
 
 from obstore.store import ObjectStore
 
-from db import checkpoints, queue, series, telemetry
+from db import artifacts, checkpoints, queue, series, telemetry
 from db.database import Database
 from db.settings import Settings
 from db.storage import delete_file, put_file
@@ -34,6 +34,7 @@ class Recorder:
         self._spool = SpoolReader(self._folder / "spool")
         self._pending = telemetry.Flush()
         self._saved: list[dict[str, Any]] = []  # checkpoints to publish with what is pending
+        self._artifacts: list[dict[str, Any]] = []  # likewise
         self._training_seen = False
         self._resumed: dict[str, Any] = {"step": 0, "exact": attempt == 1}
         self._sampler: Sampler | None = None
@@ -62,11 +63,13 @@ class Recorder:
         """
         for line in lines:
             self._log(line)
-        if not self._pending.steps and not self._saved:
+        if not (self._pending.steps or self._saved or self._artifacts):
             self._collect()
-        if not self._pending and not self._saved:
+        if not (self._pending or self._saved or self._artifacts):
             return True
-        keys = [self._store_files(event) for event in self._saved]  # before the transaction
+        # Files before the transaction, which holds a lock.
+        keys = [[self._store_file(file) for file in event["files"]] for event in self._saved]
+        artifact_keys = [self._store_file(event) for event in self._artifacts]
         retired: list[str] = []
         training = bool(self._pending.steps) and self._pending_attempt == self._attempt
         with self._database.writing() as session:
@@ -78,12 +81,14 @@ class Recorder:
             telemetry.record(session, self._run_id, self._attempt, self._pending)
             for event, of_event in zip(self._saved, keys, strict=True):
                 checkpoints.publish(session, self._run_id, self._attempt, event, of_event)
+            for event, key in zip(self._artifacts, artifact_keys, strict=True):
+                artifacts.publish(session, self._run_id, self._attempt, event, key)
             if self._saved:
                 retired = checkpoints.retire(session, self._run_id, self._attempt, self._policy)
         for key in retired:  # rows first: a row never names a file that is gone
             delete_file(self._store, key)
         self._training_seen = self._training_seen or training
-        self._pending, self._saved = telemetry.Flush(), []
+        self._pending, self._saved, self._artifacts = telemetry.Flush(), [], []
         self._spool.release(delete=True)
         return False
 
@@ -95,6 +100,8 @@ class Recorder:
         for item in self._spool.poll():
             if not isinstance(item, dict):
                 self._pending.steps.append(item)
+            elif item["event"] == "artifact":
+                self._artifacts.append(item)
             elif item["event"] == "checkpoint":
                 # Read a second time, after a crash, it may have been retired by now.
                 if all((self._folder / file["path"]).exists() for file in item["files"]):
@@ -112,15 +119,12 @@ class Recorder:
             samples = self._sampler.take()
             self._pending.samples += [{"elapsed_ms": elapsed_ms, **sample} for sample in samples]
 
-    def _store_files(self, event: dict[str, Any]) -> list[str]:
-        """Put a checkpoint's files into the store and return their keys."""
-        keys = []
-        for file in event["files"]:
-            path = self._folder / file["path"]
-            key = path.relative_to(self._settings.data).as_posix()
-            put_file(self._store, key, path)
-            keys.append(key)
-        return keys
+    def _store_file(self, file: dict[str, Any]) -> str:
+        """Put a file of the run's folder into the store and return its key."""
+        path = self._folder / str(file["path"])
+        key = path.relative_to(self._settings.data).as_posix()
+        put_file(self._store, key, path)
+        return key
 
     def _log(self, line: dict[str, Any]) -> None:
         self._log_number += 1

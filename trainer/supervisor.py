@@ -34,6 +34,9 @@ OUTAGE_SECONDS = 2.0  # how long to wait, at most, before the database is tried 
 #: checkpoint and end, and is killed: well before somebody else may start it.
 ASK_SHARE, KILL_SHARE = 0.5, 0.7
 
+#: What a training is told, as trainer.spool describes it.
+CONTROLS = ("stop", "checkpoint", "set_scale", "replay")
+
 #: What a training said of its end, and what becomes of the run.
 OUTCOMES = {
     "finished": Status.FINISHED,
@@ -57,7 +60,7 @@ class Supervisor:
         self.store = open_store(settings)
         self.recorder = Recorder(settings, database, self.store, run_id, attempt)
         self.lease = {"ask": 0.0, "kill": 0.0}
-        self.control: dict[str, Any] = {"stop": None, "checkpoint": None}
+        self.control: dict[str, Any] = dict.fromkeys(CONTROLS)
         self.preempted = threading.Event()
         self.ended = threading.Event()
 
@@ -168,7 +171,15 @@ class Supervisor:
         stop = {"run": None, "pause": "pause", "cancel": "cancel"}[wishes.wanted]
         if self.preempted.is_set():
             stop = stop or "preempt"
-        self._command({"stop": stop, "checkpoint": wishes.checkpoint_request})
+        # A scale or a step to replay stays written: the training obeys it once, when it changes.
+        self._command(
+            {
+                "stop": stop,
+                "checkpoint": wishes.checkpoint,
+                "set_scale": wishes.set_scale or self.control["set_scale"],
+                "replay": wishes.replay or self.control["replay"],
+            }
+        )
 
     def _command(self, control: dict[str, Any]) -> None:
         if control != self.control:

@@ -50,7 +50,7 @@ def test_a_request_is_obeyed_by_its_checkpoint(database: Database, running: Run,
     with database.writing() as session:
         request = runs.request_checkpoint(session, running.id, ada)
         checkpoints.publish(session, running.id, 1, saved(10, request=request.id), ["key"])
-        assert queue.renew(session, running.id, 1, 60.0).checkpoint_request is None
+        assert queue.renew(session, running.id, 1, 60.0).checkpoint is None
 
 
 def test_another_runs_checkpoint_is_not_found(database: Database, running: Run) -> None:

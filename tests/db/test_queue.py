@@ -8,7 +8,7 @@ from sqlalchemy import update
 
 from db import accounts, queue, runs
 from db.database import Database, now
-from db.errors import Fenced
+from db.errors import Fenced, Invalid
 from db.tables import Run, RunNode, Status, User, Worker
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
 
@@ -136,7 +136,7 @@ def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> N
     with database.writing() as session:
         wishes = queue.renew(session, running.id, 1, 60.0)
         assert queue.mark_unreachable(session) == set()
-    assert wishes == queue.Wishes("run", None)
+    assert wishes == queue.Wishes("run")
 
 
 def test_wishes_carry_cancel_and_checkpoint_requests(
@@ -147,7 +147,26 @@ def test_wishes_carry_cancel_and_checkpoint_requests(
         request = runs.request_checkpoint(session, running.id, ada)
         runs.cancel(session, running.id, ada)
         wishes = queue.renew(session, running.id, 1, 60.0)
-    assert wishes == queue.Wishes("cancel", request.id)
+    assert wishes == queue.Wishes("cancel", checkpoint=request.id)
+
+
+def test_a_scale_and_a_step_to_replay_are_passed_on_once(
+    database: Database, running: Run, ada: User
+) -> None:
+    """The newest of each is handed over, and not again; what makes no sense is refused."""
+    with database.writing() as session:
+        runs.request_scale(session, running.id, ada, 512.0)
+        runs.request_scale(session, running.id, ada, 1024.0)
+        runs.request_replay(session, running.id, ada, 7)
+        wishes = queue.renew(session, running.id, 1, 60.0)
+        assert queue.renew(session, running.id, 1, 60.0) == queue.Wishes("run")
+    assert wishes == queue.Wishes("run", set_scale=1024.0, replay=7)
+    for act in (
+        lambda session: runs.request_scale(session, running.id, ada, 0.0),
+        lambda session: runs.request_replay(session, running.id, ada, 101),
+    ):
+        with pytest.raises(Invalid, match="allowed"), database.writing() as session:
+            act(session)
 
 
 def test_a_cancelled_run_is_not_queued_again(database: Database, running: Run, ada: User) -> None:

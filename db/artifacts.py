@@ -1,0 +1,42 @@
+"""Files that recipes leave after an evaluation, and what was found out about single steps."""
+
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from db.errors import NotFound
+from db.queue import held
+from db.tables import Artifact, Diagnosis
+
+
+def publish(session: Session, run_id: int, attempt: int, event: dict[str, Any], key: str) -> None:
+    """Record an artifact, which lies in the store under key by now. Raises Fenced."""
+    run = held(session, run_id, attempt)
+    place = {"run_id": run_id, "step": event["step"], "name": event["name"]}
+    row = session.scalar(select(Artifact).filter_by(**place))
+    if row is None:
+        row = Artifact(**place)
+        session.add(row)
+    row.key, row.size_bytes, row.sha256 = key, event["size_bytes"], event["sha256"]
+    run.revision += 1
+
+
+def of_run(session: Session, run_id: int) -> list[Artifact]:
+    """List a run's artifacts, newest step first."""
+    query = select(Artifact).where(Artifact.run_id == run_id)
+    return list(session.scalars(query.order_by(Artifact.step.desc(), Artifact.name)))
+
+
+def get(session: Session, run_id: int, artifact_id: int) -> Artifact:
+    """Return one artifact of a run. Raises NotFound."""
+    row = session.get(Artifact, artifact_id)
+    if row is None or row.run_id != run_id:
+        raise NotFound(f"Run {run_id} has no artifact {artifact_id}.")
+    return row
+
+
+def diagnoses(session: Session, run_id: int, kind: str) -> list[Diagnosis]:
+    """List what was found out about single steps: kind is histogram, replay or retry."""
+    query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
+    return list(session.scalars(query.order_by(Diagnosis.step)))
