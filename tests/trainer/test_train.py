@@ -10,7 +10,8 @@ from trainer.recipe import Loss, RecipeError
 from trainer.recipes.digits import Digits
 from trainer.recipes.mlp import MLP
 from trainer.sampler import Sampler
-from trainer.train import learning_rate_factor, make_scaler, train
+from trainer.schedule import learning_rate_factor
+from trainer.train import make_scaler, train
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
@@ -59,7 +60,10 @@ def test_skip_flags_are_the_truth_and_skipped_steps_change_no_weight(monkeypatch
             return super().batch(indices, generator)
 
     monkeypatch.setattr(torch, "_amp_foreach_non_finite_check_and_unscale_", spy)
-    values = {"training": {"steps": 150, "fused": fused}, "precision": "fp16"}
+    values = {
+        "training": {"steps": 150, "fused": fused},
+        "diagnosis": {"replay_skips": 0},  # a replay draws its batch again
+    }
     train(
         Observed,
         parse_config(Observed, values),
