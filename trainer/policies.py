@@ -131,7 +131,7 @@ class StopRule:
         most, floor = self._settings.stop_after_skips, self._settings.floor
         if most and self._calibration.is_over and self._skips_in_a_row >= most:
             return (
-                f"step {step} was the {self._skips_in_a_row}th in a row to be skipped, and "
+                f"step {step} was skipped, the last of {self._skips_in_a_row} in a row, and "
                 f"scaler.stop_after_skips is {most}; the loss scale was {scale:g}"
             )
         if self._settings.stop_at_floor and floor is not None and scale <= floor:
