@@ -110,17 +110,12 @@ class StopRule:
 
     def watch(self, records: Steps) -> None:
         """Look at the steps that have arrived, in order."""
-        for step, scale, flags in zip(
-            records["step"].tolist(),
-            records["scale"].tolist(),
-            records["flags"].tolist(),
-            strict=True,
-        ):
+        for record, flags in zip(records, records["flags"].tolist(), strict=True):
             was_skipped = bool(flags & SKIPPED)
             self._calibration.watch(was_skipped)
             self._skips_in_a_row = self._skips_in_a_row + 1 if was_skipped else 0
             if was_skipped and self._reason is None:
-                self._reason = self._broken_rule(step, scale)
+                self._reason = self._broken_rule(int(record["step"]), float(record["scale"]))
 
     def check(self) -> None:
         """Raise ScaleUnusableError if a rule was broken."""

@@ -79,10 +79,10 @@ class Replay:
 
     def watch(self, records: Steps) -> None:
         """Look at the steps that have arrived: whether calibration is over, and what skipped."""
-        for record in records:
-            skipped = bool(record["flags"] & SKIPPED)
-            self._calibration.watch(skipped)
-            if skipped:
+        for record, flags in zip(records, records["flags"].tolist(), strict=True):
+            was_skipped = bool(flags & SKIPPED)
+            self._calibration.watch(was_skipped)
+            if was_skipped:
                 self._scales[int(record["step"])] = float(record["scale"])
         while len(self._scales) > SCALES_KEPT:
             del self._scales[next(iter(self._scales))]

@@ -16,6 +16,7 @@ without waiting, they are taken only where it is not finite. On a GPU they are t
 in about ten kernels for each 4 million gradients, however many parameters share them.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -47,6 +48,10 @@ DRAIN_SECONDS = 0.1
 LOSS, SCALE, SCALE_AFTER, RATE, FOUND_INF = 0, 1, 2, 3, 4  # columns; the others follow
 COUNTED_AT_ONCE = 2**22  # elements: 16 MiB of fp32 gradients and as much of running counts
 CLIP_EPSILON = 1e-6  # added to the norm by clip_grads_with_norm_
+
+
+#: What only the host knows of a step.
+KNOWN_DTYPE = np.dtype([("step", "i8"), ("elapsed_ms", "i8"), ("step_us", "i4"), ("lr", "f8")])
 
 
 class Update(NamedTuple):
@@ -89,6 +94,11 @@ class WatchedOptimizer:
         self.idle = Update(self._zero, self._zero, self._zero, self._no_counts)
         optimizer.register_step_pre_hook(self._keep_found_inf)
 
+    def drop_gradients(self) -> None:
+        """Forget all gradients, as `zero_grad(set_to_none=True)` does, without its profiling."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def gradient_norms(self) -> Tensor:
         """Return the L2 norm of each parameter's gradient, (P,) in fp32; 0 where there is none."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -114,7 +124,7 @@ class WatchedOptimizer:
         """
         if not scaler.is_enabled():
             return self._no_counts
-        if self._is_on_cpu and total_norm.isfinite():  # in host memory: nobody waits
+        if self._is_on_cpu and math.isfinite(total_norm.item()):  # in host memory: nobody waits
             return self._no_counts
         gradients = [self._zero if p.grad is None else p.grad for p in self.parameters]
         return torch.cat([_counts(bucket) for bucket in _buckets(gradients)]).flatten()
@@ -173,9 +183,9 @@ class Telemetry:
         self._zero = torch.zeros((), device=device)
         self._ring = torch.zeros(RING_ROWS, columns, device=device)
         self._rows = self._ring.unbind(0)  # views, made once
-        # What only the host knows of each row: step, elapsed_ms, step_us, learning rate.
         self._known: list[tuple[int, int, int, float]] = [(0, 0, 0, 0.0)] * RING_ROWS
-        self._last_scale: float | None = None  # after the last row handed over
+        self._last_scale: np.float32 | None = None  # after the last row handed over
+        self._skip_flags = [SKIPPED | optimizer_skipped(i) for i in range(len(optimizers))]
         self._written = self._sent = self._read = 0  # rows, ever: read ≤ sent ≤ written
         self._drained_at = time.monotonic()
         self._pinned: Tensor | None = None
@@ -256,12 +266,9 @@ class Telemetry:
         slices = _slices(self._read, self._sent)
         rows = np.concatenate([host_ring[s].numpy() for s in slices])  # a copy
         records = np.zeros(len(rows), STEP_DTYPE)
-        for name, column in zip(
-            ("step", "elapsed_ms", "step_us", "lr"),
-            zip(*[known for s in slices for known in self._known[s]], strict=True),
-            strict=True,
-        ):
-            records[name] = column
+        known = np.array([each for s in slices for each in self._known[s]], KNOWN_DTYPE)
+        for name in KNOWN_DTYPE.names or ():
+            records[name] = known[name]
         self._read = self._sent
         events = self._interpret(rows, records)
         self.skipped += int(np.count_nonzero(records["flags"] & SKIPPED))
@@ -286,25 +293,20 @@ class Telemetry:
             records["lr"] = rows[:, RATE]
         records["loss"], records["scale"] = rows[:, LOSS], rows[:, SCALE]
 
-        skipped, loss_finite = found_inf.any(axis=1), np.isfinite(rows[:, LOSS])
-        records["flags"] = np.where(skipped, SKIPPED, 0) | np.where(loss_finite, 0, NONFINITE_LOSS)
         # Finite gradients above about 1.8e19 have an infinite L2 norm; that is no skip.
-        overflow = (np.isinf(totals) & ~found_inf).any(axis=1)
-        records["flags"] |= np.where(overflow, NORM_OVERFLOW, 0).astype(np.uint32)
-        for index in range(count):
-            flag = optimizer_skipped(index)
-            records["flags"] |= np.where(found_inf[:, index], flag, 0).astype(np.uint32)
+        overflows = (np.isinf(totals) & ~found_inf).any(axis=1)
+        flags = np.bitwise_or.reduce(np.where(found_inf, self._skip_flags, 0), axis=1)
+        flags |= np.where(np.isfinite(rows[:, LOSS]), 0, NONFINITE_LOSS)
+        records["flags"] = flags | np.where(overflows, NORM_OVERFLOW, 0)
 
         before, after = rows[:, SCALE], rows[:, SCALE_AFTER]
         # A scale that is not the one which the step before left was set by hand in between.
-        left = np.concatenate(
-            [[before[0] if self._last_scale is None else self._last_scale], after]
-        )
-        was_set = left[:-1] != before
-        self._last_scale = float(after[-1])
+        left = np.roll(after, 1)
+        left[0] = before[0] if self._last_scale is None else self._last_scale
+        self._last_scale = after[-1]
         events: list[Event] = []
-        for i in np.flatnonzero(skipped | was_set | (before != after)):
-            if was_set[i]:
+        for i in np.flatnonzero(found_inf.any(axis=1) | (left != before) | (before != after)):
+            if left[i] != before[i]:
                 events.append(_event("set", records[i], float(left[i]), float(before[i])))
             events += self._scaler_events(records[i], rows[i], found_inf[i], counts[i])
         return events

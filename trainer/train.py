@@ -269,6 +269,8 @@ def train_step(
     loss_sum = torch.zeros_like(scale)
     updates = {name: watched.idle for name, watched in optimizers.items()}
     stepped: set[str] = set()
+    for watched in optimizers.values():
+        watched.drop_gradients()  # before the forward pass, which can use their memory
 
     # One generator a micro-batch. They advance in lock-step, from one loss to the next, so that
     # all micro-batches have added their gradients before the optimizer of that loss steps.
@@ -360,8 +362,8 @@ def backward_next_loss(rig: Rig, passes: Sequence[Any], loss_sum: Tensor) -> str
                 continue
             check_loss(loss, rig.optimizers)
             if index == 0:
-                # Here and not after the step: another optimizer's loss may have left gradients.
-                rig.optimizers[loss.optimizer].optimizer.zero_grad(set_to_none=True)
+                # Once more: another optimizer's loss may have left gradients here since.
+                rig.optimizers[loss.optimizer].drop_gradients()
             # The mean over micro-batches. Times the scale, so that small gradients do not
             # underflow to 0 in fp16, whose smallest positive number is 2^-24.
             mean_loss = loss.value / len(passes)
