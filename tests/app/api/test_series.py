@@ -1,7 +1,5 @@
 """What a training told, by the JSON API."""
 
-import csv
-
 from starlette.testclient import TestClient
 
 from db import telemetry
@@ -78,15 +76,8 @@ def test_metrics_and_log(database: Database, running: Run, script: TestClient) -
     assert [line["text"] for line in log] == ["line 3", "line 4"]
 
 
-def test_csv_has_every_step(database: Database, running: Run, script: TestClient) -> None:
-    """The export is not thinned: one row for each step, however many."""
-    record(database, running, make_steps([1.0] * 5001))
-    rows = list(csv.DictReader(script.get("/api/runs/1/steps.csv").text.splitlines()))
-    assert [int(row["step"]) for row in rows] == list(range(1, 5002))
-
-
 def test_series_of_no_run(script: TestClient) -> None:
     """A run that there is not is 404 everywhere."""
-    names = ("series", "flagged", "events", "metrics", "log", "checkpoints", "steps.csv", "config")
+    names = ("series", "flagged", "events", "metrics", "log", "checkpoints", "config")
     for name in names:
         assert script.get(f"/api/runs/7/{name}").status_code == 404, name
