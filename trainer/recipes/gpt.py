@@ -141,7 +141,7 @@ class GPT(Recipe):
         count = min(EVALUATION_WINDOWS, 1 + last // self.context)
         starts = torch.linspace(0, last, count, device=self.device).long()
         total = 0.0
-        for some in starts.split(16):
+        for some in torch.split(starts, 16):
             mean = self._cross_entropy(*self._windows(self.val_text, some))
             total += mean.item() * len(some)
         nats = total / count
@@ -182,12 +182,13 @@ class Transformer(nn.Module):
         self.bytes = nn.Embedding(VOCABULARY, settings.width)
         self.positions = nn.Embedding(settings.context, settings.width)
         self.dropout = nn.Dropout(settings.dropout)
-        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
+        blocks = [Block(settings) for _ in range(settings.layers)]
+        self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(settings.width)
         self.head = nn.Linear(settings.width, VOCABULARY, bias=False)
         self.apply(_initialise)
-        for block in self.blocks:  # each adds two terms to the residual stream: keep its variance
-            for layer in (block.attention.output, block.mlp[2]):
+        for block in blocks:  # each adds two terms to the residual stream: keep its variance
+            for layer in (block.attention.output, block.mlp_output):
                 nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * settings.layers))
         if settings.tied:
             self.head.weight = self.bytes.weight
@@ -196,9 +197,7 @@ class Transformer(nn.Module):
         """Return the logits (B, T, V) of the byte after each byte of text (B, T)."""
         positions = torch.arange(text.shape[1], device=text.device)
         x = self.dropout(self.bytes(text) + self.positions(positions))  # (B, T, D), fp32
-        for block in self.blocks:
-            x = block(x)
-        logits: Tensor = self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
 
 
@@ -211,17 +210,16 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(settings)
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width),
-            nn.GELU(approximate="tanh"),
-            nn.Linear(4 * width, width),
-            nn.Dropout(settings.dropout),
-        )
+        self.mlp_input = nn.Linear(width, 4 * width)
+        self.mlp_output = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (B, T, D): fp32 plus fp16 is fp32, so the residual stream keeps its precision."""
         x = x + self.attention(self.attention_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
+        hidden = F.gelu(self.mlp_input(self.mlp_norm(x)), approximate="tanh")  # (B, T, 4D), fp16
+        y: Tensor = x + self.dropout(self.mlp_output(hidden))
+        return y
 
 
 class Attention(nn.Module):
