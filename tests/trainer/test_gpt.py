@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from tests.trainer.conftest import CPU
+from tests.trainer.conftest import CPU, assert_same_bits
 from trainer.config import ConfigError, parse_config
 from trainer.recipes.gpt import GPT, GPTConfig, Transformer, read_text
 
@@ -63,14 +63,15 @@ def test_a_batch_is_text_and_what_follows_and_repeats_itself():
     assert not torch.equal(inputs, other)
 
 
-def test_the_sample_is_text_and_leaves_the_random_state_alone():
-    """Writing a sample neither draws from the run's generator nor changes a weight."""
-    recipe = GPT(parse_config(GPT, {"recipe": TINY}), CPU)
-    before = torch.get_rng_state()
-    sample = recipe.artifacts()["sample.txt"]
-    assert "written by the model" in sample
-    assert torch.equal(torch.get_rng_state(), before)
-    assert recipe.artifacts()["sample.txt"] == sample
+def test_the_sample_is_text_and_changes_nothing(run_loop, tmp_path):
+    """A run that writes samples ends with the weights of one that does not."""
+    values = {"recipe": TINY | {"dropout": 0.1}, "training": {"steps": 4}}
+    sampled = run_loop(GPT, values | {"evaluation": {"every_steps": 1}}, folder=tmp_path / "c")
+    plain = run_loop(GPT, values | {"evaluation": {"every_steps": None}})
+    assert_same_bits(sampled.weights(), plain.weights())
+    samples = [path.read_text() for path in sorted((tmp_path / "artifacts").rglob("*sample*"))]
+    assert len(samples) == 4
+    assert all("──── written by the model:" in sample for sample in samples)
 
 
 def test_a_file_or_a_folder_is_read_in_order_and_within_bounds(tmp_path):

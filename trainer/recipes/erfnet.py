@@ -157,16 +157,11 @@ class ERFNet(Recipe):
             "val/mean_iou": mean_iou(confusion.view(classes, classes)),
         }
 
-    @torch.no_grad()
     def artifacts(self) -> dict[str, bytes | str]:
         """Return the first validation image, and below it what was predicted and what is true."""
-        model = self.modules["model"]
-        was_training = model.training
-        model.eval()  # dropout would draw from the run's random state
         pixels, labels = self._read(*self.val_files[0], self.size)
         images, _ = self._on_device(*self._load([self.val_files[0]]))
-        predicted = model(images).argmax(dim=1)[0].cpu().numpy()
-        model.train(was_training)
+        predicted = self.modules["model"](images).argmax(dim=1)[0].cpu().numpy()
         rows = [pixels, streets.COLOURS[predicted], streets.COLOURS[labels]]
         file = io.BytesIO()
         Image.fromarray(np.concatenate(rows)).save(file, "PNG")

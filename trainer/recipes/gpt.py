@@ -147,7 +147,6 @@ class GPT(Recipe):
         nats = total / count
         return {"val/loss": nats, "val/bits_per_byte": nats / math.log(2)}
 
-    @torch.no_grad()
     def artifacts(self) -> dict[str, bytes | str]:
         """Return a text that the model writes, the same each time for the same weights."""
         generator = torch.Generator().manual_seed(0)  # its own: the run's random state stays
