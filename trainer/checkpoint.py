@@ -5,13 +5,12 @@ in it can run code. Leave out any one of its parts and a resumed run differs: wi
 growth tracker, at the next growth; without the rest, at the next step.
 """
 
-import hashlib
 import os
 import random
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import safetensors.torch
@@ -22,6 +21,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from trainer import machine
 from trainer.config import RunConfig
+from trainer.files import SavedFile, checksum, partial_name, publish, write_whole
 from trainer.recipe import Recipe
 
 FORMAT = 1
@@ -30,14 +30,6 @@ _NumpyState: TypeAlias = tuple[str, NDArray[np.uint32], int, int, float]
 
 class CheckpointError(Exception):
     """A checkpoint that cannot be used; the message names the file and what is wrong with it."""
-
-
-class SavedFile(NamedTuple):
-    """A file that is on the disk, under its final name, to stay."""
-
-    path: Path
-    size_bytes: int
-    sha256: str
 
 
 class Progress(NamedTuple):
@@ -54,7 +46,7 @@ def save(folder: Path, state: dict[str, Any], modules: Mapping[str, nn.Module]) 
     stem = f"step-{state['progress']['step']:08d}"
     weights = nn.ModuleDict(modules)  # names the weights "<module>.<parameter>"; knows shared ones
     return [
-        _write(folder / f"{stem}.pt", lambda file: torch.save(state, file)),
+        write_whole(folder / f"{stem}.pt", lambda file: torch.save(state, file)),
         _write_weights(folder / f"{stem}.safetensors", weights),
     ]
 
@@ -63,7 +55,7 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
     """Read a checkpoint to the CPU, after checking that every byte of it is as it was saved."""
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist")
-    if sha256 is not None and sha256 != (found := _sha256(path)):
+    if sha256 is not None and sha256 != (found := checksum(path)):
         raise CheckpointError(f"{path} is altered: its SHA-256 is {found}, but was {sha256}")
     try:
         with zipfile.ZipFile(path) as archive:  # torch.load does not check the checksums inside
@@ -198,55 +190,13 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
     return sorted(notes)
 
 
-class _HashingFile:
-    """Passes writes on to a file and keeps their SHA-256, so that nothing is read again."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.sha256 = hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self.sha256.update(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _write(path: Path, write: Callable[[Any], None]) -> SavedFile:
-    temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("wb") as file:
-        hashing = _HashingFile(file)
-        write(hashing)
-        file.flush()
-        os.fsync(file.fileno())
-        size = file.tell()
-    _publish(temporary, path)
-    return SavedFile(path, size, hashing.sha256.hexdigest())
-
-
 def _write_weights(path: Path, weights: nn.Module) -> SavedFile:
     """Save weights; safetensors writes by path only, so the checksum reads the file once more."""
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary = partial_name(path)
     safetensors.torch.save_model(weights, str(temporary))
     temporary.chmod(0o644)  # safetensors makes it the owner's alone
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
-    checksum, size = _sha256(temporary), temporary.stat().st_size
-    _publish(temporary, path)
-    return SavedFile(path, size, checksum)
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    """Give a complete file its name; fsync of the folder makes the name itself durable."""
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    saved = SavedFile(path, temporary.stat().st_size, checksum(temporary))
+    publish(temporary, path)
+    return saved

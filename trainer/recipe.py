@@ -74,3 +74,11 @@ class Recipe(ABC):
         Here waiting for the device is fine.
         """
         return {}
+
+    def artifacts(self) -> dict[str, bytes | str]:
+        """Return files to look at, such as `{"samples.txt": "…"}`; text is stored as UTF-8.
+
+        Called after each evaluation, in eval mode, without gradients, on every rank. A name has a
+        suffix and no folder.
+        """
+        return {}

@@ -29,7 +29,7 @@ import torch.utils.deterministic
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from trainer import checkpoint
+from trainer import artifacts, checkpoint
 from trainer.checkpoint import Progress
 from trainer.config import ConfigError, RunConfig, Training
 from trainer.ranks import Ranks, Request
@@ -129,6 +129,12 @@ def train(
             event = {"event": "metric", "step": step, "name": name, "value": value}
             on_event(event | {"elapsed_ms": elapsed_ms()})
 
+    def save_artifacts(found: Mapping[str, bytes | str]) -> None:
+        if checkpoint_folder is not None and ranks.rank == 0:
+            folder = checkpoint_folder.parent / "artifacts"
+            for event in artifacts.save_artifacts(folder, step, found):
+                on_event(event)
+
     def save(reason: str, request: int | None) -> None:
         telemetry.drain()  # the host waits for the device; so does reading the weights
         random_states = ranks.gather(checkpoint.random_state(device))
@@ -181,7 +187,9 @@ def train(
             is_last = step == training.steps
             if is_last or _is_due(config.evaluation.every_steps, step):
                 telemetry.drain()  # evaluating waits for the device anyway
-                report(evaluate(recipe, autocast))
+                metrics, found = evaluate(recipe, autocast)
+                report(metrics)
+                save_artifacts(found)
 
             request = ranks.agree(control())
             stop = None if is_last else request.stop
@@ -297,13 +305,15 @@ def backward_next_loss(
 
 
 @torch.no_grad()
-def evaluate(recipe: Recipe, autocast: torch.autocast) -> dict[str, float]:
-    """Return the recipe's metrics. The host waits for the device, once in many steps."""
+def evaluate(
+    recipe: Recipe, autocast: torch.autocast
+) -> tuple[dict[str, float], dict[str, bytes | str]]:
+    """Return the recipe's metrics and artifacts. The host waits for the device, once in a while."""
     set_training_mode(recipe, False)
     with autocast:
-        metrics = recipe.evaluate()
+        metrics, found = recipe.evaluate(), recipe.artifacts()
     set_training_mode(recipe, True)
-    return metrics
+    return metrics, found
 
 
 def make_autocast(config: RunConfig[Any], device: torch.device) -> torch.autocast:

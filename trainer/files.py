@@ -1,0 +1,64 @@
+"""Files that are whole or not there: written under another name, synced, then given their own."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+
+class SavedFile(NamedTuple):
+    """A file that is on the disk, under its final name, to stay."""
+
+    path: Path
+    size_bytes: int
+    sha256: str
+
+
+def write_whole(path: Path, write: Callable[[Any], None]) -> SavedFile:
+    """Let `write` fill a binary file, which then appears under its name with all of its bytes."""
+    temporary = partial_name(path)
+    with temporary.open("wb") as file:
+        hashing = _HashingFile(file)
+        write(hashing)
+        file.flush()
+        os.fsync(file.fileno())
+        size = file.tell()
+    publish(temporary, path)
+    return SavedFile(path, size, hashing.sha256.hexdigest())
+
+
+def partial_name(path: Path) -> Path:
+    """Return where a file is written until it is whole."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Give a complete file its name; fsync of the folder makes the name itself durable."""
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _HashingFile:
+    """Passes writes on to a file and keeps their SHA-256, so that nothing is read again."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.sha256.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
