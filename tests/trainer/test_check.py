@@ -257,6 +257,10 @@ WARNINGS = {
         "model.parameters(), lr", "model[2].parameters(), lr",
         "parameter model.0.weight is in no optimizer",
     ),
+    "DataParallel": (
+        'self.modules = {"model": model}', 'self.modules = {"model": nn.DataParallel(model)}',
+        'module "model" is a DataParallel',
+    ),
     "not fused": ("fused=config.training.fused", "fused=False", '"adamw" is not fused'),
     "log of an fp16 value": (
         STEP,
