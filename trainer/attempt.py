@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class Attempt:
     def _control(self) -> Request:
         # Only one rank reads the file: two could see a change at different steps.
         wishes = self._control_file.read() if self.rank == 0 else Request()
-        return Request("preempt", wishes.checkpoint) if self._stop_wanted() else wishes
+        return replace(wishes, stop="preempt") if self._stop_wanted() else wishes
 
 
 class ControlFile:
@@ -72,13 +73,12 @@ class ControlFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int] | None = None
-        self._stop: Any = None
-        self._obeyed: int | None = None
+        self._wishes: dict[str, Any] = {}
 
     def read(self) -> Request:
         """Return what is wanted now. One stat, a microsecond, while nothing changes.
 
-        A stop lasts; a checkpoint's request id is returned once.
+        A stop lasts; everything else is returned once, when it has changed.
         """
         try:
             status = os.stat(self._path)  # noqa: PTH116 (a third of the time of Path.stat)
@@ -86,13 +86,15 @@ class ControlFile:
             return Request()
         seen = (status.st_mtime_ns, status.st_ino)
         if seen == self._seen:
-            return Request(self._stop)
+            return Request(self._wishes["stop"])
+        before, self._wishes = self._wishes, json.loads(self._path.read_text())
         self._seen = seen
-        wishes = json.loads(self._path.read_text())
-        self._stop = wishes["stop"]
-        checkpoint = wishes["checkpoint"] if wishes["checkpoint"] != self._obeyed else None
-        self._obeyed = wishes["checkpoint"]
-        return Request(self._stop, checkpoint)
+
+        def new(wish: str) -> Any:
+            value = self._wishes.get(wish)
+            return value if value != before.get(wish) else None
+
+        return Request(self._wishes["stop"], new("checkpoint"), new("set_scale"), new("replay"))
 
 
 def _ignore(_: object) -> None: ...

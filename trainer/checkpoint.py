@@ -38,6 +38,7 @@ class Progress(NamedTuple):
     step: int = 0  # attempted; the learning-rate schedule counts these as well
     skipped: int = 0  # attempted minus applied
     position: int = 0  # training examples handed out, see sampler.py
+    retried: int = 0  # skipped steps whose second attempt, in fp32, was applied
 
 
 def save(folder: Path, state: dict[str, Any], modules: Mapping[str, nn.Module]) -> list[SavedFile]:
@@ -77,17 +78,20 @@ def capture(
     progress: Progress,
     device: torch.device,
     random_states: list[dict[str, Any]],
+    parts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return everything that decides the next step. The host waits for the device here.
 
-    modules: without DistributedDataParallel.  random_states: one a rank.
+    modules: without DistributedDataParallel.  random_states: one a rank.  parts: the states of
+    what else decides the next step, by name.
     """
     return {
         "format": FORMAT,
         "recipe": recipe.name,
         "config": config.model_dump(),
-        "progress": progress._asdict() | {"applied": progress.step - progress.skipped},
-        "schedule": {"kind": config.training.schedule, "steps": progress.step},
+        "progress": progress._asdict()
+        | {"applied": progress.step - progress.skipped + progress.retried},
+        "parts": dict(parts),
         "modules": {name: module.state_dict() for name, module in modules.items()},
         "optimizers": {name: each.state_dict() for name, each in recipe.optimizers.items()},
         "scaler": recipe.scaler.state_dict(),
@@ -137,7 +141,7 @@ def restore(
     ]
     notes += _differences(saved_config, config.model_dump())
     saved = state["progress"]
-    return Progress(*(saved[field] for field in Progress._fields)), notes
+    return Progress(**{name: saved[name] for name in Progress._fields if name in saved}), notes
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

@@ -6,9 +6,9 @@ form is drawn from, and what a submission is validated against. No torch here.
 """
 
 from copy import copy
-from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 Precision = Literal["fp16", "bf16", "fp32"]
@@ -50,6 +50,12 @@ class Training(Group):
         title="Largest gradient norm",
         description="Clip each optimizer's unscaled gradients to this L2 norm. Empty: no clipping.",
     )
+    max_grad_value: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        title="Largest gradient value",
+        description="Clip each element of the unscaled gradients to ± this, after the clip by "
+        "norm. Empty: no clipping.",
+    )
     seed: int = Field(
         0,
         ge=0,
@@ -60,20 +66,31 @@ class Training(Group):
     schedule: Literal["constant", "cosine"] = Field(
         "constant",
         title="Learning-rate schedule",
-        description="After the warm-up: constant, or a cosine that falls to 0 at the last step. "
-        "It counts attempted steps.",
+        description="After the warm-up: constant, or a cosine that falls to 0 at the last step.",
+    )
+    schedule_counts: Literal["attempted", "applied"] = Field(
+        "attempted",
+        title="Schedule counts",
+        description="attempted: skipped steps move the learning rate on as well. applied: they do "
+        "not; the rate is computed on the device, and the optimizer has to be fused.",
     )
     warmup_steps: int = Field(
         0,
         ge=0,
         title="Warm-up steps",
-        description="Attempted steps over which the learning rate rises linearly from 0.",
+        description="Steps over which the learning rate rises linearly from 0.",
     )
     fused: bool = Field(
         True,
         title="Fused optimizer",
         description="Update all weights in one kernel. Without it, PyTorch's scaler makes the "
         "host wait for the device once a step.",
+    )
+    compile: bool = Field(
+        False,
+        title="Compile",
+        description="Call the networks through torch.compile: faster steps, minutes to start, "
+        "other last bits.",
     )
     deterministic: bool = Field(
         True,
@@ -116,6 +133,56 @@ class Scaler(Group):
         title="Growth interval",
         description="Steps in a row without a skip after which the scale grows.",
     )
+    # What PyTorch's scaler does not have; see policies.py. All of it is off by default.
+    floor: Annotated[float, Field(gt=0, le=LARGEST_SCALE)] | None = Field(
+        None, title="Floor", description="The scale never falls below this. Empty: no floor."
+    )
+    ceiling: Annotated[float, Field(gt=0, le=LARGEST_SCALE)] | None = Field(
+        None, title="Ceiling", description="The scale never grows beyond this. Empty: no ceiling."
+    )
+    hysteresis: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        title="Hysteresis",
+        description="Skips until the scale backs off; counted anew when it grows. 1: at once.",
+    )
+    tolerance: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        title="Tolerance",
+        description="Share of skips, since the scale last changed, below which it does not back "
+        "off. 0: each skip counts.",
+    )
+    stop_after_skips: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        title="Stop after … skips",
+        description="Fail the run after this many skips in a row, once it is calibrated. Empty: "
+        "never.",
+    )
+    stop_at_floor: bool = Field(
+        False,
+        title="Stop at the floor",
+        description="Fail the run when a step is skipped with the scale at its floor.",
+    )
+    retry_in_fp32: bool = Field(
+        False,
+        title="Retry in fp32",
+        description="Attempt the batch of a skipped step once more, in fp32. The host then waits "
+        "for the device in every step.",
+    )
+
+    @model_validator(mode="after")
+    def _scale_lies_between_floor_and_ceiling(self) -> Self:
+        low, high = self.floor or 0.0, self.ceiling or LARGEST_SCALE
+        if not low <= self.init_scale <= high:
+            raise ValueError(
+                f"init_scale is {self.init_scale:g}, not between floor {low:g} and ceiling {high:g}"
+            )
+        if self.stop_at_floor and self.floor is None:
+            raise ValueError("stop_at_floor needs a floor")
+        return self
 
 
 class Checkpoints(Group):
@@ -135,6 +202,25 @@ class Evaluation(Group):
         None,
         title="Every … steps",
         description="Steps between evaluations. Empty: at the end only.",
+    )
+
+
+class Diagnosis(Group):
+    """What is measured to explain the loss scale. It changes no bit of what is trained."""
+
+    histogram_every_steps: int = Field(
+        100,
+        ge=0,
+        title="Histogram every … steps",
+        description="Steps between histograms of the gradients' exponents. 0: none.",
+    )
+    replay_skips: int = Field(
+        3,
+        ge=0,
+        le=1000,
+        title="Replayed skips",
+        description="How many of the first skips after calibration are replayed to name the "
+        "module that overflowed. 0: none.",
     )
 
 
@@ -161,6 +247,7 @@ class RunConfig(Group, Generic[Own]):
     scaler: Scaler = Field(Scaler(), title="Loss scaler")
     checkpoints: Checkpoints = Field(Checkpoints(), title="Checkpoints")
     evaluation: Evaluation = Field(Evaluation(), title="Evaluation")
+    diagnosis: Diagnosis = Field(Diagnosis(), title="Diagnosis")
     recipe: Own = Field(title="Recipe")
 
 

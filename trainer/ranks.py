@@ -26,6 +26,8 @@ class Request:
 
     stop: Stop | None = None
     checkpoint: int | None = None  # the id of a request not obeyed yet
+    set_scale: float | None = None  # the loss scale to go on with
+    replay: int | None = None  # a step to replay
 
 
 class Ranks:
@@ -82,11 +84,14 @@ class ProcessGroup(Ranks):
             yield
 
     def agree(self, request: Request) -> Request:
-        """Return the strongest stop and the newest checkpoint request of all ranks."""
-        wanted = torch.tensor([STOPS.index(request.stop), request.checkpoint or 0])
+        """Return the strongest stop and the newest of each other wish of all ranks."""
+        wishes = [request.checkpoint or 0, request.set_scale or 0, request.replay or 0]
+        wanted = torch.tensor([STOPS.index(request.stop), *wishes], dtype=torch.float64)
         dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=self._hosts)
-        stop, checkpoint = wanted.tolist()  # host tensors: nobody waits for a device
-        return Request(STOPS[stop], checkpoint or None)
+        stop, checkpoint, scale, replay = wanted.tolist()  # on hosts: nobody waits for a device
+        return Request(
+            STOPS[int(stop)], int(checkpoint) or None, scale or None, int(replay) or None
+        )
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in order of rank."""

@@ -41,6 +41,11 @@ class Sampler:
         self._permutation = torch.empty(0, dtype=torch.int64)
         self._generator = torch.Generator()
 
+    @property
+    def examples_in_a_step(self) -> int:
+        """How far a step moves the position."""
+        return self._training.accumulation_steps * self._world_size * self._training.batch_size
+
     def step(self) -> Iterator[tuple[Tensor, torch.Generator]]:
         """Yield the indices (B,) of each micro-batch, and a generator to augment it with.
 

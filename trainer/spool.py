@@ -9,6 +9,30 @@ that is away costs training nothing: the folder grows.
     payload  kind 1: packed STEP_DTYPE records; kind 2: one event, a JSON object in UTF-8
 
 All numbers are little-endian.
+
+Events. A float that JSON lacks is "NaN", "Infinity" or "-Infinity".
+
+    scaler      kind "skip": one an optimizer that was skipped; culprits, in forward order, are
+                [{"name", "inf", "nan"}], the counts in elements of its gradient; loss_nonfinite
+                kind "growth" | "backoff" | "set": scale_before, scale_after; "set" is a scale
+                that was set by hand before this step
+    metric      step, name, value, elapsed_ms
+    checkpoint  step, reason, request, files [{"kind", "path", "size_bytes", "sha256"}]
+    resumed     step, exact, notes
+    artifact    step, name, path "artifacts/step-00000400/<name>", size_bytes, sha256
+    retry       step, loss, grad_norm, applied: the second attempt, in fp32, at a skipped step
+    histogram   step, scale, modules [{"name", "lowest_exponent", "counts", "zeros", "nonfinite",
+                "underflow", "near_overflow"}]; see histogram.py
+    replay      step, exact, notes, requested, scale, found, module, direction "forward" |
+                "backward", operation, dtype, largest_input, limit, loss_nonfinite; see replay.py
+
+What the training process takes from outside is its control file, one JSON object:
+
+    stop        null | "cancel" | "pause" | "preempt"
+    checkpoint  null | the id of a request, new with each request
+    set_scale   null | a float: the scale from the next step on; obeyed once when it changes
+    replay      null | a step to replay; obeyed once when it changes. A past step is replayed with
+                the weights of now, a later one as soon as it has been attempted
 """
 
 import json

@@ -5,14 +5,22 @@ are copied to pinned memory behind the work already queued; an event, polled at 
 says when they have arrived. The host never waits for the device, except before a checkpoint and
 at the end, where it waits anyway. On a CPU the ring is host memory, and is read directly.
 
-    row, fp32:  [loss, scale before, scale after, found_inf ×O, total norm ×O, norm ×P]
-                O optimizers, P parameters in the order of the optimizers, then of the modules
+    row, fp32:  [loss, scale before, scale after, learning rate, found_inf ×O, total norm ×O,
+                 clipped norm ×O, (inf count, NaN count) ×P]
+                O optimizers, P parameters in the order of the optimizers, then of the modules;
+                the counts are int32, carried bit by bit
+
+What it costs: beside what the clip needs anyway, two kernels a step for the row and one for each
+optimizer's flag. The counts are dear and rarely wanted. On a CPU, where the norm can be read
+without waiting, they are taken only where it is not finite. On a GPU they are taken in every step,
+in about ten kernels for each 4 million gradients, however many parameters share them.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Self
+from itertools import accumulate
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -21,6 +29,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from trainer.config import Training
 from trainer.recipe import RecipeError
 from trainer.spool import (
     NONFINITE_LOSS,
@@ -35,8 +44,28 @@ from trainer.spool import (
 RING_ROWS = 256  # must exceed what is drained at once plus what may be in flight
 DRAIN_ROWS = 64
 DRAIN_SECONDS = 0.1
-LOSS, SCALE, SCALE_AFTER, FOUND_INF = 0, 1, 2, 3  # columns; the others follow
+LOSS, SCALE, SCALE_AFTER, RATE, FOUND_INF = 0, 1, 2, 3, 4  # columns; the others follow
+COUNTED_AT_ONCE = 2**22  # elements: 16 MiB of fp32 gradients and as much of running counts
 CLIP_EPSILON = 1e-6  # added to the norm by clip_grads_with_norm_
+
+
+class Update(NamedTuple):
+    """What became of one optimizer in one step: tensors on the device, not read by the host."""
+
+    found_inf: Tensor  # 0-dim: 1 if the scaler skipped it
+    total_norm: Tensor  # 0-dim: L2 over all its gradients, unscaled, before the clip
+    clipped_norm: Tensor  # 0-dim: after the clip by value, if there is one; else total_norm
+    counts: Tensor  # (2P,) int32: inf and NaN in each parameter's gradient
+
+
+class Attempted(NamedTuple):
+    """What became of one step."""
+
+    loss: Tensor  # 0-dim, as all of these
+    scale: Tensor  # the one used for this step
+    scale_after: Tensor
+    updates: dict[str, Update]  # every optimizer; one that took no part has zeros
+    stepped: set[str]  # the optimizers that took part
 
 
 class WatchedOptimizer:
@@ -52,10 +81,12 @@ class WatchedOptimizer:
         self.names = list(parameters)  # in forward order
         self.parameters = list(parameters.values())
         device = self.parameters[0].device
+        self._is_on_cpu = device.type == "cpu"
         self._zero, self._one = torch.zeros((), device=device), torch.ones((), device=device)
         self._found_inf = self._zero
+        self._no_counts = torch.zeros(2 * len(self.names), dtype=torch.int32, device=device)
         # The result of a step in which the recipe yields no loss for this optimizer.
-        self.idle_result = (self._zero, self._zero, torch.zeros(len(self.names), device=device))
+        self.idle = Update(self._zero, self._zero, self._zero, self._no_counts)
         optimizer.register_step_pre_hook(self._keep_found_inf)
 
     def gradient_norms(self) -> Tensor:
@@ -75,10 +106,52 @@ class WatchedOptimizer:
         scaler.step(self.optimizer)
         return self._found_inf
 
+    def count_nonfinite(self, total_norm: Tensor, scaler: GradScaler) -> Tensor:
+        """Return (2P,) int32: the elements that are inf and that are NaN, parameter by parameter.
+
+        Call it before the clip, which would spread one NaN over all gradients. On a CPU it counts
+        only if the total norm is not finite; without a scaler, which skips nothing, never.
+        """
+        if not scaler.is_enabled():
+            return self._no_counts
+        if self._is_on_cpu and total_norm.isfinite():  # in host memory: nobody waits
+            return self._no_counts
+        gradients = [self._zero if p.grad is None else p.grad for p in self.parameters]
+        return torch.cat([_counts(bucket) for bucket in _buckets(gradients)]).flatten()
+
     def _keep_found_inf(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
         # Cloned, because scaler.update() adds other optimizers' flags to it in place.
         self._found_inf = self._zero if found_inf is None else found_inf.clone()
+
+
+def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Split gradients, in order, into runs of COUNTED_AT_ONCE elements; a larger one is alone."""
+    bucket: list[Tensor] = []
+    for gradient in gradients:
+        if bucket and sum(g.numel() for g in bucket) + gradient.numel() > COUNTED_AT_ONCE:
+            yield bucket
+            bucket = []
+        bucket.append(gradient)
+    yield bucket
+
+
+def _counts(gradients: list[Tensor]) -> Tensor:
+    """Return (len(gradients), 2) int32: infs and NaNs. The kernels' number does not grow with it.
+
+    A running count over all of them, read where each one ends; nothing asks the host.
+    """
+    if len(gradients) == 1:
+        [only] = gradients
+        return torch.stack([only.isinf().sum(), only.isnan().sum()]).to(torch.int32)[None]
+    flat = torch.cat([g.reshape(-1) for g in gradients])
+    ends = list(accumulate(g.numel() for g in gradients))
+    columns = []
+    for flags in (flat.isinf(), flat.isnan()):
+        running = flags.cumsum(0, dtype=torch.int32)
+        at_ends = torch.stack([running[end - 1] for end in ends])
+        columns.append(torch.diff(at_ends, prepend=at_ends.new_zeros(1)))
+    return torch.stack(columns, dim=1)
 
 
 class Telemetry:
@@ -88,21 +161,21 @@ class Telemetry:
         self,
         optimizers: Mapping[str, WatchedOptimizer],
         device: torch.device,
-        max_grad_norm: float | None,
+        training: Training,
         on_steps: Callable[[Steps], None],
         on_event: Callable[[Event], None],
     ) -> None:
         self._optimizers = optimizers
-        self._max_grad_norm = max_grad_norm
+        self._training = training
         self._on_steps, self._on_event = on_steps, on_event
         self.skipped = 0  # steps in which any optimizer was skipped, as far as drained
-        columns = FOUND_INF + sum(2 + len(each.names) for each in optimizers.values())
-        self._one = torch.ones((), device=device)
+        columns = FOUND_INF + sum(3 + 2 * len(each.names) for each in optimizers.values())
+        self._zero = torch.zeros((), device=device)
         self._ring = torch.zeros(RING_ROWS, columns, device=device)
-        # The slot to write is a device tensor, so that a CUDA graph could capture the write.
-        self._slot = torch.zeros(1, dtype=torch.int64, device=device)
-        # What only the host knows: step, times, learning rate.
-        self._records = np.zeros(RING_ROWS, STEP_DTYPE)
+        self._rows = self._ring.unbind(0)  # views, made once
+        # What only the host knows of each row: step, elapsed_ms, step_us, learning rate.
+        self._known: list[tuple[int, int, int, float]] = [(0, 0, 0, 0.0)] * RING_ROWS
+        self._last_scale: float | None = None  # after the last row handed over
         self._written = self._sent = self._read = 0  # rows, ever: read ≤ sent ≤ written
         self._drained_at = time.monotonic()
         self._pinned: Tensor | None = None
@@ -119,29 +192,28 @@ class Telemetry:
         with suppress(*([RuntimeError] if kind else [])):
             self.drain()
 
-    def read_scale(self, scaler: GradScaler) -> Tensor:
-        """Return the scale as a new 0-dimensional tensor, without a wait; 1 if disabled."""
-        return scaler.scale(self._one)
+    def write(self, attempted: Attempted, rate: float | Tensor) -> None:
+        """Queue this step's row on the device: two kernels, and no wait. rate: a 0-dim tensor,
+        where only the device knows it."""
+        updates = attempted.updates.values()
+        scalars = [
+            attempted.loss,
+            attempted.scale,
+            attempted.scale_after,
+            rate if isinstance(rate, Tensor) else self._zero,
+            *[update.found_inf for update in updates],
+            *[update.total_norm for update in updates],
+            *[update.clipped_norm for update in updates],
+        ]
+        counts = [update.counts.view(torch.float32) for update in updates]
+        row = self._rows[self._written % RING_ROWS]
+        torch.cat([torch.stack(scalars), *counts], out=row)
 
-    def write(
-        self,
-        loss: Tensor,
-        scale_before: Tensor,
-        scale_after: Tensor,
-        found_inf: Sequence[Tensor],
-        total_norms: Sequence[Tensor],
-        norms: Sequence[Tensor],
-    ) -> None:
-        """Queue this step's row on the device: three kernels, and no wait."""
-        scalars = torch.stack([loss, scale_before, scale_after, *found_inf, *total_norms])
-        self._ring.index_copy_(0, self._slot, torch.cat([scalars, *norms]).unsqueeze(0))
-        self._slot.add_(1).remainder_(RING_ROWS)
-
-    def tick(self, step: int, elapsed_ms: int, step_us: int, lr: float) -> None:
+    def tick(self, step: int, elapsed_ms: int, step_us: int, rate: float | Tensor) -> None:
         """Add what the host knows about the row just written, and drain what is due."""
-        record = self._records[self._written % RING_ROWS]
-        record["step"], record["elapsed_ms"] = step, elapsed_ms
-        record["step_us"], record["lr"] = min(step_us, 2**31 - 1), lr
+        known_rate = 0.0 if isinstance(rate, Tensor) else rate
+        known = (step, elapsed_ms, min(step_us, 2**31 - 1), known_rate)
+        self._known[self._written % RING_ROWS] = known
         self._written += 1
         due = time.monotonic() - self._drained_at >= DRAIN_SECONDS
         self._receive(wait=self._written - self._read == RING_ROWS)
@@ -183,7 +255,13 @@ class Telemetry:
             return
         slices = _slices(self._read, self._sent)
         rows = np.concatenate([host_ring[s].numpy() for s in slices])  # a copy
-        records = np.concatenate([self._records[s] for s in slices])
+        records = np.zeros(len(rows), STEP_DTYPE)
+        for name, column in zip(
+            ("step", "elapsed_ms", "step_us", "lr"),
+            zip(*[known for s in slices for known in self._known[s]], strict=True),
+            strict=True,
+        ):
+            records[name] = column
         self._read = self._sent
         events = self._interpret(rows, records)
         self.skipped += int(np.count_nonzero(records["flags"] & SKIPPED))
@@ -194,13 +272,18 @@ class Telemetry:
     def _interpret(self, rows: NDArray[np.float32], records: Steps) -> list[Event]:
         """Fill the records in from the rows, and say what the scaler did."""
         count = len(self._optimizers)
-        found_inf = rows[:, FOUND_INF : FOUND_INF + count] != 0  # (steps, O)
-        totals = rows[:, FOUND_INF + count : FOUND_INF + 2 * count]  # (steps, O)
-        norms = rows[:, FOUND_INF + 2 * count :]  # (steps, P)
+        ends = [FOUND_INF + k * count for k in (1, 2, 3)]
+        found_inf = rows[:, FOUND_INF : ends[0]] != 0  # (steps, O)
+        totals, clipped = rows[:, ends[0] : ends[1]], rows[:, ends[1] : ends[2]]  # (steps, O)
+        bits = np.ascontiguousarray(rows[:, ends[2] :])
+        counts = bits.view(np.int32).reshape(len(rows), -1, 2)  # (steps, P, 2)
         with np.errstate(all="ignore"):  # inf × 0 is NaN here as it is on the device
-            clipped = totals * self._clip_coefficient(totals)
+            if self._training.max_grad_value is None:
+                clipped = totals * self._clip_coefficient(totals)
             records["grad_norm"] = np.sqrt(np.square(totals, dtype=np.float64).sum(axis=1))
             records["grad_norm_clipped"] = np.sqrt(np.square(clipped, dtype=np.float64).sum(axis=1))
+        if self._training.schedule_counts == "applied":
+            records["lr"] = rows[:, RATE]
         records["loss"], records["scale"] = rows[:, LOSS], rows[:, SCALE]
 
         skipped, loss_finite = found_inf.any(axis=1), np.isfinite(rows[:, LOSS])
@@ -212,17 +295,24 @@ class Telemetry:
             flag = optimizer_skipped(index)
             records["flags"] |= np.where(found_inf[:, index], flag, 0).astype(np.uint32)
 
-        changed = rows[:, SCALE] != rows[:, SCALE_AFTER]
-        return [
-            event
-            for i in np.flatnonzero(skipped | changed)
-            for event in self._scaler_events(records[i], rows[i], found_inf[i], norms[i])
-        ]
+        before, after = rows[:, SCALE], rows[:, SCALE_AFTER]
+        # A scale that is not the one which the step before left was set by hand in between.
+        left = np.concatenate(
+            [[before[0] if self._last_scale is None else self._last_scale], after]
+        )
+        was_set = left[:-1] != before
+        self._last_scale = float(after[-1])
+        events: list[Event] = []
+        for i in np.flatnonzero(skipped | was_set | (before != after)):
+            if was_set[i]:
+                events.append(_event("set", records[i], float(left[i]), float(before[i])))
+            events += self._scaler_events(records[i], rows[i], found_inf[i], counts[i])
+        return events
 
     def _clip_coefficient(self, totals: NDArray[np.float32]) -> NDArray[np.float32]:
-        if self._max_grad_norm is None:
+        if self._training.max_grad_norm is None:
             return np.ones_like(totals)
-        limit, epsilon = np.float32(self._max_grad_norm), np.float32(CLIP_EPSILON)
+        limit, epsilon = np.float32(self._training.max_grad_norm), np.float32(CLIP_EPSILON)
         coefficient: NDArray[np.float32] = np.minimum(limit / (totals + epsilon), np.float32(1))
         return coefficient
 
@@ -231,33 +321,38 @@ class Telemetry:
         record: np.void,
         row: NDArray[np.float32],
         found_inf: NDArray[np.bool_],
-        norms: NDArray[np.float32],
+        counts: NDArray[np.int32],
     ) -> list[Event]:
         before, after = float(row[SCALE]), float(row[SCALE_AFTER])
-
-        def event(kind: str, optimizer: str | None, culprits: list[str]) -> Event:
-            return {
-                "event": "scaler",
-                "kind": kind,
-                "step": int(record["step"]),
-                "optimizer": optimizer,
-                "scale_before": before,
-                "scale_after": after,
-                "culprits": [{"name": name} for name in culprits],
-                "loss_nonfinite": bool(record["flags"] & NONFINITE_LOSS),
-            }
-
         events, first = [], 0
         for (name, watched), was_skipped in zip(self._optimizers.items(), found_inf, strict=True):
-            own = norms[first : first + len(watched.names)]
-            first += len(watched.names)
+            own = slice(first, first + len(watched.names))
+            first = own.stop
             if was_skipped:
-                finite = np.isfinite(own)
-                culprits = [n for n, ok in zip(watched.names, finite, strict=True) if not ok]
-                events.append(event("skip", name, culprits))
+                culprits = [
+                    {"name": name, "inf": int(inf), "nan": int(nan)}
+                    for name, (inf, nan) in zip(watched.names, counts[own], strict=True)
+                    if inf or nan
+                ]
+                skip = {"optimizer": name, "culprits": culprits}
+                events.append(_event("skip", record, before, after) | skip)
         if after != before:
-            events.append(event("growth" if after > before else "backoff", None, []))
+            kind = "growth" if after > before else "backoff"
+            events.append(_event(kind, record, before, after))
         return events
+
+
+def _event(kind: str, record: np.void, before: float, after: float) -> Event:
+    return {
+        "event": "scaler",
+        "kind": kind,
+        "step": int(record["step"]),
+        "optimizer": None,
+        "scale_before": before,
+        "scale_after": after,
+        "culprits": [],
+        "loss_nonfinite": bool(record["flags"] & NONFINITE_LOSS),
+    }
 
 
 def watch(

@@ -7,19 +7,17 @@ It runs by itself: no server, no database. What it measures goes to two callback
 `on_event`; what the outside wants comes from one, `control`, asked between steps.
 
 Shapes: B examples in a micro-batch, A micro-batches in a step, P parameters of an optimizer.
-Counts: an *attempted* step is the step number, and what the learning-rate schedule counts; the
-scaler skips some; the others are *applied*. (With a fused optimizer only the device knows which, so
-a schedule that counted applied steps would make the host wait for the device in every step.)
+Counts: an *attempted* step is the step number; the scaler skips some; the others are *applied*.
+Where the host waits for the device: where a comment says so, and nowhere else. In a step, nowhere.
 """
 
-import math
 import os
 import random
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,12 +29,30 @@ from torch.amp.grad_scaler import GradScaler
 
 from trainer import artifacts, checkpoint
 from trainer.checkpoint import Progress
-from trainer.config import ConfigError, RunConfig, Training
+from trainer.config import ConfigError, RunConfig, Scaler, Training
+from trainer.histogram import Histogram
+from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Ranks, Request
 from trainer.recipe import Loss, Recipe, RecipeError
+from trainer.replay import Replay
 from trainer.sampler import Sampler, check_batch
+from trainer.schedule import make_schedule, peak_rates
 from trainer.spool import Event, Steps
-from trainer.telemetry import Telemetry, WatchedOptimizer, watch
+from trainer.telemetry import Attempted, Telemetry, Update, WatchedOptimizer, watch
+
+
+@dataclass(frozen=True)
+class Rig:
+    """What every step works with."""
+
+    recipe: Recipe
+    autocast: torch.autocast
+    scaler: GradScaler
+    scale_rule: ScaleRule
+    optimizers: Mapping[str, WatchedOptimizer]
+    training: Training
+    ranks: Ranks
+    histogram: Histogram | None = None
 
 
 @dataclass(frozen=True)
@@ -93,8 +109,11 @@ def train(
     # DistributedDataParallel replaces the modules that the recipe calls; these are the plain ones.
     modules = dict(recipe.modules)
     recipe.modules = {name: ranks.wrap(module) for name, module in modules.items()}
+    if training.compile:  # outermost, so that the compiler can overlap DDP's communication
+        compiled: dict[str, Any] = {name: torch.compile(m) for name, m in recipe.modules.items()}
+        recipe.modules = compiled
     optimizers = watch(modules, recipe.optimizers)
-    peak_lrs = [group["lr"] for group in parameter_groups(recipe)]
+    peaks = peak_rates(recipe.optimizers)
     sampler = Sampler(
         recipe.train_size,
         training,
@@ -107,18 +126,39 @@ def train(
     # With both off the same loop is plain fp32 (not TF32, unless the recipe asks for it).
     autocast = make_autocast(config, device)
     recipe.scaler = scaler = make_scaler(config, device)
-    telemetry = Telemetry(optimizers, device, training.max_grad_norm, on_steps, on_event)
+    scale_rule = ScaleRule(config.scaler, device)
+    stop_rule = StopRule(config.scaler)
 
+    # ---- Going on from a checkpoint -----------------------------------------------------------
     progress = Progress()
+    parts: dict[str, Any] = {}
     if resume is not None:
         state = checkpoint.load(resume)
         progress, notes = checkpoint.restore(
             state, recipe, modules, config, device, ranks.rank, ranks.world_size
         )
+        parts = state.get("parts", {})
         on_event({"event": "resumed", "step": progress.step, "exact": not notes, "notes": notes})
-    step, sampler.position, telemetry.skipped = progress.step, progress.position, progress.skipped
+    step, sampler.position, retried = progress.step, progress.position, progress.retried
 
-    groups = parameter_groups(recipe)  # only now: loading an optimizer's state replaces its groups
+    # Only now: loading an optimizer's state replaces its groups.
+    schedule = make_schedule(training, recipe.optimizers, peaks, device)
+    for name, part in (("scale_rule", scale_rule), ("schedule", schedule)):
+        if parts.get(name):
+            part.load_state_dict(parts[name])
+
+    # ---- What is measured, and what comes of it -----------------------------------------------
+    histogram = Histogram(optimizers, config.diagnosis, device, on_event)
+    rig = Rig(recipe, autocast, scaler, scale_rule, optimizers, training, ranks, histogram)
+    replay = Replay(rig, modules, sampler, config, device, on_event)
+
+    def on_arrival(records: Steps) -> None:
+        on_steps(records)
+        stop_rule.watch(records)
+        replay.watch(records)
+
+    telemetry = Telemetry(optimizers, device, training, on_arrival, on_event)
+    telemetry.skipped = progress.skipped
 
     # What happens between steps -----------------------------------------------------------------
     def elapsed_ms() -> int:
@@ -136,12 +176,15 @@ def train(
                 on_event(event)
 
     def save(reason: str, request: int | None) -> None:
+        replay.catch_up()
+        histogram.drain()
         telemetry.drain()  # the host waits for the device; so does reading the weights
         random_states = ranks.gather(checkpoint.random_state(device))
         if checkpoint_folder is None or ranks.rank > 0:
             return
-        at = Progress(step, telemetry.skipped, sampler.position)
-        state = checkpoint.capture(recipe, modules, config, at, device, random_states)
+        at = Progress(step, telemetry.skipped, sampler.position, retried)
+        parts = {"scale_rule": scale_rule.state_dict(), "schedule": schedule.state_dict()}
+        state = checkpoint.capture(recipe, modules, config, at, device, random_states, parts)
         files = [
             {
                 "kind": "weights" if saved.path.suffix == ".safetensors" else "checkpoint",
@@ -163,26 +206,27 @@ def train(
             step += 1
             step_started = time.perf_counter()
 
-            # A Python number, which the fused kernel takes as an argument: no copy.
-            factor = learning_rate_factor(training, step)
-            for group, peak_lr in zip(groups, peak_lrs, strict=True):
-                group["lr"] = peak_lr * factor
-
+            rate = schedule.apply(step)
+            replay.before_step(step)
+            histogram.before_step(step)
             batches = [recipe.batch(indices, generator) for indices, generator in sampler.step()]
-            train_step(
-                recipe,
-                batches,
-                autocast=autocast,
-                scaler=scaler,
-                optimizers=optimizers,
-                max_grad_norm=training.max_grad_norm,
-                telemetry=telemetry,
-                ranks=ranks,
-            )
+            attempted = train_step(rig, batches, before_update=replay.catch_up)
+            schedule.count({name: attempted.updates[name].found_inf for name in attempted.stepped})
+            telemetry.write(attempted, rate)
+            replay.after_step(attempted)
+            histogram.after_step(attempted.scale)
+
+            # The one policy for which the host waits in every step: it has to know of a skip now.
+            if config.scaler.retry_in_fp32 and all_skipped(attempted):
+                replay.catch_up()  # before the weights move
+                second = retry_in_fp32(rig, batches, step, device)
+                on_event(second)
+                retried += second["applied"]
+
             # On CUDA the host runs ahead of the device until the launch queue is full: a single
             # time is how long queueing took, and the mean of many is the device's own pace.
             step_us = int((time.perf_counter() - step_started) * 1e6)
-            telemetry.tick(step, elapsed_ms(), step_us, lr=groups[0]["lr"])
+            telemetry.tick(step, elapsed_ms(), step_us, rate)
 
             is_last = step == training.steps
             if is_last or _is_due(config.evaluation.every_steps, step):
@@ -199,39 +243,41 @@ def train(
                 save("request", request.checkpoint)
             elif _is_due(config.checkpoints.every_steps, step):
                 save("interval", None)
+            if request.set_scale is not None:
+                scale_rule.set(scaler, request.set_scale)
+            if request.replay is not None:
+                replay.request(request.replay)
+            stop_rule.check()  # of the steps that have arrived: a device's bad news come late
 
     report(stopwatch.metrics())
     return Outcome(STATUS_OF_STOP[stop], step)
 
 
 def train_step(
-    recipe: Recipe,
-    batches: Sequence[Any],
-    *,
-    autocast: torch.autocast,
-    scaler: GradScaler,
-    optimizers: Mapping[str, WatchedOptimizer],
-    max_grad_norm: float | None,
-    telemetry: Telemetry,
-    ranks: Ranks,
-) -> None:
+    rig: Rig, batches: Sequence[Any], before_update: Callable[[], None] = lambda: None
+) -> Attempted:
     """Attempt one step: forward, backward, unscale, clip, step or skip, update the scale.
 
     The host only queues work here; nothing waits for the device. (The one exception is an unfused
     optimizer under an enabled scaler: `GradScaler.step` then asks the device whether to skip.)
+    before_update: called once, when the weights are about to change for the first time.
     Source: PyTorch's AMP examples, https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
-    scale_before = telemetry.read_scale(scaler)
-    loss_sum = torch.zeros_like(scale_before)
-    results = {name: watched.idle_result for name, watched in optimizers.items()}
-    stepped = set()
+    recipe, scaler, optimizers, training = rig.recipe, rig.scaler, rig.optimizers, rig.training
+    one = rig.scale_rule.one
+    scale = scaler.scale(one)  # 1 × scale: reads it as a new tensor; get_scale() would wait
+    loss_sum = torch.zeros_like(scale)
+    updates = {name: watched.idle for name, watched in optimizers.items()}
+    stepped: set[str] = set()
 
     # One generator a micro-batch. They advance in lock-step, from one loss to the next, so that
     # all micro-batches have added their gradients before the optimizer of that loss steps.
     passes = [recipe.training_step(batch) for batch in batches]
-    while name := backward_next_loss(recipe, passes, autocast, scaler, optimizers, loss_sum, ranks):
+    while name := backward_next_loss(rig, passes, loss_sum):
         if name in stepped:
             raise RecipeError(f'training_step yields two losses for optimizer "{name}": add them')
+        if not stepped:
+            before_update()
         stepped.add(name)
         watched = optimizers[name]
 
@@ -239,39 +285,63 @@ def train_step(
         # too much. inf and NaN are found in the same pass, and kept on the device.
         scaler.unscale_(watched.optimizer)
         # Norms before the clip, for afterwards a NaN in one gradient is a NaN in all of them.
-        norms = watched.gradient_norms()  # (P,)
-        total_norm = torch.linalg.vector_norm(norms)  # 0-dim, unscaled
-        if max_grad_norm is not None:
+        total_norm = clipped_norm = torch.linalg.vector_norm(watched.gradient_norms())  # 0-dim
+        counts = watched.count_nonfinite(total_norm, scaler)  # (2P,)
+        if rig.histogram:
+            rig.histogram.add(watched)
+
+        if training.max_grad_norm is not None:
             # clip_grad_norm_ in two halves: it would take the same norms again.
-            torch.nn.utils.clip_grads_with_norm_(watched.parameters, max_grad_norm, total_norm)
+            torch.nn.utils.clip_grads_with_norm_(
+                watched.parameters, training.max_grad_norm, total_norm
+            )
+        if training.max_grad_value is not None:
+            # After the clip by norm: making elements smaller cannot break that bound again.
+            torch.nn.utils.clip_grad_value_(watched.parameters, training.max_grad_value)
+            clipped_norm = torch.linalg.vector_norm(watched.gradient_norms())
+
         found_inf = watched.step(scaler)
-        results[name] = (found_inf, total_norm, norms)
+        updates[name] = Update(found_inf, total_norm, clipped_norm, counts)
 
     if not stepped:
         raise RecipeError("training_step yields no loss")
-    # Once, after all optimizers: it halves the scale if any of them was skipped.
-    scaler.update()
+    # Once, after all optimizers: it halves the scale if any of them was skipped. Between two of
+    # them it would unscale the second one's gradients by a scale that they were not scaled with.
+    rig.scale_rule.update(scaler, [update.found_inf for update in updates.values()])
+    loss = rig.ranks.mean_(loss_sum)
+    return Attempted(loss, scale, scaler.scale(one), updates, stepped)
 
-    found_infs, total_norms, norms_of_each = zip(*results.values(), strict=True)
-    telemetry.write(
-        ranks.mean_(loss_sum),
-        scale_before,
-        telemetry.read_scale(scaler),
-        found_infs,
-        total_norms,
-        norms_of_each,
+
+def all_skipped(attempted: Attempted) -> bool:
+    """Return whether every optimizer that took part was skipped. The host waits for the device."""
+    return all(bool(attempted.updates[name].found_inf) for name in attempted.stepped)
+
+
+def retry_in_fp32(rig: Rig, batches: Sequence[Any], step: int, device: torch.device) -> Event:
+    """Attempt the same batches without autocast; return the event that says what came of it.
+
+    The weights are those of the skipped attempt. Dropout draws anew, and BatchNorm counts the
+    batch twice. A scaler of scale 1 still skips what is not finite in fp32 either.
+    """
+    plain = GradScaler(device.type, init_scale=1.0, growth_interval=2**31 - 1)
+    off = torch.autocast(device.type, enabled=False)
+    scaler, rig.recipe.scaler = rig.recipe.scaler, plain
+    rule = ScaleRule(Scaler(), device)
+    retried = train_step(
+        replace(rig, autocast=off, scaler=plain, scale_rule=rule, histogram=None), batches
     )
+    rig.recipe.scaler = scaler
+    norms = torch.stack([update.total_norm for update in retried.updates.values()])
+    return {
+        "event": "retry",
+        "step": step,
+        "loss": retried.loss.item(),
+        "grad_norm": torch.linalg.vector_norm(norms).item(),
+        "applied": not all_skipped(retried),
+    }
 
 
-def backward_next_loss(
-    recipe: Recipe,
-    passes: Sequence[Any],
-    autocast: torch.autocast,
-    scaler: GradScaler,
-    optimizers: Mapping[str, WatchedOptimizer],
-    loss_sum: Tensor,
-    ranks: Ranks,
-) -> str | None:
+def backward_next_loss(rig: Rig, passes: Sequence[Any], loss_sum: Tensor) -> str | None:
     """Advance every micro-batch to its next loss and back-propagate it; add it to loss_sum.
 
     Return the name of the optimizer whose gradients are now complete, None after the last loss.
@@ -280,22 +350,22 @@ def backward_next_loss(
     for index, one_pass in enumerate(passes):
         is_last = index == len(passes) - 1
         # With several devices, gradients are averaged over them in the last backward only.
-        with nullcontext() if is_last else ranks.local_gradients(recipe.modules):
+        with nullcontext() if is_last else rig.ranks.local_gradients(rig.recipe.modules):
             # Autocast is for the forward pass and the loss. backward() runs each operation in the
             # type that autocast chose for it going forward, and stays outside.
-            with autocast:
+            with rig.autocast:
                 loss: Loss | None = next(one_pass, None)
             names.append(loss.optimizer if loss else None)
             if loss is None:
                 continue
-            check_loss(loss, optimizers)
+            check_loss(loss, rig.optimizers)
             if index == 0:
                 # Here and not after the step: another optimizer's loss may have left gradients.
-                optimizers[loss.optimizer].optimizer.zero_grad(set_to_none=True)
+                rig.optimizers[loss.optimizer].optimizer.zero_grad(set_to_none=True)
             # The mean over micro-batches. Times the scale, so that small gradients do not
             # underflow to 0 in fp16, whose smallest positive number is 2^-24.
             mean_loss = loss.value / len(passes)
-            scaler.scale(mean_loss).backward()  # type: ignore[no-untyped-call]
+            rig.scaler.scale(mean_loss).backward()  # type: ignore[no-untyped-call]
             loss_sum += mean_loss.detach()
     if len(set(names)) > 1:
         raise RecipeError(
@@ -341,16 +411,6 @@ def make_scaler(config: RunConfig[Any], device: torch.device) -> GradScaler:
     return scaler
 
 
-def learning_rate_factor(training: Training, step: int) -> float:
-    """Return what the peak learning rate is multiplied by at this attempted step, from 1."""
-    if step <= training.warmup_steps:
-        return step / training.warmup_steps
-    if training.schedule == "constant":
-        return 1.0
-    done = (step - training.warmup_steps) / (training.steps - training.warmup_steps)
-    return 0.5 * (1 + math.cos(math.pi * done))
-
-
 def check_loss(loss: Loss, optimizers: Mapping[str, WatchedOptimizer]) -> None:
     """Raise RecipeError for a loss that cannot be minimised. Asks the host only."""
     if loss.optimizer not in optimizers:
@@ -369,11 +429,6 @@ def make_deterministic(wanted: bool) -> None:
     torch.backends.cudnn.benchmark = not wanted
     # Filling every new tensor with NaN finds bugs, and costs a kernel a tensor: not here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def parameter_groups(recipe: Recipe) -> list[dict[str, Any]]:
-    """Return the parameter groups of all optimizers, in order; each has its own "lr"."""
-    return [group for each in recipe.optimizers.values() for group in each.param_groups]
 
 
 def seed_everything(seed: int) -> None:

@@ -57,6 +57,7 @@ def test_a_checkpoint_holds_what_the_next_step_needs(run_loop, tmp_path):
         "position": 24,
         "skipped": len(run.skipped()),
         "applied": 3 - len(run.skipped()),
+        "retried": 0,
     }
     assert state["scaler"]["_growth_tracker"] >= 0
     assert state["modules"].keys() == {"model", "second"}

@@ -13,6 +13,8 @@ import torch
 
 from tests.trainer.conftest import CPU, Pair, Regression
 from trainer.config import parse_config
+from trainer.histogram import Histogram
+from trainer.policies import ScaleRule
 from trainer.ranks import Ranks
 from trainer.recipe import Loss
 from trainer.recipes.digits import Digits
@@ -20,14 +22,16 @@ from trainer.recipes.erfnet import ERFNet
 from trainer.recipes.gpt import GPT
 from trainer.recipes.wgan_gp import WGANGP
 from trainer.sampler import Sampler
-from trainer.telemetry import Telemetry, watch
-from trainer.train import make_autocast, make_scaler, train_step
+from trainer.schedule import AppliedSchedule, make_schedule, peak_rates
+from trainer.telemetry import Telemetry, WatchedOptimizer, watch
+from trainer.train import Rig, make_autocast, make_scaler, train_step
 
 META, CUDA = torch.device("meta"), torch.device("cuda")
 
-# torch has a meta kernel of fused Adam and none of fused SGD; both change tensors in place only.
+# torch lacks meta kernels of these; they change tensors in place only.
 meta_kernels = torch.library.Library("aten", "IMPL", "Meta")
-meta_kernels.impl("_fused_sgd_", lambda *args, **kwargs: None)
+for kernel in ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adam_.tensor_lr"):
+    meta_kernels.impl(kernel, lambda *args, **kwargs: None)
 
 
 def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda recipe: None):
@@ -52,18 +56,30 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
     sampler = Sampler(recipe.train_size, config.training)
     optimizers = watch(recipe.modules, recipe.optimizers)
     recipe.scaler = make_scaler(config, CPU)  # its tensors go where the losses are: to meta
-    telemetry = Telemetry(optimizers, META, config.training.max_grad_norm, None, None)
-    for _ in range(3):
-        train_step(
-            recipe,
-            [recipe.batch(indices, generator) for indices, generator in sampler.step()],
-            autocast=make_autocast(config, CPU),
-            scaler=recipe.scaler,
-            optimizers=optimizers,
-            max_grad_norm=config.training.max_grad_norm,
-            telemetry=telemetry,
-            ranks=Ranks(),
+    recipe.scaler._device = "meta"  # update(new_scale) compares it with the tensor's
+    telemetry = Telemetry(optimizers, META, config.training, None, None)
+    histogram = Histogram(optimizers, config.diagnosis, META, None)
+    schedule = make_schedule(
+        config.training, recipe.optimizers, peak_rates(recipe.optimizers), META
+    )
+    rig = Rig(
+        recipe,
+        make_autocast(config, CPU),
+        recipe.scaler,
+        ScaleRule(config.scaler, META),
+        optimizers,
+        config.training,
+        Ranks(),
+        histogram,
+    )
+    for number in range(1, 4):
+        rate = schedule.apply(number)
+        histogram.before_step(number)
+        attempted = train_step(
+            rig, [recipe.batch(indices, generator) for indices, generator in sampler.step()]
         )
+        schedule.count({name: attempted.updates[name].found_inf for name in attempted.stepped})
+        telemetry.write(attempted, rate)
         after_step(recipe)
     return recipe
 
@@ -75,10 +91,21 @@ def test_a_step_never_waits_for_the_device(monkeypatch, recipe_class, precision)
     values = {
         "precision": precision,
         "training": {"max_grad_norm": 1.0, "accumulation_steps": 2},
+        "diagnosis": {"histogram_every_steps": 1},
     }
     recipe = attempt_steps(monkeypatch, recipe_class, values)
     assert recipe.scaler.is_enabled() == (precision == "fp16")
     assert all(next(network.parameters()).is_meta for network in recipe.modules.values())
+
+
+def test_the_policies_never_wait_for_the_device(monkeypatch):
+    """Floor, ceiling, hysteresis, tolerance, a clip by value, and a rate that counts applied steps:
+    all of it is decided on the device."""
+    values = {
+        "training": {"schedule_counts": "applied", "schedule": "cosine", "max_grad_value": 0.1},
+        "scaler": {"floor": 1.0, "ceiling": 2.0**20, "hysteresis": 2, "tolerance": 0.1},
+    }
+    attempt_steps(monkeypatch, Pair, values)
 
 
 def test_an_unfused_optimizer_waits_once_a_step(monkeypatch):
@@ -116,20 +143,31 @@ def test_the_guard_sees_a_recipe_that_waits(monkeypatch, ask):
         attempt_steps(monkeypatch, Asking)
 
 
-@pytest.mark.parametrize("place", ["write", "read_scale"])
+@pytest.mark.parametrize(
+    ("owner", "place"),
+    [
+        (Telemetry, "write"),
+        (WatchedOptimizer, "count_nonfinite"),
+        (Histogram, "add"),
+        (ScaleRule, "update"),
+        (AppliedSchedule, "apply"),
+        (AppliedSchedule, "count"),
+    ],
+)
 @pytest.mark.parametrize("ask", ["item", "cpu", "tolist"])
-def test_the_guard_sees_a_wait_inside_the_loop(monkeypatch, place, ask):
-    """A value read where the loop measures or writes its telemetry makes the proof fail."""
-    original = getattr(Telemetry, place)
+def test_the_guard_sees_a_wait_inside_the_loop(monkeypatch, owner, place, ask):
+    """A value read where the loop measures, decides or writes makes the proof fail."""
+    original = getattr(owner, place)
 
     def asking(self, *args):
         result = original(self, *args)
-        getattr(self._slot, ask)()
+        getattr(torch.ones((), device=META), ask)()
         return result
 
-    monkeypatch.setattr(Telemetry, place, asking)
+    monkeypatch.setattr(owner, place, asking)
+    values = {"training": {"schedule_counts": "applied"}}
     with pytest.raises((RuntimeError, NotImplementedError), match=r"[Mm]eta"):
-        attempt_steps(monkeypatch, Pair)
+        attempt_steps(monkeypatch, Pair, values)
 
 
 def test_the_guard_sees_get_scale(monkeypatch):
@@ -147,19 +185,25 @@ def test_cuda_itself_reports_no_wait():
     optimizers = watch(recipe.modules, recipe.optimizers)
     recipe.scaler = make_scaler(config, CUDA)
     records = []
-    telemetry = Telemetry(optimizers, CUDA, 1.0, records.append, lambda event: None)
+    telemetry = Telemetry(optimizers, CUDA, config.training, records.append, lambda event: None)
+    rig = Rig(
+        recipe,
+        make_autocast(config, CUDA),
+        recipe.scaler,
+        ScaleRule(config.scaler, CUDA),
+        optimizers,
+        config.training,
+        Ranks(),
+        Histogram(optimizers, config.diagnosis, CUDA, lambda event: None),
+    )
 
     def step(number):
-        train_step(
-            recipe,
-            [recipe.batch(indices, generator) for indices, generator in sampler.step()],
-            autocast=make_autocast(config, CUDA),
-            scaler=recipe.scaler,
-            optimizers=optimizers,
-            max_grad_norm=1.0,
-            telemetry=telemetry,
-            ranks=Ranks(),
+        rig.histogram.before_step(number)
+        attempted = train_step(
+            rig, [recipe.batch(indices, generator) for indices, generator in sampler.step()]
         )
+        telemetry.write(attempted, 0.0)
+        rig.histogram.after_step(attempted.scale)
         telemetry.tick(number, 0, 0, 0.0)
 
     step(1)  # libraries start, which may wait

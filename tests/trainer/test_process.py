@@ -146,6 +146,10 @@ def test_a_checkpoint_request_is_obeyed_once(tmp_path):
     assert [control.read(), control.read()] == [Request("pause"), Request("pause")]
     replace('{"stop": null, "checkpoint": 5}')
     assert control.read() == Request(None, 5)
+    replace('{"stop": null, "checkpoint": 5, "set_scale": 1024, "replay": 31}')
+    assert [control.read(), control.read()] == [Request(None, None, 1024, 31), Request()]
+    replace('{"stop": null, "checkpoint": 5, "set_scale": 512.0, "replay": 31}')
+    assert control.read() == Request(set_scale=512.0)
 
 
 def test_no_training_outlives_its_supervisor(tmp_path):
@@ -232,23 +236,27 @@ with joined(torch.device("cpu")) as (ranks, device):
             super().__init__(config, device)
             kept.append(self)
 
-    kept, calls, steps = [], [], []
+    kept, calls, steps, events = [], [], [], []
 
     def control():
         calls.append(1)
+        if ranks.rank == 0 and len(calls) == 6:
+            return Request(set_scale=64.0, replay=8)
         return Request("pause") if ranks.rank == 1 and len(calls) == 12 else Request()
 
     outcome = train(Kept, parse_config(Digits, {}), device=device,
                     on_steps=lambda records: steps.extend(records["step"].tolist()),
-                    on_event=lambda event: None, control=control, ranks=ranks)
+                    on_event=events.append, control=control, ranks=ranks)
     torch.save({"weights": kept[0].modules["model"].module.state_dict(), "steps": steps,
                 "outcome": [outcome.status, outcome.step],
-                "scaler": kept[0].scaler.state_dict()}, f"{sys.argv[1]}/rank-{ranks.rank}.pt")
+                "scaler": kept[0].scaler.state_dict(), "events": events},
+               f"{sys.argv[1]}/rank-{ranks.rank}.pt")
 """
 
 
 def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path):
-    """A stop on rank 1 stops both at the same step, with equal weights; rank 0 alone records."""
+    """A stop on rank 1, and a scale and a replay that rank 0 is asked for, reach both at the same
+    step; the weights stay equal; rank 0 alone records."""
     script = tmp_path / "rank.py"
     script.write_text(RANK)
     subprocess.run(
@@ -271,3 +279,7 @@ def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path
     assert_same_bits(first["scaler"], second["scaler"])
     assert first["outcome"] == second["outcome"] == ["paused", 12]
     assert (first["steps"], second["steps"]) == (list(range(1, 13)), [])
+    assert first["scaler"]["scale"] == 64.0
+    [replay] = [event for event in first["events"] if event["event"] == "replay"]
+    assert (replay["step"], replay["exact"]) == (8, False)
+    assert second["events"] == []

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from tests.trainer.conftest import CPU
-from trainer.telemetry import RING_ROWS, Telemetry, watch
+from trainer.config import Training
+from trainer.telemetry import RING_ROWS, Attempted, Telemetry, Update, watch
 
 
 class SlowEvent:
@@ -33,15 +34,17 @@ def linear():
 def write(telemetry, step):
     """Write a row whose loss is the step's number."""
     one = torch.ones(())
-    telemetry.write(torch.tensor(float(step)), one, one, [one * 0], [one], [torch.ones(2)])
-    telemetry.tick(step, elapsed_ms=step, step_us=10, lr=0.1)
+    update = Update(one * 0, one, one, torch.zeros(4, dtype=torch.int32))
+    attempted = Attempted(torch.tensor(float(step)), one, one, {"sgd": update}, {"sgd"})
+    telemetry.write(attempted, 0.1)
+    telemetry.tick(step, elapsed_ms=step, step_us=10, rate=0.1)
 
 
 @pytest.mark.parametrize("polls", [0, 3, 10**6])
 def test_rows_arrive_once_in_order_and_whole_however_slow_the_copy(linear, polls):
     """Over several rounds of the ring, what a step wrote is what is handed over for it."""
     received, event = [], SlowEvent(polls)
-    telemetry = Telemetry(linear, CPU, None, received.append, None)
+    telemetry = Telemetry(linear, CPU, Training(), received.append, None)
     telemetry._pinned = torch.full_like(telemetry._ring, float("nan"))
     telemetry._arrived = event
     for step in range(1, 3 * RING_ROWS + 11):
@@ -58,7 +61,7 @@ def test_a_time_without_news_is_at_most_a_tenth_of_a_second(linear, monkeypatch)
     """Slow steps are handed over by the clock, fast ones by the number."""
     now, received = [0.0], []
     monkeypatch.setattr("trainer.telemetry.time.monotonic", lambda: now[0])
-    telemetry = Telemetry(linear, CPU, None, received.append, None)
+    telemetry = Telemetry(linear, CPU, Training(), received.append, None)
     for step in range(1, 65):
         write(telemetry, step)
     assert [len(batch) for batch in received] == [64]

@@ -4,13 +4,16 @@ import torch
 import torch.nn.functional as F
 
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
+from trainer import checkpoint
 from trainer.config import ConfigError, parse_config
 from trainer.ranks import Request
 from trainer.recipe import Loss, RecipeError
 from trainer.recipes.digits import Digits
 from trainer.recipes.mlp import MLP
 from trainer.sampler import Sampler
-from trainer.train import learning_rate_factor, make_scaler, train
+from trainer.schedule import learning_rate_factor
+from trainer.telemetry import WatchedOptimizer
+from trainer.train import make_scaler, train
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
@@ -59,7 +62,10 @@ def test_skip_flags_are_the_truth_and_skipped_steps_change_no_weight(monkeypatch
             return super().batch(indices, generator)
 
     monkeypatch.setattr(torch, "_amp_foreach_non_finite_check_and_unscale_", spy)
-    values = {"training": {"steps": 150, "fused": fused}, "precision": "fp16"}
+    values = {
+        "training": {"steps": 150, "fused": fused},
+        "diagnosis": {"replay_skips": 0},  # a replay draws its batch again
+    }
     train(
         Observed,
         parse_config(Observed, values),
@@ -112,6 +118,57 @@ def test_the_clip_acts_on_unscaled_gradients(run_loop):
     assert first["grad_norm"] > 0.25
     assert first["grad_norm"] == pytest.approx(second["grad_norm"], rel=1e-2)
     assert second["grad_norm_clipped"] == pytest.approx(0.25, rel=1e-4)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+def test_the_clip_by_value_acts_on_unscaled_gradients_after_the_clip_by_norm(
+    run_loop, monkeypatch, max_grad_norm
+):
+    """No element that reaches the optimizer is larger; the recorded norm is that of what is left.
+
+    Catches a clip of scaled gradients, which at this scale would flatten all of them.
+    """
+    reached = []
+    original = WatchedOptimizer.step
+
+    def observed(self, scaler):
+        reached.append(torch.cat([p.grad.flatten().clone() for p in self.parameters]))
+        return original(self, scaler)
+
+    monkeypatch.setattr(WatchedOptimizer, "step", observed)
+    training = {"steps": 3, "max_grad_value": 0.01, "max_grad_norm": max_grad_norm}
+    values = {"training": training, "scaler": {"init_scale": 1024.0}}
+    run = run_loop(Digits, values)
+    for record, gradients in zip(run.records, reached, strict=True):
+        assert gradients.abs().max() == pytest.approx(0.01)
+        assert gradients.abs().median() < 0.005
+        assert record["grad_norm_clipped"] == pytest.approx(gradients.norm().item(), rel=1e-5)
+        assert record["grad_norm_clipped"] < record["grad_norm"]
+
+
+def test_a_compiled_network_trains_and_is_saved_under_its_own_names(
+    run_loop, tmp_path, monkeypatch
+):
+    """The recipe calls the compiled network; optimizer, culprits and checkpoint see the plain one.
+
+    Catches names that begin with "_orig_mod.", which would load nowhere else.
+    """
+    compiled = []
+    original = torch.compile
+
+    def without_code_generation(module):
+        compiled.append(module)
+        return original(module, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", without_code_generation)
+    values = {"training": {"steps": 8, "compile": True}, "scaler": {"init_scale": 2.0**24}}
+    run = run_loop(Digits, values, folder=tmp_path)
+    assert compiled == [run.recipe.modules["model"]._orig_mod]
+    names = checkpoint.load(tmp_path / "step-00000008.pt")["modules"]["model"].keys()
+    assert "0.weight" in names
+    assert run.of("scaler")[0]["culprits"][0]["name"] == "model.0.weight"
+    plain = run_loop(Digits, values | {"training": {"steps": 8}})
+    np.testing.assert_allclose(run.records["loss"], plain.records["loss"], rtol=1e-2)
 
 
 def test_accumulation_equals_one_big_batch(run_loop):

@@ -4,7 +4,7 @@ By default it learns the source files of Python's own standard library, which ev
 runs this has. Minutes on a CPU at the default size; on a GPU, set the sizes:
 
     python -m trainer.train gpt --precision bf16 --set training.steps=200
-    python -m trainer.train gpt --set recipe.text=/data/shakespeare.txt --set recipe.compile=true
+    python -m trainer.train gpt --set recipe.text=/data/shakespeare.txt --set training.compile=true
 
     layers  width  heads  context   parameters
          1     32      2       16       0.02 M   the tests' size
@@ -68,11 +68,6 @@ class GPTConfig(RecipeConfig):
     weight_decay: float = Field(
         0.1, ge=0, title="Weight decay", description="Of matrices; biases and norms have none."
     )
-    compile: bool = Field(
-        False,
-        title="Compile",
-        description="Let torch.compile make kernels for this model; the first step takes minutes.",
-    )
 
 
 class GPT(Recipe):
@@ -108,8 +103,6 @@ class GPT(Recipe):
         self.window = torch.arange(self.context + 1, device=device)  # the T inputs, and one more
 
         model = Transformer(settings).to(device)
-        if settings.compile:
-            model.compile()  # in place: the names of the weights stay as they are
         self.modules = {"model": model}
         matrices = [p for p in model.parameters() if p.dim() >= 2]
         vectors = [p for p in model.parameters() if p.dim() < 2]

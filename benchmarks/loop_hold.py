@@ -1,0 +1,69 @@
+"""How long the host is held in each step by the way from the ring to the spool.
+
+    python -m benchmarks.loop_hold [--steps 20000]
+
+No model: rows are written, ticked, drained, interpreted and appended to a spool on this disk, one
+in a thousand of them a skip with culprits. Held is all that the host does for telemetry apart from
+the norms and flags of the step itself (telemetry_cost.py has those). The longest step is one that
+drains; 64 rows or a tenth of a second are handed over at once.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer import machine
+from trainer.config import Training
+from trainer.spool import SpoolWriter
+from trainer.telemetry import Attempted, Telemetry, Update, watch
+
+PARAMETERS = 29  # as many as in telemetry_cost's tiny GPT
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=20000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    layers = torch.nn.ModuleList(
+        torch.nn.Linear(2, 2, bias=False, device=device) for _ in range(PARAMETERS)
+    )
+    optimizers = watch({"model": layers}, {"adamw": torch.optim.AdamW(layers.parameters())})
+    one, zero = torch.ones((), device=device), torch.zeros((), device=device)
+    counts = torch.zeros(2 * PARAMETERS, dtype=torch.int32, device=device)
+    applied = Update(zero, one, one, counts)
+    skipped = Update(one, one * torch.inf, one, counts + 1)
+    microseconds = np.zeros(options.steps)
+    with tempfile.TemporaryDirectory() as folder:
+        spool = SpoolWriter(Path(folder), 1)
+        telemetry = Telemetry(optimizers, device, Training(), spool.steps, spool.event)
+        for index in range(options.steps):
+            update = skipped if index % 1000 == 999 else applied
+            attempted = Attempted(one, one, one, {"adamw": update}, {"adamw"})
+            started = time.perf_counter()
+            telemetry.write(attempted, 1e-3)
+            telemetry.tick(index + 1, index, 100, 1e-3)
+            microseconds[index] = (time.perf_counter() - started) * 1e6
+        telemetry.drain()
+        size = sum(path.stat().st_size for path in Path(folder).iterdir())
+    print(f"{machine.device_name(device)}, {machine.versions()}, 1 thread, {device.type}")
+    print(
+        f"{options.steps} steps, {PARAMETERS} parameters, {size / options.steps:.0f} bytes a step"
+    )
+    for name, value in (
+        ("mean", microseconds.mean()),
+        ("median", np.median(microseconds)),
+        ("99 %", np.quantile(microseconds, 0.99)),
+        ("longest", microseconds.max()),
+    ):
+        print(f"{name:<10}{value:10.1f} µs a step")
+
+
+if __name__ == "__main__":
+    main()

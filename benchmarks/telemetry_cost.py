@@ -1,0 +1,204 @@
+"""What telemetry costs: the loop's own step beside PyTorch's documented one, on a tiny GPT.
+
+    python -m benchmarks.telemetry_cost [--steps 400] [--precision fp16]
+
+Two copies of the model train on the same batches in one process, one step each in turn, so that
+what else the machine does hits both. The bare step is the one of PyTorch's AMP examples: forward,
+backward, unscale, clip, step, update. The other is `train_step` with the row in the ring, the
+flags, the counts, the records and the spool written to a file. Printed is the median of the
+differences of neighbours, as a share of the median bare step. On a CPU the time is the thread's
+own, which other processes do not lengthen; on a GPU it is the clock's, to the device's last kernel.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer import machine
+from trainer.config import RunConfig, parse_config
+from trainer.histogram import Histogram
+from trainer.policies import ScaleRule
+from trainer.ranks import Ranks
+from trainer.recipe import Loss, Recipe
+from trainer.schedule import make_schedule, peak_rates
+from trainer.spool import SpoolWriter
+from trainer.telemetry import Telemetry, watch
+from trainer.train import Rig, make_autocast, make_scaler, train_step
+
+WIDTH, LAYERS, HEADS, CONTEXT, VOCABULARY = 128, 2, 4, 64, 256
+
+
+class Block(nn.Module):
+    """Attention and an MLP, each behind a LayerNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (B, T, D)."""
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*qkv.unbind(0), is_causal=True)  # (B, H, T, D / H)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norm2(x))
+
+
+class TinyGPT(Recipe):
+    """0.46 M parameters in 29 tensors, on random bytes."""
+
+    name: ClassVar = "tiny-gpt"
+    title: ClassVar = "Tiny GPT"
+    description: ClassVar = "For the benchmark."
+    defaults: ClassVar = {"training": {"batch_size": 8}}
+
+    def __init__(self, config: RunConfig[Any], device: torch.device) -> None:
+        self.device, self.train_size = device, 1024
+        self.text = torch.randint(VOCABULARY, (self.train_size, CONTEXT + 1), device=device)
+        self.modules = {
+            "model": nn.Sequential(
+                nn.Embedding(VOCABULARY, WIDTH),
+                *[Block() for _ in range(LAYERS)],
+                nn.LayerNorm(WIDTH),
+                nn.Linear(WIDTH, VOCABULARY),
+            ).to(device)
+        }
+        self.optimizers = {
+            "adamw": torch.optim.AdamW(self.modules["model"].parameters(), fused=True)
+        }
+
+    def batch(self, indices: Tensor, generator: torch.Generator) -> Tensor:
+        """Return bytes (B, T + 1)."""
+        return self.text[indices.to(self.device, non_blocking=True)]
+
+    def training_step(self, batch: Tensor) -> Iterator[Loss]:
+        """Yield the cross-entropy of the next byte."""
+        logits = self.modules["model"](batch[:, :-1])
+        yield Loss(F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()), "adamw")
+
+
+class BareLoop:
+    """PyTorch's documented loop, clip included."""
+
+    def __init__(self, config: RunConfig[Any], device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.recipe = TinyGPT(config, device)
+        self.model = self.recipe.modules["model"]
+        self.optimizer = self.recipe.optimizers["adamw"]
+        self.autocast, self.scaler = make_autocast(config, device), make_scaler(config, device)
+
+    def step(self, number: int, batch: Tensor) -> None:
+        """Train on one batch."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.autocast:
+            loss = next(self.recipe.training_step(batch)).value
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.unscale_(self.optimizer)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+class MeasuredLoop:
+    """The service's own step, with everything that a run records."""
+
+    def __init__(self, config: RunConfig[Any], device: torch.device, folder: Path) -> None:
+        torch.manual_seed(0)
+        recipe = TinyGPT(config, device)
+        recipe.scaler = make_scaler(config, device)
+        optimizers = watch(recipe.modules, recipe.optimizers)
+        self.spool = SpoolWriter(folder, 1)
+        self.schedule = make_schedule(
+            config.training, recipe.optimizers, peak_rates(recipe.optimizers), device
+        )
+        self.histogram = Histogram(optimizers, config.diagnosis, device, self.spool.event)
+        self.telemetry = Telemetry(
+            optimizers, device, config.training, self.spool.steps, self.spool.event
+        )
+        self.rig = Rig(
+            recipe,
+            make_autocast(config, device),
+            recipe.scaler,
+            ScaleRule(config.scaler, device),
+            optimizers,
+            config.training,
+            Ranks(),
+            self.histogram,
+        )
+
+    def step(self, number: int, batch: Tensor) -> None:
+        """Train on one batch, as `train` does."""
+        started = time.perf_counter()
+        rate = self.schedule.apply(number)
+        self.histogram.before_step(number)
+        attempted = train_step(self.rig, [batch])
+        self.telemetry.write(attempted, rate)
+        self.histogram.after_step(attempted.scale)
+        step_us = int((time.perf_counter() - started) * 1e6)
+        self.telemetry.tick(number, int(time.time() * 1000), step_us, rate)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--precision", default="fp16", choices=["fp16", "bf16", "fp32"])
+    parser.add_argument("--histogram", type=int, default=0, help="every … steps; 0: none")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    clock = time.perf_counter if device.type == "cuda" else time.thread_time
+    config = parse_config(
+        TinyGPT,
+        {
+            "precision": options.precision,
+            "diagnosis": {"histogram_every_steps": options.histogram},
+        },
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        loops = [BareLoop(config, device), MeasuredLoop(config, device, Path(folder))]
+        seconds: list[list[float]] = [[], []]
+        for number in range(1, options.steps + 21):
+            batch = loops[0].recipe.text[torch.randint(1024, (8,))]
+            for which in (0, 1) if number % 2 else (1, 0):  # neither is always the second
+                started = clock()
+                loops[which].step(number, batch)
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                if number > 20:  # the first ones warm up
+                    seconds[which].append(clock() - started)
+    weights = [
+        loops[0].model.state_dict(),
+        loops[1].rig.recipe.modules["model"].state_dict(),
+    ]
+    same = all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    bare, measured = map(statistics.median, seconds)
+    added = statistics.median(b - a for a, b in zip(*seconds, strict=True))
+    print(f"{machine.device_name(device)}, {machine.versions()}, 1 thread")
+    print(
+        f"tiny GPT: width {WIDTH}, {LAYERS} layers, context {CONTEXT}, batch 8, {options.precision}"
+    )
+    print(f"{'bare step':<28}{bare * 1e3:8.3f} ms")
+    print(f"{'with telemetry':<28}{measured * 1e3:8.3f} ms")
+    print(
+        f"{'added, median of pairs':<28}{added * 1e6:8.0f} µs = {added / bare:.2%} of a bare step"
+    )
+    print(
+        f"weights are {'bit-identical' if same else 'DIFFERENT'} after {options.steps + 20} steps"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.conftest import Pair
+from trainer import telemetry
+from trainer.recipes.digits import Digits
+from trainer.telemetry import watch
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("recipe", [Digits, Pair])
+def test_culprits_and_their_counts_are_the_truth(run_loop, monkeypatch, recipe, fused):
+    """At each skip: the parameters with inf or NaN, in forward order, with the number of each.
+
+    The clip, which makes every gradient NaN if one is, comes later: counting after it is caught.
+    """
+    truth = []
+    original = telemetry.WatchedOptimizer.count_nonfinite
+
+    def observed(self, *args):
+        counts = [
+            {"name": name, "inf": int(np.isinf(g).sum()), "nan": int(np.isnan(g).sum())}
+            for name, parameter in zip(self.names, self.parameters, strict=True)
+            if not np.isfinite(g := parameter.grad.numpy()).all()
+        ]
+        if counts:
+            truth.append(counts)
+        return original(self, *args)
+
+    monkeypatch.setattr(telemetry.WatchedOptimizer, "count_nonfinite", observed)
+    values = {
+        "training": {"steps": 60, "fused": fused, "max_grad_norm": 0.1},
+        "scaler": {"init_scale": 2.0**22, "growth_interval": 5},
+    }
+    run = run_loop(recipe, values)
+    told = [event["culprits"] for event in run.of("scaler", kind="skip")]
+    assert told == truth
+    assert any(culprit["inf"] > 0 for culprits in told for culprit in culprits)
+    assert any(len(culprits) < len(told[0]) for culprits in told)
+
+
+@pytest.mark.parametrize("counted_at_once", [1, 10, 10**6])
+def test_counting_in_buckets_counts_every_element_once(monkeypatch, counted_at_once):
+    """As on a GPU: many small parameters share a bucket, a large one has its own."""
+    monkeypatch.setattr(telemetry, "COUNTED_AT_ONCE", counted_at_once)
+    network = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(network.parameters())
+    watched = watch({"model": network}, {"sgd": optimizer})["sgd"]
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    first, _, third, last = [parameter.grad for parameter in network.parameters()]
+    first[0, 0] = first[2, 4] = torch.nan
+    third[0, 1] = -torch.inf
+    last[1] = torch.inf
+    last[0] = torch.nan
+    counts = watched.count_nonfinite(torch.tensor(torch.nan), torch.amp.GradScaler("cpu"))
+    assert counts.view(-1, 2).tolist() == [[0, 2], [0, 0], [1, 0], [1, 1]]
+
+
+def test_a_norm_that_overflows_has_no_culprits(run_loop):
+    """Finite gradients are nobody's fault, however large their norm."""
+    run = run_loop(Digits, {"training": {"steps": 2}, "scaler": {"init_scale": 1.0}})
+    assert not run.of("scaler")

@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.conftest import CPU, Regression
+from trainer.config import Diagnosis
+from trainer.histogram import BIAS, BINS, Histogram, describe
+from trainer.recipes.digits import Digits
+from trainer.telemetry import watch
+
+
+def histogram_of(gradient, scale=1.0):
+    """The event for one layer whose weight has this gradient."""
+    layer = torch.nn.Linear(gradient.shape[1], gradient.shape[0], bias=False)
+    layer.weight.grad = gradient
+    optimizers = watch({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
+    events = []
+    settings = Diagnosis(histogram_every_steps=1)
+    histogram = Histogram(optimizers, settings, CPU, events.append)
+    histogram.before_step(1)
+    histogram.add(optimizers["sgd"])
+    histogram.after_step(torch.tensor(scale))
+    histogram.drain()
+    return events[0]
+
+
+def test_counts_are_those_of_numpys_exponents():
+    """Every gradient is counted once, by its exponent; zeros, subnormals, inf and NaN apart."""
+    gradient = torch.randn(40, 50) * torch.exp2(torch.randint(-40, 20, (40, 50)).float())
+    gradient[0, :5] = torch.tensor([0.0, 1e-40, torch.inf, -torch.inf, torch.nan])
+    [module] = histogram_of(gradient)["modules"]
+    values = gradient.flatten().numpy()
+    normal = values[np.isfinite(values) & (np.abs(values) > 1e-38)]
+    exponents = np.floor(np.log2(np.abs(normal.astype(np.float64)))).astype(int)
+    lowest = exponents.min()
+    assert module["lowest_exponent"] == lowest
+    assert module["counts"] == np.bincount(exponents - lowest).tolist()
+    assert (module["zeros"], module["nonfinite"]) == (2, 3)
+
+
+def test_large_gradients_are_counted_in_chunks(monkeypatch):
+    """Splitting a gradient changes no count."""
+    gradient = torch.randn(30, 7)
+    whole = histogram_of(gradient)
+    monkeypatch.setattr("trainer.histogram.CHUNK", 16)
+    assert histogram_of(gradient) == whole
+
+
+@pytest.mark.parametrize(
+    ("exponent", "scale", "underflow", "near_overflow"),
+    [
+        (-24, 1.0, 0, 0),
+        (-25, 1.0, 1, 0),
+        (-25, 2.0, 0, 0),
+        (13, 1.0, 0, 0),
+        (14, 1.0, 0, 1),
+        (0, 2.0**14, 0, 1),
+    ],
+)
+def test_shares_are_those_at_the_scale_of_the_step(exponent, scale, underflow, near_overflow):
+    """A scale of 2^k shifts every exponent by k against fp16's window.
+
+    Catches shares taken of the unscaled gradients, which the backward pass never saw.
+    """
+    counts = np.zeros(BINS, np.int64)
+    counts[exponent + BIAS] = 3
+    shares = describe(counts, scale)
+    assert (shares["underflow"], shares["near_overflow"]) == (underflow, near_overflow)
+
+
+def test_a_module_without_gradients_has_an_empty_histogram():
+    """Nothing to show is not an error."""
+    counts = np.zeros(BINS, np.int64)
+    assert describe(counts, 1.0)["counts"] == []
+
+
+def test_a_run_samples_every_so_many_steps_and_before_the_clip(run_loop):
+    """Steps, scales and modules are the run's; the clip, here a tiny one, is not seen."""
+    values = {
+        "training": {"steps": 12, "max_grad_norm": 1e-6},
+        "diagnosis": {"histogram_every_steps": 5},
+        "scaler": {"init_scale": 64.0},
+    }
+    run = run_loop(Digits, values)
+    assert [event["step"] for event in run.of("histogram")] == [5, 10]
+    for event in run.of("histogram"):
+        assert event["scale"] == 64.0
+        assert [module["name"] for module in event["modules"]] == ["model.0", "model.3", "model.6"]
+        sizes = [64 * 128 + 128, 128 * 128 + 128, 128 * 10 + 10]
+        for module, size in zip(event["modules"], sizes, strict=True):
+            assert sum(module["counts"]) + module["zeros"] + module["nonfinite"] == size
+        top = max(m["lowest_exponent"] + len(m["counts"]) for m in event["modules"])
+        assert top > -10
+
+
+def test_none_is_taken_when_it_is_switched_off(run_loop):
+    """0 means never."""
+    values = {"diagnosis": {"histogram_every_steps": 0}}
+    assert not run_loop(Regression, values).of("histogram")

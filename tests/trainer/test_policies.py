@@ -1,0 +1,228 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.trainer.conftest import Pair, Regression, assert_same_bits
+from trainer import checkpoint
+from trainer.config import ConfigError, Scaler, parse_config
+from trainer.policies import CALIBRATED_AFTER, ScaleUnusableError, StopRule
+from trainer.ranks import Request
+from trainer.recipe import Loss
+from trainer.recipes.digits import Digits
+from trainer.spool import STEP_DTYPE
+
+
+class Overflowing(Regression):
+    """Its loss is infinite from some batch on, except in fp32."""
+
+    defaults = {"training": {"steps": 60, "batch_size": 8}, "scaler": {"init_scale": 64.0}}  # noqa: RUF012
+    finite_batches = 40
+
+    def training_step(self, batch):
+        inputs, targets = batch
+        self.finite_batches -= 1
+        output = self.modules["model"](inputs)
+        if self.finite_batches < 0 and torch.is_autocast_enabled("cpu"):
+            output = (output.half() + 60000) * 2 / 2 - 60000  # 120,000 is more than fp16 holds
+        yield Loss(F.mse_loss(output.float(), targets), "sgd")
+
+
+def scale_as_described(records, settings):
+    """The scale of each step by the rules as they are told, from the skips that there were."""
+    scale, tracker, patience, steps, skips = settings.init_scale, 0, settings.hysteresis, 0, 0
+    scales = []
+    for flags in records["flags"]:
+        scales.append(scale)
+        skipped, before, grown = bool(flags & 1), scale, False
+        steps, skips = steps + 1, skips + skipped
+        if skipped:
+            tracker, patience = 0, patience - 1
+            if patience <= 0 and skips >= settings.tolerance * steps:
+                scale *= settings.backoff_factor
+        else:
+            tracker += 1
+            if tracker == settings.growth_interval:
+                scale, tracker, grown = scale * settings.growth_factor, 0, True
+        if grown:
+            patience = settings.hysteresis
+        if scale != before:
+            steps = skips = 0
+        scale = min(max(scale, settings.floor or 0), settings.ceiling or 2.0**127)
+    return scales
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"ceiling": 2.0**19, "init_scale": 2.0**18},
+        {"floor": 2.0**21},
+        {"hysteresis": 3},
+        {"tolerance": 0.05},
+        {"hysteresis": 2, "tolerance": 0.1, "floor": 2.0**10, "ceiling": 2.0**24},
+    ],
+)
+def test_the_scale_moves_as_the_settings_say(run_loop, settings, fused):
+    """Step by step it is what the rules, told in plain Python, make of the same skips.
+
+    Catches patience that is not refilled at a growth, a share counted over the whole run, and a
+    ceiling that lets one growth through.
+    """
+    values = {"scaler": settings, "training": {"steps": 150, "fused": fused}}
+    run = run_loop(Digits, values)
+    expected = scale_as_described(run.records, run.recipe.config.scaler)
+    assert run.records["scale"].tolist() == expected
+    assert run.skipped() or "ceiling" in settings
+
+
+def test_a_skip_at_the_floor_is_still_a_skip(run_loop):
+    """At the floor the scale stays, and the step is recorded as skipped all the same.
+
+    Catches skips that are told from a falling scale.
+    """
+    run = run_loop(Digits, {"scaler": {"floor": 2.0**24}, "training": {"steps": 10}})
+    assert run.skipped() == list(range(1, 11))
+    assert set(run.records["scale"]) == {2.0**24}
+    assert not run.of("scaler", kind="backoff")
+    assert len(run.of("scaler", kind="skip")) == 10
+
+
+def test_policies_with_two_optimizers_count_a_step_once(run_loop):
+    """One scaler has one patience, however many of its optimizers skip."""
+    values = {"scaler": {"init_scale": 2.0**18, "hysteresis": 2, "growth_interval": 6}}
+    run = run_loop(Pair, values)
+    assert run.skipped()
+    assert run.records["scale"].tolist() == scale_as_described(
+        run.records, run.recipe.config.scaler
+    )
+
+
+def test_patience_survives_a_resume(run_loop, tmp_path):
+    """The counters are in the checkpoint: resumed between two skips, the scale falls on time."""
+    values = {
+        "scaler": {"hysteresis": 4, "tolerance": 0.02},
+        "training": {"steps": 60},
+        "checkpoints": {"every_steps": 3},
+    }
+    straight = run_loop(Digits, values, folder=tmp_path)
+    assert {1, 2, 3, 4} <= set(straight.skipped())
+    resumed = run_loop(Digits, values, resume=tmp_path / "step-00000003.pt")
+    assert resumed.records["scale"].tolist() == straight.records["scale"][3:].tolist()
+    assert_same_bits(resumed.weights(), straight.weights())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"floor": 8.0, "init_scale": 4.0}, "init_scale is 4, not between floor 8 and ceiling"),
+        ({"ceiling": 8.0, "init_scale": 16.0}, "init_scale is 16, not between floor 0 and ceili"),
+        ({"stop_at_floor": True}, "stop_at_floor needs a floor"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, message):
+    """The message names both."""
+    with pytest.raises(ConfigError, match=message):
+        parse_config(Regression, {"scaler": settings})
+
+
+def test_a_run_that_only_skips_is_stopped(run_loop):
+    """After so many skips in a row, once calibrated, it fails with a reason that has the figures.
+
+    Catches a rule that ends a run in its calibration: digits begins with five skips in a row.
+    """
+    with pytest.raises(ScaleUnusableError, match="step 44 was skipped, the last of 4 in a"):
+        run_loop(Overflowing, {"scaler": {"stop_after_skips": 4}})
+    run = run_loop(Digits, {"scaler": {"stop_after_skips": 4}})
+    assert run.skipped()[:5] == [1, 2, 3, 4, 5]
+    assert run.outcome.status == "finished"
+
+
+def test_a_skip_at_the_floor_can_stop_a_run(run_loop):
+    """The reason names step, scale and setting."""
+    settings = {"floor": 16.0, "stop_at_floor": True}
+    with pytest.raises(
+        ScaleUnusableError, match=r"step 43 was skipped although the loss scale, 16"
+    ):
+        run_loop(Overflowing, {"scaler": settings})
+
+
+def test_calibration_is_over_once_and_for_all():
+    """A burst of skips later on is judged, although nothing is applied in between."""
+    records = np.zeros(CALIBRATED_AFTER + 6, STEP_DTYPE)
+    records["step"] = np.arange(1, len(records) + 1)
+    records["flags"][-6:] = 1
+    for first in (0, 1):  # with one applied step too few it is not over
+        rule = StopRule(Scaler(stop_after_skips=3))
+        rule.watch(records[first:])
+        if first:
+            rule.check()
+        else:
+            with pytest.raises(ScaleUnusableError, match="the last of 3 in a row"):
+                rule.check()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "scale"), [(512.0, 512.0), (1024, 1024.0), (1.0, 4.0), (2.0**20, 2.0**14)]
+)
+def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
+    """It holds from the next step on, within the bounds, and is an event of its own.
+
+    Catches an int, which `GradScaler.update` refuses, and a set scale that is told as a growth.
+    """
+    asked = []
+
+    def control():
+        asked.append(1)
+        return Request(set_scale=wanted) if len(asked) == 5 else Request()
+
+    values = {
+        "training": {"steps": 10},
+        "scaler": {"init_scale": 64.0, "floor": 4.0, "ceiling": 2.0**14},
+    }
+    run = run_loop(Digits, values, control=control)
+    assert run.records["scale"].tolist() == [64.0] * 5 + [scale] * 5
+    [event] = run.of("scaler")
+    assert (event["kind"], event["step"]) == ("set", 6)
+    assert (event["scale_before"], event["scale_after"]) == (64.0, scale)
+
+
+@pytest.mark.parametrize("nonsense", [-1.0, 0.0, float("inf"), float("nan")])
+def test_a_scale_that_is_none_is_not_set(run_loop, nonsense):
+    """The run goes on with the scale it has."""
+    run = run_loop(
+        Digits,
+        {"training": {"steps": 4}, "scaler": {"init_scale": 64.0}},
+        control=lambda: Request(set_scale=nonsense),
+    )
+    assert set(run.records["scale"]) == {64.0}
+
+
+def test_a_skipped_batch_can_be_retried_in_fp32(run_loop, tmp_path):
+    """The retry moves the weights by the true gradient, is an event, and is counted."""
+    values = {"training": {"steps": 42}, "scaler": {"retry_in_fp32": True}}
+    run = run_loop(Overflowing, values, folder=tmp_path)
+    assert run.skipped() == [41, 42]
+    retries = run.of("retry")
+    assert [(event["step"], event["applied"]) for event in retries] == [(41, True), (42, True)]
+    assert all(0 < event["grad_norm"] < 100 for event in retries)
+    assert retries[0]["loss"] != retries[1]["loss"]
+    progress = checkpoint.load(tmp_path / "step-00000042.pt")["progress"]
+    assert (progress["skipped"], progress["retried"], progress["applied"]) == (2, 2, 42)
+    plain = run_loop(Overflowing, {"training": {"steps": 42}})
+    assert not torch.equal(run.weights()["model.0.weight"], plain.weights()["model.0.weight"])
+
+
+def test_a_retry_that_is_not_finite_either_changes_nothing(run_loop):
+    """NaN in fp32 is skipped as well, and the event says so."""
+
+    class Broken(Regression):
+        def training_step(self, batch):
+            for loss in super().training_step(batch):
+                yield Loss(loss.value * float("nan"), loss.optimizer)
+
+    values = {"precision": "fp16", "training": {"steps": 2}, "scaler": {"retry_in_fp32": True}}
+    run = run_loop(Broken, values)
+    assert [event["applied"] for event in run.of("retry")] == [False, False]
+    assert all(weight.isfinite().all() for weight in run.weights().values())

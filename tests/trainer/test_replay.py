@@ -1,0 +1,223 @@
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.trainer.conftest import Pair, Regression, assert_same_bits
+from trainer.ranks import Request
+from trainer.recipe import Loss
+from trainer.recipes.digits import Digits
+
+
+class Plain(nn.Module):
+    """Harmless, and computed in fp16 under autocast."""
+
+    def forward(self, x):
+        return x.half()
+
+
+class ForwardPlant(nn.Module):
+    """Makes far activations 60,000 times as large, which fp16 cannot hold, and small again."""
+
+    def forward(self, x):
+        x = x.half()
+        return x * _factor(x) / _factor(x)
+
+
+class BackwardPlant(nn.Module):
+    """Is the identity; the gradient of far activations becomes 60,000 times as large."""
+
+    def forward(self, x):
+        x = x.half()
+        return x + (x - x.detach()) * _factor(x)
+
+
+def _factor(x):
+    # Of eight examples only one that is alone far out is normalised to more than 2.64.
+    return torch.where(x.detach() > 2.64, 60000.0, 1.0).half()
+
+
+class Planted(Regression):
+    """512 examples, one of which is far out, through BatchNorm, a plant and dropout."""
+
+    name: ClassVar = "planted"
+    defaults: ClassVar = {
+        "training": {"steps": 150, "batch_size": 8},
+        "scaler": {"init_scale": 1024.0},
+    }
+    plant: ClassVar = Plain
+
+    def __init__(self, config, device):
+        self.device, self.train_size = device, 512
+        self.inputs = torch.randn(512, 6)
+        self.inputs[7] = 1000.0
+        self.targets = self.inputs.clamp(-3, 3).sum(dim=1, keepdim=True)
+        block = nn.Sequential(nn.BatchNorm1d(6), nn.Identity(), self.plant(), nn.Dropout(0.2))
+        model = nn.Sequential(block, nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.modules = {"model": model}
+        self.optimizers = {
+            "sgd": torch.optim.SGD(model.parameters(), lr=1e-3, fused=config.training.fused)
+        }
+
+
+class PlantedForward(Planted):
+    plant: ClassVar = ForwardPlant
+
+
+class PlantedBackward(Planted):
+    plant: ClassVar = BackwardPlant
+
+
+@pytest.mark.parametrize(
+    ("recipe", "direction", "operation"),
+    [(PlantedForward, "forward", "mul"), (PlantedBackward, "backward", "MulBackward0")],
+)
+def test_a_planted_overflow_is_named_exactly(run_loop, recipe, direction, operation):
+    """Module, direction and operation are those of the plant, although others turn inf after it.
+
+    Catches a search that blames the last module, or the one whose parameters overflowed: the
+    plant has none.
+    """
+    run = run_loop(recipe)
+    replays = run.of("replay")
+    assert 1 <= len(replays) <= 3
+    for event in replays:
+        assert event["step"] in run.skipped()
+        assert event["exact"], event["notes"]
+        assert not event["requested"]
+        assert (event["module"], event["direction"]) == ("model.0.2", direction)
+        assert event["operation"] == operation
+        assert (event["dtype"], event["limit"]) == ("float16", 65504.0)
+        assert 0 < event["largest_input"] <= 65504
+        assert event["scale"] == run.records["scale"][event["step"] - 1]
+        [skip] = run.of("scaler", kind="skip", step=event["step"])
+        assert event["loss_nonfinite"] == skip["loss_nonfinite"] == (direction == "forward")
+
+
+@pytest.mark.parametrize("recipe", [PlantedForward, PlantedBackward])
+def test_the_run_after_a_replay_is_bit_identical(run_loop, recipe):
+    """Weights, BatchNorm statistics, optimizer, scaler and every record are as without replay.
+
+    Catches a replay that moves a generator (dropout), a buffer (BatchNorm) or a gradient.
+    """
+    values = {"training": {"steps": 160, "accumulation_steps": 1}}
+    with_it = run_loop(recipe, values | {"diagnosis": {"replay_skips": 3}})
+    without = run_loop(recipe, values | {"diagnosis": {"replay_skips": 0}})
+    assert with_it.of("replay")
+    assert not without.of("replay")
+    assert_same_bits(with_it.weights(), without.weights())
+    assert_same_bits(with_it.recipe.scaler.state_dict(), without.recipe.scaler.state_dict())
+    for name in ("loss", "scale", "grad_norm", "flags"):
+        assert with_it.records[name].tobytes() == without.records[name].tobytes()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_all_diagnosis_together_changes_no_bit(run_loop, fused):
+    """A histogram in every step and a replay of every skip leave digits as they find it."""
+    values = {"training": {"steps": 130, "fused": fused}, "recipe": {"dropout": 0.1}}
+    everything = {"diagnosis": {"histogram_every_steps": 1, "replay_skips": 1000}}
+    nothing = {"diagnosis": {"histogram_every_steps": 0, "replay_skips": 0}}
+    left, right = run_loop(Digits, values | everything), run_loop(Digits, values | nothing)
+    assert left.of("replay")
+    assert len(left.of("histogram")) == 130
+    assert not right.of("histogram")
+    assert_same_bits(left.weights(), right.weights())
+    assert left.records["loss"].tobytes() == right.records["loss"].tobytes()
+
+
+def test_a_replayed_loss_is_that_of_the_skipped_step(run_loop, monkeypatch):
+    """The same examples, random numbers and weights: the replay computes the recorded loss."""
+    from trainer.replay import Replay
+
+    losses = []
+    original = Replay._go_through
+
+    def keeping(self, *args):
+        losses.append(original(self, *args))
+        return losses[-1]
+
+    monkeypatch.setattr(Replay, "_go_through", keeping)
+    run = run_loop(Digits, {"recipe": {"dropout": 0.3, "shift_pixels": 2}})
+    steps = [event["step"] for event in run.of("replay")]
+    assert len(steps) == 3
+    assert [float(loss) for loss in losses] == run.records["loss"][[s - 1 for s in steps]].tolist()
+
+
+def test_only_the_first_skips_are_replayed(run_loop):
+    """After as many as the setting says nothing is watched any more."""
+    run = run_loop(Digits, {"diagnosis": {"replay_skips": 1}})
+    assert len(run.of("replay")) == 1
+    assert len(run.skipped()) > 5
+
+
+def test_a_step_to_come_is_replayed_on_request(run_loop):
+    """It is replayed as soon as it has been attempted, and says that it had not been skipped."""
+    requests = iter([Request(replay=12)])
+    run = run_loop(
+        Digits,
+        {"training": {"steps": 20}, "scaler": {"init_scale": 8.0}},
+        control=lambda: next(requests, Request()),
+    )
+    [event] = run.of("replay")
+    assert (event["step"], event["requested"], event["found"]) == (12, True, False)
+    assert event["notes"] == ["the step was not skipped: the weights are those after it"]
+
+
+def test_a_past_skip_is_replayed_on_request(run_loop):
+    """With the weights of now, at the scale of then, and the event says that it is not exact."""
+    calls = []
+
+    def control():
+        calls.append(1)
+        return Request(replay=1) if len(calls) == 80 else Request()
+
+    run = run_loop(
+        Digits, {"training": {"steps": 100}, "diagnosis": {"replay_skips": 0}}, control=control
+    )
+    [event] = run.of("replay")
+    assert (event["step"], event["exact"], event["scale"]) == (1, False, 2.0**24)
+    assert event["found"]
+    assert "the weights are those after step 80" in event["notes"]
+
+
+def test_a_skip_of_one_optimizer_among_two_is_not_called_exact(run_loop):
+    """The other one's weights have moved, and the event says so."""
+    run = run_loop(
+        Pair,
+        {"training": {"steps": 200}, "scaler": {"growth_interval": 30, "init_scale": 2.0**16}},
+    )
+    for event in run.of("replay"):
+        flags = run.records["flags"][event["step"] - 1] >> 8
+        assert event["exact"] == (flags == 3)
+    assert run.of("replay")
+
+
+def test_a_mask_of_minus_infinity_is_no_overflow(run_loop):
+    """Attention's -inf is an argument, and whoever is given an inf is not to blame for one."""
+
+    class Masked(PlantedForward):
+        def training_step(self, batch):
+            inputs, targets = batch
+            scores = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), -torch.inf)
+            assert torch.softmax(scores, dim=1).isfinite().all()
+            yield Loss(F.mse_loss(self.modules["model"](inputs), targets), "sgd")
+
+    [event, *_] = run_loop(Masked).of("replay")
+    assert event["module"] == "model.0.2"
+
+
+def test_an_overflow_outside_of_modules_is_the_training_steps(run_loop):
+    """A loss that overflows by itself is not laid at a module's door."""
+
+    class Outside(Planted):
+        def training_step(self, batch):
+            inputs, targets = batch
+            output = self.modules["model"](inputs)
+            far = inputs.abs().amax().half() * 300  # inf with the far example
+            yield Loss(F.mse_loss(output, targets) * far / 300, "sgd")
+
+    [event, *_] = run_loop(Outside).of("replay")
+    assert (event["module"], event["direction"]) == ("training_step", "forward")
+    assert event["operation"] == "mul"

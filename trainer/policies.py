@@ -1,0 +1,142 @@
+"""What can be wanted of a loss scale beyond PyTorch's scaler: bounds, patience, and an end.
+
+`ScaleRule` decides on the device, with tensors: the host never waits to learn of a skip.
+`StopRule` decides on the host, from the records that telemetry brings there some steps later.
+"""
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from trainer.config import LARGEST_SCALE, Scaler
+from trainer.spool import SKIPPED, Steps
+
+#: Applied steps in a row after which a run's first search for its scale is over. (A scale that
+#: starts too high is halved in almost every step until then.)
+CALIBRATED_AFTER = 25
+
+
+class ScaleUnusableError(RuntimeError):
+    """The loss scale will not come right; the message says which rule found so, and when."""
+
+
+class ScaleRule:
+    """How the scale moves after a step. With nothing switched on, exactly as PyTorch moves it.
+
+    Hysteresis, as in DeepSpeed and Megatron: so many skips until the scale backs off, counted anew
+    when it grows. Tolerance, as in fairseq: it backs off only if the share of skipped steps, since
+    it last changed, has reached this. Either may hold a back-off back; floor and ceiling come last.
+    """
+
+    def __init__(self, settings: Scaler, device: torch.device) -> None:
+        self._hysteresis, self._tolerance = settings.hysteresis, settings.tolerance
+        self._floor, self._ceiling = settings.floor or 0.0, settings.ceiling or LARGEST_SCALE
+        self._is_torchs_own = (
+            settings.hysteresis == 1
+            and settings.tolerance == 0
+            and settings.floor is None
+            and settings.ceiling is None
+        )
+        self.one = torch.ones((), device=device)  # scaler.scale(one) reads the scale
+        # 0-dim int64 on the device: skips left, and steps and skips since the scale last changed.
+        self._patience = torch.full((), settings.hysteresis, dtype=torch.int64, device=device)
+        self._steps = torch.zeros((), dtype=torch.int64, device=device)
+        self._skips = torch.zeros((), dtype=torch.int64, device=device)
+
+    def update(self, scaler: GradScaler, found_inf: list[Tensor]) -> None:
+        """Move the scale once a step, after all optimizers. found_inf: one an optimizer, 0-dim."""
+        if self._is_torchs_own or not scaler.is_enabled():
+            scaler.update()
+            return
+        before = scaler.scale(self.one)  # reads the scale on the device
+        scaler.update()
+        after = scaler.scale(self.one)
+
+        skipped = torch.stack(found_inf).amax().to(torch.int64)  # 0 or 1
+        self._steps += 1
+        self._skips += skipped
+        self._patience -= skipped
+        is_patient = self._patience > 0
+        is_tolerable = self._skips < self._tolerance * self._steps
+        after = torch.where((skipped == 1) & (is_patient | is_tolerable), before, after)
+
+        has_grown = after > before  # before the ceiling, where it tries to grow for ever
+        self._patience.masked_fill_(has_grown, self._hysteresis)
+        for counter in (self._steps, self._skips):
+            counter.masked_fill_(after != before, 0)
+        # With a tensor, update() copies on the device; the growth tracker stays as it is.
+        scaler.update(after.clamp(self._floor, self._ceiling))
+
+    def set(self, scaler: GradScaler, scale: float) -> None:
+        """Go on with this scale, within the bounds; ignore what is no scale.
+
+        `GradScaler.update` wants a float: it has no `requires_grad` to find in an int.
+        """
+        if scaler.is_enabled() and 0 < scale <= LARGEST_SCALE:
+            scaler.update(float(min(max(scale, self._floor), self._ceiling)))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the counters; a run that is resumed without them backs off at another step."""
+        return {"patience": self._patience, "steps": self._steps, "skips": self._skips}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Put the counters back; with less hysteresis than before, no more patience than that."""
+        for name, counter in self.state_dict().items():
+            counter.copy_(state[name])
+        self._patience.clamp_(max=self._hysteresis)
+
+
+class Calibration:
+    """Whether the search for a first scale is over, as far as the host has heard."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._applied_in_a_row = 0
+
+    def watch(self, was_skipped: bool) -> None:
+        """Count one step."""
+        self._applied_in_a_row = 0 if was_skipped else self._applied_in_a_row + 1
+        self.is_over = self.is_over or self._applied_in_a_row >= CALIBRATED_AFTER
+
+
+class StopRule:
+    """Ends a run whose scale cannot come right. Decides at drain, so some steps late, for free."""
+
+    def __init__(self, settings: Scaler) -> None:
+        self._settings = settings
+        self._calibration = Calibration()
+        self._skips_in_a_row = 0
+        self._reason: str | None = None
+
+    def watch(self, records: Steps) -> None:
+        """Look at the steps that have arrived, in order."""
+        for step, scale, flags in zip(
+            records["step"].tolist(),
+            records["scale"].tolist(),
+            records["flags"].tolist(),
+            strict=True,
+        ):
+            was_skipped = bool(flags & SKIPPED)
+            self._calibration.watch(was_skipped)
+            self._skips_in_a_row = self._skips_in_a_row + 1 if was_skipped else 0
+            if was_skipped and self._reason is None:
+                self._reason = self._broken_rule(step, scale)
+
+    def check(self) -> None:
+        """Raise ScaleUnusableError if a rule was broken."""
+        if self._reason:
+            raise ScaleUnusableError(self._reason)
+
+    def _broken_rule(self, step: int, scale: float) -> str | None:
+        most, floor = self._settings.stop_after_skips, self._settings.floor
+        if most and self._calibration.is_over and self._skips_in_a_row >= most:
+            return (
+                f"step {step} was skipped, the last of {self._skips_in_a_row} in a row, and "
+                f"scaler.stop_after_skips is {most}; the loss scale was {scale:g}"
+            )
+        if self._settings.stop_at_floor and floor is not None and scale <= floor:
+            return (
+                f"step {step} was skipped although the loss scale, {scale:g}, is at scaler.floor: "
+                "a smaller scale would not be allowed, and this one overflows"
+            )
+        return None

@@ -1,0 +1,163 @@
+"""The learning rate of each step, and what a skipped step means to it.
+
+Either the schedule counts attempted steps: the host knows them, and the rate is a Python number.
+Or it counts applied steps: with a fused optimizer only the device knows which steps were skipped,
+so the rate is computed there, into a tensor that the fused kernel reads. The host waits in neither.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from trainer.config import ConfigError, Training
+
+
+class Schedule(Protocol):
+    """Sets the learning rate before a step, and hears of the step after it."""
+
+    def apply(self, step: int) -> float | Tensor:
+        """Set every group's rate; return the first one's: a number, or a 0-dim device tensor."""
+
+    def count(self, found_inf: Mapping[str, Tensor]) -> None:
+        """Count a step. found_inf: of the optimizers that took part, 0-dim, 1 if skipped."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what the next rate depends on, apart from the number of attempted steps."""
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from there."""
+
+
+def make_schedule(
+    training: Training,
+    optimizers: Mapping[str, Optimizer],
+    peaks: Mapping[str, list[float]],
+    device: torch.device,
+) -> Schedule:
+    """Return the schedule that the configuration names.
+
+    peaks: the rate of each group as the recipe made it; a loaded optimizer has others by now.
+    """
+    if training.schedule_counts == "attempted":
+        return AttemptedSchedule(training, optimizers, peaks)
+    if not training.fused:
+        raise ConfigError(
+            "training.schedule_counts is applied, and training.fused is False: an unfused "
+            "optimizer reads its learning rate on the host"
+        )
+    return AppliedSchedule(training, optimizers, peaks, device)
+
+
+class AttemptedSchedule:
+    """Counts every step, skipped or not, as Lightning does."""
+
+    def __init__(
+        self,
+        training: Training,
+        optimizers: Mapping[str, Optimizer],
+        peaks: Mapping[str, list[float]],
+    ) -> None:
+        self._training = training
+        self._groups = [
+            (group, peak)
+            for name, optimizer in optimizers.items()
+            for group, peak in zip(optimizer.param_groups, peaks[name], strict=True)
+        ]
+
+    def apply(self, step: int) -> float:
+        """Set every group's rate: a number, which the kernel takes as an argument, uncopied."""
+        factor = learning_rate_factor(self._training, step)
+        for group, peak in self._groups:
+            group["lr"] = peak * factor
+        rate: float = self._groups[0][0]["lr"]
+        return rate
+
+    def count(self, found_inf: Mapping[str, Tensor]) -> None:
+        """Nothing: the step's number says it all."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Nothing: the step's number says it all."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Nothing: the step's number says it all."""
+
+
+class AppliedSchedule:
+    """Counts the steps of each optimizer that the scaler did not skip, as DeepSpeed does."""
+
+    def __init__(
+        self,
+        training: Training,
+        optimizers: Mapping[str, Optimizer],
+        peaks: Mapping[str, list[float]],
+        device: torch.device,
+    ) -> None:
+        self._training = training
+        # 0-dim, float64: exact up to 2^53 steps, and the cosine needs a float anyway.
+        self._applied = {
+            name: torch.zeros((), dtype=torch.float64, device=device) for name in optimizers
+        }
+        self._rates: list[tuple[str, float, Tensor]] = []
+        for name, optimizer in optimizers.items():
+            for group, peak in zip(optimizer.param_groups, peaks[name], strict=True):
+                group["lr"] = torch.zeros((), device=device)  # fp32: what the fused kernels read
+                self._rates.append((name, peak, group["lr"]))
+
+    def apply(self, step: int) -> Tensor:
+        """Compute every group's rate in place, where the optimizer will read it."""
+        factors = {
+            name: _factor_on_device(self._training, applied + 1)
+            for name, applied in self._applied.items()
+        }
+        for name, peak, rate in self._rates:
+            rate.copy_(factors[name] * peak)
+        return self._rates[0][2]
+
+    def count(self, found_inf: Mapping[str, Tensor]) -> None:
+        """Count the optimizers that were not skipped."""
+        for name, skipped in found_inf.items():
+            self._applied[name] += 1 - skipped
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the number of applied steps of each optimizer."""
+        return dict(self._applied)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on counting from there."""
+        for name, applied in self._applied.items():
+            applied.copy_(state[name])
+
+
+def learning_rate_factor(training: Training, step: int) -> float:
+    """Return what the peak learning rate is multiplied by at this step, counted from 1."""
+    if step <= training.warmup_steps:
+        return step / training.warmup_steps
+    if training.schedule == "constant":
+        return 1.0
+    done = (step - training.warmup_steps) / (training.steps - training.warmup_steps)
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _factor_on_device(training: Training, step: Tensor) -> Tensor:
+    """Return the same factor for a step that only the device knows."""
+    warmup = training.warmup_steps
+    if training.schedule == "constant":
+        late = torch.ones_like(step)
+    else:
+        done = (step - warmup) / max(training.steps - warmup, 1)
+        late = 0.5 * (1 + torch.cos(math.pi * done))
+    return torch.where(step <= warmup, step / max(warmup, 1), late)
+
+
+def peak_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, list[float]]:
+    """Return every group's rate as the recipe made it, by the optimizer's name."""
+    return {name: [_rate(g) for g in each.param_groups] for name, each in optimizers.items()}
+
+
+def _rate(group: dict[str, Any]) -> float:
+    return float(group["lr"])
