@@ -156,7 +156,7 @@ class Witness(TorchFunctionMode):
             self.found(
                 "warning",
                 f"{operation} of a float16 value, {smallest:.1g} at the smallest so far: fp16 "
-                f"flushes to 0 what is below 6e-8: {advice}",
+                f"flushes to 0 what is below 3e-8: {advice}",
                 place,
             )
 
