@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         recipe = load_recipe(options.recipe)
-        values = _nested(options.set)
+        values = nested(options.set)
         if options.precision:
             values["precision"] = options.precision
         config = parse_config(recipe, values)
@@ -42,6 +42,25 @@ def main(arguments: list[str] | None = None) -> None:
     except (ConfigError, UnknownRecipeError, RecipeError, CheckpointError) as error:
         parser.exit(2, f"error: {error}\n")
     _print(f"{outcome.status} after {outcome.step} steps")
+
+
+def nested(assignments: list[str]) -> dict[str, Any]:
+    """Turn ["training.steps=100"] into {"training": {"steps": 100}}; values are JSON or text."""
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        *groups, field = path.split(".")
+        if not equals:
+            raise ConfigError(f'--set {assignment}: write it as FIELD=VALUE, "training.steps=100"')
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        target = values
+        for group in groups:
+            target = target.setdefault(group, {})
+        target[field] = value
+    return values
 
 
 class _Printer:
@@ -126,25 +145,6 @@ def _group_help(prefix: str, group: dict[str, Any]) -> str:
         for name, field in group["properties"].items()
     )
     return "\n".join(lines) + "\n"
-
-
-def _nested(assignments: list[str]) -> dict[str, Any]:
-    """Turn ["training.steps=100"] into {"training": {"steps": 100}}; values are JSON or text."""
-    values: dict[str, Any] = {}
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        *groups, field = path.split(".")
-        if not equals:
-            raise ConfigError(f'--set {assignment}: write it as FIELD=VALUE, "training.steps=100"')
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            value = text
-        target = values
-        for group in groups:
-            target = target.setdefault(group, {})
-        target[field] = value
-    return values
 
 
 def _print(line: str) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 
 from trainer.recipe import Recipe
 
@@ -27,11 +28,14 @@ def known_recipes() -> list[str]:
 def load_recipe(reference: str) -> type[Recipe]:
     """Return the recipe class of a registered name or of "path/to/file.py:Class".
 
-    Whatever the recipe's own module raises when it is imported goes through.
+    ":Class" may be left out where the file has one recipe.  Whatever the recipe's own module
+    raises when it is imported goes through.
     """
     for point in entry_points(group=GROUP, name=reference):
         return _checked(point.load(), reference)
     path, _, attribute = reference.rpartition(":")
+    if reference.endswith(".py"):
+        path, attribute = reference, ""
     if path.endswith(".py") and Path(path).is_file():
         return _checked(_load_file(Path(path), attribute), reference)
     known = ", ".join(known_recipes())
@@ -48,10 +52,26 @@ def _load_file(path: Path, attribute: str) -> object:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pydantic look their module up by name
     spec.loader.exec_module(module)
+    if not attribute:
+        return _only_recipe(module, path)
     if not hasattr(module, attribute):
         raise UnknownRecipeError(f'{path} has no class "{attribute}"')
     found: object = getattr(module, attribute)
     return found
+
+
+def _only_recipe(module: ModuleType, path: Path) -> object:
+    own = [
+        each
+        for each in vars(module).values()
+        if isinstance(each, type)
+        and issubclass(each, Recipe)
+        and each.__module__ == module.__name__
+    ]
+    if len(own) != 1:
+        names = ", ".join(each.__name__ for each in own) or "none"
+        raise UnknownRecipeError(f"{path} has {len(own)} recipes ({names}): name one, {path}:Class")
+    return own[0]
 
 
 def _checked(found: object, reference: str) -> type[Recipe]:

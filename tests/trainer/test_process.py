@@ -283,3 +283,26 @@ def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path
     [replay] = [event for event in first["events"] if event["event"] == "replay"]
     assert (replay["step"], replay["exact"]) == (8, False)
     assert second["events"] == []
+
+
+@pytest.mark.parametrize("recipe", ["gpt", "wgan-gp", "erfnet"])
+def test_two_ranks_train_every_recipe(tmp_path, recipe):
+    """Transformer, BatchNorm and a gradient differentiated twice work in DDP, in fp16."""
+    sizes = {
+        "gpt": {"layers": 1, "width": 32, "heads": 2, "context": 16, "max_bytes": 2**16},
+        "wgan-gp": {"width": 32},
+        "erfnet": {"height": 16, "width": 32, "channels": 4, "blocks": 1, "dilations": 0},
+    }[recipe]
+    config = {
+        "precision": "fp16",
+        "training": {"steps": 4, "batch_size": 4},
+        "evaluation": {"every_steps": 2},
+        "recipe": sizes,
+    }
+    write_job(tmp_path, recipe=recipe, config=config)
+    code, errors = finish(start(tmp_path, devices=2))
+    assert code == 0, errors
+    outcome, records, _ = read(tmp_path)
+    assert outcome["status"] == "finished"
+    assert records["step"].tolist() == [1, 2, 3, 4]
+    assert np.isfinite(records["loss"]).all()

@@ -40,7 +40,9 @@ def test_a_recipe_is_loaded_from_a_file(own_file):
 
 def test_an_unknown_recipe_is_told_the_known_ones(own_file):
     """The message lists what there is."""
-    with pytest.raises(UnknownRecipeError, match='no recipe "digit"; known are digits, mlp'):
+    with pytest.raises(
+        UnknownRecipeError, match='no recipe "digit"; known are digits, erfnet, gpt, mlp'
+    ):
         load_recipe("digit")
     with pytest.raises(UnknownRecipeError, match='has no class "Yours"'):
         load_recipe(f"{own_file}:Yours")

@@ -5,9 +5,16 @@ with autocast and GradScaler. Every size is a setting, so that a CPU can run it 
 
     python -m trainer.train mlp --set recipe.width=64 --set training.batch_size=32
 
+The tutorial's table, a process for each precision, with the settings that are given:
+
+    python -m trainer.recipes.mlp --set recipe.width=64
+
 Source: https://docs.pytorch.org/tutorials/recipes/recipes/amp_recipe.html
 """
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -82,3 +89,36 @@ class MLP(Recipe):
         """Yield the mean squared error."""
         inputs, targets = batch
         yield Loss(F.mse_loss(self.modules["model"](inputs), targets), optimizer="sgd")
+
+
+ROWS = {  # the tutorial's three, and bf16
+    "fp32": ["--precision", "fp32"],
+    "fp16 without scaler": ["--precision", "fp16", "--set", "scaler.enabled=false"],
+    "fp16": ["--precision", "fp16"],
+    "bf16": ["--precision", "bf16"],
+}
+
+
+def print_table(arguments: list[str]) -> None:
+    """Train in each precision; print time, peak memory, and the ratio of each to fp32's.
+
+    The ratios are fp32 / precision for time, as speed-ups are, and precision / fp32 for memory.
+    """
+    sys.stdout.write("| precision | seconds | faster | peak MB | memory |\n|---|---|---|---|---|\n")
+    first = None
+    for name, settings in ROWS.items():
+        command = [sys.executable, "-m", "trainer.train", "mlp", *settings, *arguments]
+        output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        seconds, peak = (
+            float(re.findall(rf"{label} = ([\d.]+)", output)[0])
+            for label in ("Total execution time", "Max memory used by tensors")
+        )
+        first = first or (seconds, peak)
+        sys.stdout.write(
+            f"| {name} | {seconds:.3f} | {first[0] / seconds:.2f}× | {peak / 1e6:.0f} "
+            f"| {peak / first[1]:.2f}× |\n"
+        )
+
+
+if __name__ == "__main__":
+    print_table(sys.argv[1:])

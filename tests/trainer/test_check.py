@@ -1,0 +1,317 @@
+"""One broken recipe a finding: each is the template with one mistake put in."""
+
+from pathlib import Path
+
+import pytest
+
+from trainer.check import main
+
+TEMPLATE = Path("docs/recipe_template.py")
+STEP = 'yield Loss(F.mse_loss(outputs, targets), optimizer="adamw")'
+OUTPUTS = 'outputs = self.modules["model"](inputs).squeeze(1)  # (B,), fp16 in an fp16 run'
+
+
+def checked(tmp_path, capsys, *changes, arguments=()):
+    """Check the template after these changes; return the exit code and the text."""
+    text = TEMPLATE.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    code = 0
+    try:
+        main([str(file), *arguments])
+    except SystemExit as left:
+        code = left.code
+    return code, capsys.readouterr().out
+
+
+def line_of(tmp_path, part):
+    """The place of the first line of the checked file with this in it."""
+    lines = (tmp_path / "mine.py").read_text().splitlines()
+    return next(f"mine.py:{n}" for n, line in enumerate(lines, 1) if part in line)
+
+
+def test_the_template_passes(tmp_path, capsys):
+    """It has neither an error nor a warning, and its steps are shown in each precision."""
+    code, text = checked(tmp_path, capsys)
+    assert code == 0
+    assert "No mistake found." in text
+    assert "error" not in text
+    assert "warning" not in text
+    assert [line.split()[0] for line in text.splitlines()[1:4]] == ["fp32", "fp16", "bf16"]
+
+
+@pytest.mark.parametrize("name", ["digits", "gpt", "wgan-gp"])
+def test_recipes_that_come_along_pass(capsys, name):
+    """They have no findings."""
+    settings = {
+        "gpt": ["recipe.width=32", "recipe.context=16", "recipe.layers=1", "recipe.max_bytes=65536"]
+    }.get(name, [])
+    main([name, *(word for each in settings for word in ("--set", each))])
+    text = capsys.readouterr().out
+    assert "error" not in text
+    assert "warning" not in text
+
+
+ERRORS = {
+    "loss outside autocast": (
+        STEP,
+        """with torch.autocast(self.device.type, enabled=False):
+            yield Loss(F.mse_loss(outputs, targets.to(outputs.dtype)), optimizer="adamw")""",
+        "F.mse_loss(outputs",
+        "mse_loss is computed outside autocast, in float16",
+    ),
+    "loss in half precision": (
+        STEP,
+        'yield Loss((outputs - targets.to(outputs.dtype)).relu().max(), optimizer="adamw")',
+        None,
+        'the loss of "adamw" is torch.float16',
+    ),
+    "everything outside autocast": (
+        OUTPUTS,
+        """with torch.autocast(self.device.type, enabled=False):
+            outputs = self.modules["model"](inputs).squeeze(1)""",
+        None,
+        "every matrix product ran with autocast off: fp16 changes nothing",
+    ),
+    "forward in batch": (
+        "return self.train_inputs[rows], self.train_targets[rows]",
+        'return self.modules["model"](self.train_inputs[rows]), self.train_targets[rows]',
+        'return self.modules["model"]',
+        "batch() computes with weights, and it runs outside autocast",
+    ),
+    "own autocast that is always on": (
+        OUTPUTS,
+        """with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            outputs = self.modules["model"](inputs).squeeze(1)""",
+        'outputs = self.modules["model"]',
+        "an autocast region of the recipe's own is on in an fp32 run",
+    ),
+    "sum for a mean": (
+        STEP,
+        'yield Loss(F.mse_loss(outputs, targets, reduction="sum"), optimizer="adamw")',
+        None,
+        'the loss of "adamw" doubles with the batch: it is a sum',
+    ),
+    "divided twice": (
+        STEP,
+        "loss = F.mse_loss(outputs, targets) / self.accumulation\n"
+        '        yield Loss(loss, optimizer="adamw")',
+        None,
+        'the loss of "adamw" is divided by training.accumulation_steps',
+    ),
+    "scaled twice": (
+        STEP,
+        'yield Loss(self.scaler.scale(F.mse_loss(outputs, targets)), optimizer="adamw")',
+        None,
+        "training_step scales the loss: the loop does",
+    ),
+    "fp16 parameters": (
+        "        ).to(device)\n        self.modules",
+        "        ).to(device).half()\n        self.modules",
+        None,
+        "leave the model in torch.float32 (no .half())",
+    ),
+    "steps by itself": (
+        STEP,
+        """loss = F.mse_loss(outputs, targets)
+        loss.backward()
+        self.optimizers["adamw"].step()
+        yield Loss(F.mse_loss(self.modules["model"](inputs).squeeze(1), targets), "adamw")""",
+        None,
+        "training_step changes weights or gradients itself",
+    ),
+    "item": (
+        STEP,
+        """loss = F.mse_loss(outputs, targets)
+        self.last = loss.item()
+        yield Loss(loss, optimizer="adamw")""",
+        "self.last = loss.item()",
+        "the step asks the device for a value",
+    ),
+    "cpu": (
+        STEP,
+        """loss = F.mse_loss(outputs, targets)
+        self.last = loss.detach().cpu()
+        yield Loss(loss, optimizer="adamw")""",
+        "self.last = loss.detach()",
+        "the step asks the device for a value",
+    ),
+    "if on a tensor": (
+        STEP,
+        """loss = F.mse_loss(outputs, targets)
+        if loss > 100:
+            loss = loss * 0
+        yield Loss(loss, optimizer="adamw")""",
+        "if loss > 100",
+        "the step asks the device for a value",
+    ),
+    "no scalar": (
+        STEP,
+        'yield Loss(F.mse_loss(outputs, targets, reduction="none"), optimizer="adamw")',
+        None,
+        'the loss of "adamw" has shape (8,): yield its mean',
+    ),
+    "log of what fp16 flushes": (
+        STEP,
+        """chance = torch.sigmoid(outputs - 20)
+        yield Loss(-torch.log(chance).mean(), optimizer="adamw")""",
+        "torch.log",
+        "log of a value that fp16 has flushed to 0, and fp32 has not",
+    ),
+    "division by what fp16 flushes": (
+        STEP,
+        """chance = torch.sigmoid(outputs - 20).float()
+        yield Loss((1 / chance).mean(), optimizer="adamw")""",
+        "1 / chance",
+        "division of a value that fp16 has flushed to 0, and fp32 has not",
+    ),
+    "an epsilon that fp16 rounds to 0": (
+        STEP,
+        """chance = torch.sigmoid(outputs) + 1e-8
+        yield Loss(-torch.log(chance).mean(), optimizer="adamw")""",
+        "+ 1e-8",
+        "of 1e-08 and a float16 value: fp16 rounds 1e-08 to 0",
+    ),
+    "a forward pass that overflows": (
+        OUTPUTS,
+        'outputs = self.modules["model"](inputs * 1e6).squeeze(1) / 1e6',
+        None,
+        "the loss is nan at step 1 in fp16",
+    ),
+    "binary cross-entropy": (
+        STEP,
+        """chance = torch.sigmoid(outputs.float())
+        yield Loss(F.binary_cross_entropy(chance, (targets > 0).float()), optimizer="adamw")""",
+        "F.binary_cross_entropy(chance",
+        "Use binary_cross_entropy_with_logits",
+    ),
+    "a custom Function that does not cast": (
+        OUTPUTS,
+        """outputs = Product.apply(inputs, self.modules["model"][0].weight).mean(dim=1)""",
+        "x.T @ gradient",
+        "RuntimeError: expected m",
+    ),
+    "metrics that are tensors": (
+        "1 - unexplained.item()",
+        "1 - unexplained",
+        None,
+        'evaluate returns Tensor as "val/r2": return a float, .item()',
+    ),
+}  # fmt: skip
+BESIDES = {
+    "divided twice": [
+        (
+            "        self.device = device\n",
+            "        self.device = device\n        self.accumulation = "
+            "config.training.accumulation_steps\n",
+        )
+    ],
+    "a custom Function that does not cast": [
+        (
+            "class DiabetesConfig",
+            """class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x, weight):
+        context.save_for_backward(x.half() if torch.is_autocast_enabled("cpu") else x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(context, gradient):
+        x, weight = context.saved_tensors
+        return None, (x.T @ gradient).T
+
+
+class DiabetesConfig""",
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("mistake", ERRORS)
+def test_a_mistake_is_named(tmp_path, capsys, mistake):
+    """Each is an error in words, with its line where it has one, and the exit code is 1."""
+    old, new, part, message = ERRORS[mistake]
+    code, text = checked(tmp_path, capsys, (old, new), *BESIDES.get(mistake, []))
+    assert code == 1
+    [line] = [line for line in text.splitlines() if message in line]
+    assert line.startswith("error: ")
+    if part:
+        assert line.startswith(f"error: {line_of(tmp_path, part)}: ")
+
+
+WARNINGS = {
+    "no metrics": ('return {"val/r2": 1 - unexplained.item()}', "return {}", "returns no metrics"),
+    "a metric that is NaN": (
+        "1 - unexplained.item()", "float('nan')", 'evaluate returns nan as "val/r2"'
+    ),
+    "no gradient": (
+        OUTPUTS,
+        'outputs = self.modules["model"](inputs).squeeze(1).detach() '
+        '+ self.modules["model"][2].bias',
+        'parameter model.0.weight of "adamw" got no gradient',
+    ),
+    "no optimizer": (
+        "model.parameters(), lr", "model[2].parameters(), lr",
+        "parameter model.0.weight is in no optimizer",
+    ),
+    "DataParallel": (
+        'self.modules = {"model": model}', 'self.modules = {"model": nn.DataParallel(model)}',
+        'module "model" is a DataParallel',
+    ),
+    "not fused": ("fused=config.training.fused", "fused=False", '"adamw" is not fused'),
+    "log of an fp16 value": (
+        STEP,
+        'yield Loss(-torch.log(torch.sigmoid(outputs)).float().mean(), optimizer="adamw")',
+        "log of a float16 value, 0.",
+    ),
+    "cannot be made on meta": (
+        "self.train_size = TRAIN_SIZE",
+        "self.train_size = TRAIN_SIZE if inputs.to(device).sum().item() else 0",
+        "waits for the device could not be looked for",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("doubt", WARNINGS)
+def test_a_doubt_is_a_warning(tmp_path, capsys, doubt):
+    """What may be meant so is said, and the exit code stays 0."""
+    old, new, message = WARNINGS[doubt]
+    code, text = checked(tmp_path, capsys, (old, new))
+    assert code == 0
+    assert any(line.startswith("warning: ") and message in line for line in text.splitlines())
+
+
+@pytest.mark.parametrize("guard", ["+ 1e-6", ".clamp(min=1e-6)"])
+def test_a_value_kept_away_from_zero_is_no_doubt(tmp_path, capsys, guard):
+    """A floor that fp16 can represent is enough."""
+    step = f"chance = (torch.sigmoid(outputs) {guard})" if "+" in guard else (
+        f"chance = torch.sigmoid(outputs){guard}")  # fmt: skip
+    changed = f'{step}\n        yield Loss(-torch.log(chance).float().mean(), optimizer="adamw")'
+    code, text = checked(tmp_path, capsys, (STEP, changed))
+    assert code == 0
+    assert "warning" not in text
+
+
+def test_what_holds_in_one_precision_only_says_so(tmp_path, capsys):
+    """A finding of fp16 alone names fp16."""
+    old, new, _, message = ERRORS["log of what fp16 flushes"]
+    _, text = checked(tmp_path, capsys, (old, new))
+    [line] = [line for line in text.splitlines() if message in line]
+    assert line.endswith("[fp16]")
+
+
+def test_settings_reach_the_recipe(tmp_path, capsys):
+    """`--set` works as in training, and a bad value is one sentence with exit code 2."""
+    assert checked(tmp_path, capsys, arguments=["--set", "recipe.width=8"])[0] == 0
+    assert checked(tmp_path, capsys, arguments=["--set", "recipe.width=0"])[0] == 2
+
+
+def test_a_file_with_two_recipes_wants_a_name(tmp_path, capsys):
+    """One is found by itself; of two the class has to be named."""
+    two = ("class Diabetes(Recipe):", "class Other(Recipe): ...\n\n\nclass Diabetes(Recipe):")
+    assert checked(tmp_path, capsys, two)[0] == 2
+    main([f"{tmp_path}/mine.py:Diabetes"])
+    assert "No mistake found." in capsys.readouterr().out

@@ -1,0 +1,139 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.trainer.conftest import CPU
+from trainer.config import ConfigError, parse_config
+from trainer.recipes import streets
+from trainer.recipes.erfnet import ERFNet, mean_iou
+
+TINY = {"height": 16, "width": 32, "channels": 4, "blocks": 1, "dilations": 0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small folder in Cityscapes' layout."""
+    path = tmp_path_factory.mktemp("cityscapes")
+    streets.draw_folder(path)
+    return path
+
+
+def make(folder, **settings):
+    """A small network on this folder."""
+    values = {"recipe": TINY | {"folder": str(folder)} | settings}
+    return ERFNet(parse_config(ERFNet, values), CPU)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_it_trains_on_the_streets_that_it_draws(run_loop, precision):
+    """Without a folder: the loss falls, and mean IoU is reported with it."""
+    values = {"recipe": TINY, "precision": precision, "training": {"steps": 8, "batch_size": 4}}
+    run = run_loop(ERFNet, values)
+    metrics = {event["name"]: event["value"] for event in run.of("metric")}
+    assert 0 < metrics["val/mean_iou"] < 1
+    assert metrics["val/loss"] > 0
+    assert run.records["loss"][-1] < run.records["loss"][0]
+
+
+def test_it_learns_to_tell_road_from_sky(run_loop, folder):
+    """In fp32, 120 small steps triple what the best constant answer gets, some 0.06."""
+    values = {
+        "recipe": TINY | {"folder": str(folder), "dilations": 1},
+        "precision": "fp32",
+        "training": {"steps": 120, "batch_size": 8},
+        "evaluation": {"every_steps": None},
+    }
+    run = run_loop(ERFNet, values)
+    [iou] = [event["value"] for event in run.of("metric", name="val/mean_iou")]
+    assert iou > 0.18
+
+
+def test_published_labels_become_training_labels(folder):
+    """Road, 7, becomes 0; the bonnet, 1, is ignored; both kinds of label file say the same."""
+    image, labels = streets.find(folder, "val")[0]
+    pixels, classes = streets.read(image, labels, (128, 64))
+    with Image.open(labels) as opened:
+        published = np.asarray(opened)
+    assert pixels.shape == (64, 128, 3)
+    assert (classes[published == 7] == 0).all()
+    assert (classes[published == 1] == streets.IGNORED).all()
+    assert set(np.unique(classes)) <= {*range(19), streets.IGNORED}
+    trained = labels.with_name(labels.name.replace("labelIds", "labelTrainIds"))
+    Image.fromarray(classes).save(trained)
+    try:
+        assert streets.find(folder, "val")[0] == (image, trained)
+        np.testing.assert_array_equal(streets.read(image, trained, (128, 64))[1], classes)
+    finally:
+        trained.unlink()
+
+
+def test_the_drawn_streets_are_the_same_each_time(folder, tmp_path):
+    """Every file has the same bytes."""
+    streets.draw_folder(tmp_path)
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*.png"))
+    assert len(files) == 2 * (48 + 12)
+    assert all((folder / f).read_bytes() == (tmp_path / f).read_bytes() for f in files)
+
+
+def test_the_generator_alone_decides_the_augmentation(folder):
+    """The same seed gives the same batch; an image and its labels move alike."""
+    recipe = make(folder)
+    indices = torch.arange(6)
+    images, labels = recipe.batch(indices, torch.Generator().manual_seed(1))
+    again, _ = recipe.batch(indices, torch.Generator().manual_seed(1))
+    other, _ = recipe.batch(indices, torch.Generator().manual_seed(2))
+    assert images.shape == (6, 3, 16, 32)
+    assert torch.equal(images, again)
+    assert not torch.equal(images, other)
+    for image, label in zip(images, labels, strict=True):  # what was shifted in is black, ignored
+        outside = (image == 0).all(dim=0).all(dim=1)
+        assert (label[outside] == streets.IGNORED).all()
+
+
+def test_ignored_pixels_do_not_count(folder):
+    """Their labels change neither the loss nor its gradient."""
+    recipe = make(folder)
+    images, labels = recipe.batch(torch.arange(2), torch.Generator().manual_seed(0))
+    labels[:, 4:, :] = streets.IGNORED
+    [some] = [loss.value.item() for loss in recipe.training_step((images, labels))]
+    logits = recipe.modules["model"](images).log_softmax(dim=1)
+    kept = labels[:, :4].flatten() != streets.IGNORED
+    rows = logits[:, :, :4].permute(0, 2, 3, 1).flatten(0, 2)[kept]
+    expected = -rows.gather(1, labels[:, :4].flatten()[kept, None]).mean()
+    assert some == pytest.approx(expected.item(), rel=1e-2)  # the dropout of two passes differs
+
+
+def test_mean_iou_counts_the_classes_that_occur():
+    """Two classes of three occur: 2/3 and 1/2 of their unions are hit."""
+    confusion = torch.tensor([[2, 1, 0], [0, 1, 0], [0, 0, 0]])
+    assert mean_iou(confusion) == pytest.approx((2 / 3 + 1 / 2) / 2)
+
+
+def test_the_prediction_is_a_picture(run_loop, folder, tmp_path):
+    """After an evaluation: the image, the prediction and the truth, one below another."""
+    values = {
+        "recipe": TINY | {"folder": str(folder)},
+        "precision": "fp32",
+        "training": {"steps": 1},
+    }
+    run_loop(ERFNet, values, folder=tmp_path / "checkpoints")
+    [path] = (tmp_path / "artifacts").rglob("*.png")
+    with Image.open(path) as picture:
+        assert picture.size == (32, 3 * 16)
+        published = np.asarray(picture.convert("RGB"))[32:]
+    colours = {tuple(colour) for colour in published.reshape(-1, 3).tolist()}
+    assert colours <= {colour for _, _, colour in streets.CLASSES} | {(0, 0, 0)}
+
+
+def test_a_folder_of_another_layout_is_refused(tmp_path, folder):
+    """The message names the folder and what is missing in it."""
+    with pytest.raises(ConfigError, match="it has no leftImg8bit/train/"):
+        make(tmp_path)
+    with pytest.raises(ConfigError, match=r"recipe.height is 20: choose a multiple of 8"):
+        make(folder, height=20)
+    images = tmp_path / "leftImg8bit/train/bern"
+    images.mkdir(parents=True)
+    (images / "bern_1_leftImg8bit.png").touch()
+    with pytest.raises(ConfigError, match=r"bern_1_leftImg8bit.png has neither"):
+        make(tmp_path)

@@ -1,0 +1,98 @@
+import math
+
+import pytest
+import torch
+
+from tests.trainer.conftest import CPU, assert_same_bits
+from trainer.config import ConfigError, parse_config
+from trainer.recipes.gpt import GPT, GPTConfig, Transformer, read_text
+
+TINY = {"layers": 1, "width": 32, "heads": 2, "context": 16, "max_bytes": 2**16}
+
+
+def test_a_tiny_model_learns_the_standard_library(run_loop):
+    """In fp16 it ends far below the 8 bits that a byte takes without a model."""
+    values = {
+        "recipe": TINY | {"learning_rate": 1e-2},
+        "training": {"steps": 60, "batch_size": 32},
+        "evaluation": {"every_steps": None},
+    }
+    run = run_loop(GPT, values)
+    metrics = {event["name"]: event["value"] for event in run.of("metric")}
+    assert metrics["val/bits_per_byte"] < 5
+    assert metrics["val/bits_per_byte"] == pytest.approx(metrics["val/loss"] / math.log(2))
+    assert run.records["loss"][0] == pytest.approx(math.log(256), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "millions"), [((4, 128, 4, 128), 0.84), ((25, 640, 10, 1024), 124)]
+)
+def test_sizes_are_those_that_the_module_documents(sizes, millions):
+    """From the default to 124 M parameters, by settings alone."""
+    settings = dict(zip(("layers", "width", "heads", "context"), sizes, strict=True))
+    with torch.device("meta"):
+        model = Transformer(GPTConfig(**settings))
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_byte_does_not_see_those_after_it(tied):
+    """Changing the last byte changes the last prediction and no other."""
+    torch.manual_seed(0)
+    model = Transformer(GPTConfig(**(TINY | {"tied": tied, "layers": 2}))).eval()
+    text = torch.arange(16)[None]
+    changed = text.clone()
+    changed[0, -1] = 200
+    before, after = model(text), model(changed)
+    assert torch.equal(before[:, :-1], after[:, :-1])
+    assert not torch.equal(before[:, -1], after[:, -1])
+    assert (model.head.weight is model.bytes.weight) == tied
+
+
+def test_a_batch_is_text_and_what_follows_and_repeats_itself():
+    """Targets are the inputs, one byte on; the generator alone decides where windows start."""
+    recipe = GPT(parse_config(GPT, {"recipe": TINY}), CPU)
+    indices = torch.tensor([0, recipe.train_size - 1])
+    inputs, targets = recipe.batch(indices, torch.Generator().manual_seed(5))
+    assert inputs.shape == targets.shape == (2, 16)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    again, _ = recipe.batch(indices, torch.Generator().manual_seed(5))
+    other, _ = recipe.batch(indices, torch.Generator().manual_seed(6))
+    assert torch.equal(inputs, again)
+    assert not torch.equal(inputs, other)
+
+
+def test_the_sample_is_text_and_changes_nothing(run_loop, tmp_path):
+    """A run that writes samples ends with the weights of one that does not."""
+    values = {"recipe": TINY | {"dropout": 0.1}, "training": {"steps": 4}}
+    sampled = run_loop(GPT, values | {"evaluation": {"every_steps": 1}}, folder=tmp_path / "c")
+    plain = run_loop(GPT, values | {"evaluation": {"every_steps": None}})
+    assert_same_bits(sampled.weights(), plain.weights())
+    samples = [path.read_text() for path in sorted((tmp_path / "artifacts").rglob("*sample*"))]
+    assert len(samples) == 4
+    assert all("──── written by the model:" in sample for sample in samples)
+
+
+def test_a_file_or_a_folder_is_read_in_order_and_within_bounds(tmp_path):
+    """Hidden and binary files are left out, and so is all that is beyond the bound."""
+    (tmp_path / "b.txt").write_text("two")
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / ".hidden").write_text("no")
+    (tmp_path / "image.png").write_bytes(b"\0\1")
+    assert bytes(read_text(tmp_path, 100).tolist()) == b"onetwo"
+    assert bytes(read_text(tmp_path / "b.txt", 2).tolist()) == b"tw"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"width": 33}, "recipe.width is 33: choose a multiple of recipe.heads, 2"),
+        ({"max_bytes": 100}, "recipe.text has 100 bytes, .* too few for a recipe.context of 16"),
+        ({"text": "/nowhere"}, "recipe.text is '/nowhere': there is no text file"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message):
+    """The message names the field, its value and what is allowed."""
+    with pytest.raises(ConfigError, match=message):
+        GPT(parse_config(GPT, {"recipe": TINY | settings}), CPU)
