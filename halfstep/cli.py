@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from app.serve import Server
-from db import accounts
+from db import accounts, pyramid, runs
 from db.backup import back_up
 from db.backup import restore as restore_backup
 from db.database import Database, open_database
@@ -112,6 +112,18 @@ def restore(folder: Annotated[Path, typer.Argument(help="A folder that `backup` 
     settings, database = _open()
     restored = restore_backup(database, open_store(settings), folder)
     typer.echo(f"{folder}: {restored['rows']} rows, {restored['files']} files restored")
+
+
+@cli.command()
+def rebuild(run: Annotated[int, typer.Argument(help="Number of the run")]) -> None:
+    """Sum up a run's steps and metrics for its charts anew."""
+    _settings, database = _open()
+    with database.writing() as session:
+        row = runs.get(session, run, lock=True)  # its recorder waits meanwhile
+        pyramid.rebuild(session, run)
+        skipped = pyramid.count_skips(session.connection(), run)
+        steps = f"{row.step:,} steps, {skipped:,} of them skipped"
+    typer.echo(f"run {run} ({row.name}): rebuilt what its charts are drawn from: {steps}")
 
 
 def main() -> None:

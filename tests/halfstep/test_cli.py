@@ -13,7 +13,11 @@ from pathlib import Path
 import httpx2
 import psutil
 import pytest
+from sqlalchemy import select, update
 
+from db.tables import StepBucket
+from tests.app.conftest import offer_digits, start_run
+from tests.db.telemetry_made import make_steps, record
 from tests.site import SECONDS, Site, is_running, until
 
 
@@ -156,3 +160,22 @@ def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -
     assert "0 do not match" in halfstep("storage", "check", "--deep", **environment).stdout
     other = {"HALFSTEP_DATA": str(tmp_path / "other")}
     assert "0 files restored" in halfstep("restore", folder, **other).stdout
+
+
+def test_rebuild_sums_a_run_up_anew(site: Site) -> None:
+    """What charts are drawn from comes back as it was; an unknown run is named in a sentence."""
+    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+    offer_digits(site.database)
+    running = start_run(site.database, site.owner)
+    record(site.database, running, make_steps([1.0] * 300, skipped=[7, 70]))
+    stones = select(StepBucket.size, StepBucket.bucket, StepBucket.summary)
+    with site.database.writing() as session:
+        before = set(session.execute(stones).all())
+        session.execute(update(StepBucket).values(summary=b""))
+    ended = halfstep("rebuild", "1", **environment)
+    assert "300 steps, 2 of them skipped" in ended.stdout
+    with site.database.reading() as session:
+        assert set(session.execute(stones).all()) == before
+    ended = halfstep("rebuild", "7", **environment)
+    assert ended.returncode == 1
+    assert ended.stderr == "halfstep: There is no run 7.\n"
