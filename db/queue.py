@@ -72,6 +72,7 @@ def claim(
             node=0,
             worker_id=worker_id,
             devices=sorted(free_devices)[: run.devices_per_node],
+            step_before=run.step,
             lease_expires_at=now() + lease_seconds,
         )
     )
@@ -124,12 +125,19 @@ def set_started_at(session: Session, run: Run) -> float:
     return run.started_at
 
 
-def start(session: Session, run_id: int, attempt: int, *, resumed_step: int = 0) -> None:
+def start(
+    session: Session,
+    run_id: int,
+    attempt: int,
+    *,
+    resumed_step: int = 0,
+    reason: str | None = None,
+) -> None:
     """Say that the training makes steps, from which one on. Raises Fenced."""
     run = held(session, run_id, attempt)
     run.resumed_step = resumed_step
     if run.status in (Status.STARTING, Status.UNREACHABLE):
-        runs.set_status(session, run, Status.RUNNING)
+        runs.set_status(session, run, Status.RUNNING, reason=reason)
 
 
 def renew(session: Session, run_id: int, attempt: int, lease_seconds: float) -> Wishes:
@@ -174,6 +182,34 @@ def end(
     run.worker_id = None if status == Status.QUEUED else run.worker_id
     node(session, run_id, attempt).ended_at = now()
     runs.set_status(session, run, status, reason=reason or run.stop_reason, fault=fault)
+
+
+def end_killed(
+    session: Session,
+    run_id: int,
+    attempt: int,
+    *,
+    reason: str,
+    max_attempts: int,
+    max_stalled_attempts: int,
+    log: str = "",
+) -> Status:
+    """Close an attempt that was killed: queue the run again, or fail it if that leads nowhere.
+
+    log: what is known of the death, for the error of a run that fails. Raises Fenced.
+    """
+    run = held(session, run_id, attempt)
+    has_stalled = run.step <= node(session, run_id, attempt).step_before
+    run.stalled_attempts = run.stalled_attempts + 1 if has_stalled else 0
+    error, status = None, Status.QUEUED
+    if attempt >= max_attempts:
+        error = f"{reason}; this was attempt {attempt} of {max_attempts}"
+    elif run.stalled_attempts >= max_stalled_attempts:
+        error = f"{reason}; {run.stalled_attempts} attempts in a row made no new step"
+    if error:
+        status, reason, error = Status.FAILED, error, f"{log}\n{error}".strip()
+    end(session, run_id, attempt, status, reason=reason, error=error, fault="infrastructure")
+    return run.status
 
 
 def mark_unreachable(session: Session) -> set[int]:

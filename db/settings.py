@@ -46,6 +46,9 @@ class Settings(BaseSettings):
     max_attempts: Annotated[
         int, Field(ge=1, description="How often a run whose training was killed is started")
     ] = 10
+    max_stalled_attempts: Annotated[
+        int, Field(ge=1, description="How many killed attempts in a row may make no new step")
+    ] = 5
     stop_grace_seconds: Annotated[
         float, Field(gt=0, description="Time that a stopping worker gives its runs to checkpoint")
     ] = 30.0

@@ -148,6 +148,7 @@ class Run(Table):
 
     step counts attempted steps; applied = step - skipped. `revision` rises with every change, so
     that a viewer can tell whether it has seen the row. Every write of an attempt names it.
+    stalled_attempts counts those in a row that were killed without a new step.
     resumed_step is the last step before this attempt's own, NULL until it has made one.
     """
 
@@ -177,6 +178,7 @@ class Run(Table):
     worker_id: Mapped[int | None] = mapped_column(ForeignKey("workers.id"))
     stop_reason: Mapped[str | None]
     error: Mapped[str | None]
+    stalled_attempts: Mapped[int] = mapped_column(default=0, server_default="0")
 
     created_at: Mapped[float] = mapped_column(default=now())
     started_at: Mapped[float | None]
@@ -192,7 +194,7 @@ class Run(Table):
 
 
 class RunNode(Table):
-    """One machine's part in one attempt, and its lease."""
+    """One machine's part in one attempt, and its lease. step_before: how far the run was then."""
 
     __tablename__ = "run_nodes"
 
@@ -201,6 +203,7 @@ class RunNode(Table):
     node: Mapped[int] = mapped_column(primary_key=True)
     worker_id: Mapped[int] = mapped_column(ForeignKey("workers.id"))
     devices: Mapped[list[int]]
+    step_before: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     lease_expires_at: Mapped[float]
     ended_at: Mapped[float | None]
 

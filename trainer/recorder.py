@@ -75,7 +75,8 @@ class Recorder:
         with self._database.writing() as session:
             if training and not self._training_seen:
                 step, exact = self._resumed["step"], self._resumed["exact"]
-                queue.start(session, self._run_id, self._attempt, resumed_step=step)
+                reason = _resumed(self._resumed) if step else None
+                queue.start(session, self._run_id, self._attempt, resumed_step=step, reason=reason)
                 if not exact:  # what an earlier attempt made of the steps after this one is history
                     telemetry.truncate(session, self._run_id, self._attempt, after=step)
             telemetry.record(session, self._run_id, self._attempt, self._pending)

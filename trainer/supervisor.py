@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 import obstore
+from sqlalchemy.orm import Session
 
 from db import checkpoints, queue, workers
 from db.database import Database, is_outage, open_database
@@ -198,45 +199,53 @@ class Supervisor:
 
     def _end(self, exit_code: int) -> None:
         """Close the attempt by what the training left behind as its outcome, or by how it died."""
-        outcome = self._outcome(exit_code)
+        path = self.folder / f"outcome-{self.attempt}.json"
+        outcome: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         with self.database.writing() as session:
-            queue.end(
+            # A gang of which one was killed leaves an outcome too: the others' complaint about it.
+            if outcome and not (exit_code < 0 and outcome["status"] == "failed"):
+                self._end_as_said(session, outcome)
+            else:
+                self._end_killed(session, exit_code)
+        self.recorder.clear()
+
+    def _end_as_said(self, session: Session, outcome: dict[str, Any]) -> None:
+        status, reason, fault = OUTCOMES[outcome["status"]], None, None
+        if status == Status.FAILED:
+            reason, fault = outcome["error"].splitlines()[-1], "code"
+        elif status == Status.QUEUED:
+            reason = "its worker was stopped" if self.preempted.is_set() else LOST_LEASE
+            fault = "infrastructure"
+        error = outcome["error"]
+        queue.end(
+            session, self.run_id, self.attempt, status, reason=reason, error=error, fault=fault
+        )
+
+    def _end_killed(self, session: Session, exit_code: int) -> None:
+        reason = LOST_LEASE if clock() > self.lease["kill"] else _death(exit_code)
+        if exit_code == errno.ENOSPC:  # even its outcome could not be written
+            status, error = Status.FAILED, "the disk is full: no space left on device"
+        elif self.preempted.is_set():
+            status, error = Status.QUEUED, None
+        else:
+            queue.end_killed(
                 session,
                 self.run_id,
                 self.attempt,
-                OUTCOMES[outcome["status"]],
-                reason=outcome.get("reason"),
-                error=outcome["error"],
-                fault=outcome.get("fault"),
+                reason=reason,
+                max_attempts=self.settings.max_attempts,
+                max_stalled_attempts=self.settings.max_stalled_attempts,
             )
-        self.recorder.clear()
-
-    def _outcome(self, exit_code: int) -> dict[str, Any]:
-        path = self.folder / f"outcome-{self.attempt}.json"
-        outcome: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        # A gang of which one was killed leaves an outcome too: the others' complaint about it.
-        if outcome and not (exit_code < 0 and outcome["status"] == "failed"):
-            if outcome["status"] == "failed":
-                return {**outcome, "fault": "code", "reason": outcome["error"].splitlines()[-1]}
-            if outcome["status"] == "preempted":
-                reason = "its worker was stopped" if self.preempted.is_set() else LOST_LEASE
-                return {**outcome, "fault": "infrastructure", "reason": reason}
-            return outcome
-        if exit_code == errno.ENOSPC:  # even its outcome could not be written
-            reason = "the disk is full: no space left on device"
-            return {
-                "status": "failed",
-                "error": reason,
-                "reason": reason,
-                "fault": "infrastructure",
-            }
-        reason = LOST_LEASE if clock() > self.lease["kill"] else _death(exit_code)
-        if self.preempted.is_set() or self.attempt < self.settings.max_attempts:
-            status, error = "preempted", None
-        else:
-            error = f"{reason}; this was attempt {self.attempt} of {self.settings.max_attempts}"
-            status = "failed"
-        return {"status": status, "error": error, "reason": reason, "fault": "infrastructure"}
+            return
+        queue.end(
+            session,
+            self.run_id,
+            self.attempt,
+            status,
+            reason=error or reason,
+            error=error,
+            fault="infrastructure",
+        )
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         """Write a file so that a reader sees the old one or the new one, never a part."""

@@ -22,7 +22,6 @@ from db import queue, workers
 from db.database import Database, is_outage, open_database
 from db.errors import Fenced, HalfstepError, Invalid
 from db.settings import Settings
-from db.tables import Status
 from trainer.engine import Handle, SubprocessEngine
 
 TICK_SECONDS = 0.5
@@ -149,15 +148,14 @@ class Worker:
                 continue
             with suppress(Fenced), self.database.writing() as session:
                 reason = f"its supervisor died in attempt {attempt}"
-                is_last = attempt >= self.settings.max_attempts
-                queue.end(
+                queue.end_killed(
                     session,
                     run_id,
                     attempt,
-                    Status.FAILED if is_last else Status.QUEUED,
                     reason=reason,
-                    error=self._supervisor_log(run_id, attempt) if is_last else None,
-                    fault="infrastructure",
+                    max_attempts=self.settings.max_attempts,
+                    max_stalled_attempts=self.settings.max_stalled_attempts,
+                    log=self._supervisor_log(run_id, attempt),
                 )
                 _say(f"run {run_id}: {reason}")
             self.engine.release(handle)

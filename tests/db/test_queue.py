@@ -218,3 +218,33 @@ def test_what_a_run_waits_for_is_said(
     add_worker(database, "w1", [DIGITS], [CPU])
     with database.writing() as session:
         assert reason in queue.reason_for_waiting(session, submit(session, ada, **changes))
+
+
+def test_a_run_that_is_killed_again_and_again_fails(
+    database: Database, running: Run, worker: Worker
+) -> None:
+    """Attempts in a row that make no new step are limited; one that does starts the count anew."""
+    limits = {"max_attempts": 9, "max_stalled_attempts": 2}
+
+    def killed_at(step: int) -> str:
+        with database.writing() as session:
+            run = runs.get(session, running.id)
+            run.step = step
+            status = queue.end_killed(session, run.id, run.attempt, reason="killed", **limits)
+            claim(session, worker)
+        return status
+
+    assert [killed_at(step) for step in (5, 5, 6, 6)] == [Status.QUEUED] * 4
+    assert killed_at(6) == Status.FAILED
+    with database.reading() as session:
+        error = runs.get(session, running.id).error
+    assert error == "killed; 2 attempts in a row made no new step"
+
+
+def test_attempts_are_limited(database: Database, running: Run) -> None:
+    """The last attempt that is allowed fails the run, with what is known of its death."""
+    with database.writing() as session:
+        limits = {"max_attempts": 1, "max_stalled_attempts": 5}
+        queue.end_killed(session, running.id, 1, reason="killed", log="Killed", **limits)
+        run = runs.get(session, running.id)
+    assert (run.status, run.error) == ("failed", "Killed\nkilled; this was attempt 1 of 1")

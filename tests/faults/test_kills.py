@@ -21,7 +21,7 @@ CONFIG: dict[str, Any] = {
     "checkpoints": {"every_steps": 100},
     "recipe": {"dropout": 0.1, "shift_pixels": 1},
 }
-TRIES = {"HALFSTEP_MAX_ATTEMPTS": "1000"}
+TRIES = {"HALFSTEP_MAX_ATTEMPTS": "1000", "HALFSTEP_MAX_STALLED_ATTEMPTS": "1000"}
 
 
 def test_killed_trainings_end_as_if_nothing_had_happened(
