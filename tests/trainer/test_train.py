@@ -8,6 +8,7 @@ from trainer import checkpoint
 from trainer.config import ConfigError, parse_config
 from trainer.ranks import Request
 from trainer.recipe import Loss, RecipeError
+from trainer.recipes import mlp
 from trainer.recipes.digits import Digits
 from trainer.recipes.mlp import MLP
 from trainer.sampler import Sampler
@@ -500,3 +501,14 @@ def test_a_run_repeats_itself_bit_for_bit(run_loop):
     values["training"]["seed"] = 1
     other = run_loop(Digits, values)
     assert not torch.equal(other.weights()["model.0.bias"], first.weights()["model.0.bias"])
+
+
+def test_the_benchmark_prints_the_tutorials_table(capfd, monkeypatch):
+    """A process for each precision; the ratios are to the first row."""
+    rows = {name: mlp.ROWS[name] for name in ("fp32", "bf16")}
+    monkeypatch.setattr(mlp, "ROWS", rows)
+    sizes = ("recipe.width=16", "recipe.batches=2", "training.batch_size=4", "training.steps=3")
+    mlp.print_table([word for size in sizes for word in ("--set", size)])
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| fp32", "| bf16"]
+    assert "| 1.00× |" in lines[2]
