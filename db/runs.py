@@ -213,6 +213,25 @@ def set_priority(session: Session, run_id: int, priority: int) -> Run:
     return run
 
 
+def move(session: Session, run_id: int, before_id: int) -> Run:
+    """Put a waiting run before another one in the queue, at that one's priority.
+
+    Raises Conflict if one of them does not wait.
+    """
+    run, other = get(session, run_id, lock=True), get(session, before_id, lock=True)
+    for each in (run, other):
+        if each.status != Status.QUEUED:
+            raise Conflict(f"Run {each.id} is {each.status}: only queued ones have a place.")
+    ahead = select(func.max(Run.position)).where(
+        Run.priority == other.priority, Run.position < other.position, Run.id != run.id
+    )
+    previous = session.scalar(ahead)
+    gap = 1.0 if previous is None else other.position - previous
+    run.priority, run.position = other.priority, other.position - gap / 2
+    run.revision += 1
+    return run
+
+
 def request_checkpoint(session: Session, run_id: int, user: User) -> Request:
     """Ask for a checkpoint at the next step. Raises Conflict if the run does not train."""
     _obeying(session, run_id, "save a checkpoint")

@@ -76,6 +76,24 @@ def migrate() -> None:
     typer.echo(f"{database.name} is up to date.")
 
 
+recipe = typer.Typer(no_args_is_help=True, help="Recipes of your own.")
+cli.add_typer(recipe, name="recipe")
+
+
+@recipe.command("check")
+def check_recipe(
+    file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="may be repeated")
+    ] = None,
+) -> None:
+    """Run five steps in each precision, and say in words what is wrong."""
+    from trainer.check import main as check  # loads torch, which takes seconds
+
+    options = [word for assignment in settings or () for word in ("--set", assignment)]
+    check([file, *options])
+
+
 storage = typer.Typer(no_args_is_help=True, help="Checkpoint files.")
 cli.add_typer(storage, name="storage")
 

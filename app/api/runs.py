@@ -38,6 +38,12 @@ class RunDetail(RunSummary):
     statuses: list[StatusChange]
 
 
+class Place(BaseModel):
+    """Where in the queue a run shall be."""
+
+    before_id: Annotated[int, Field(description="The run that it goes before")]
+
+
 class Priority(BaseModel):
     """Higher starts sooner."""
 
@@ -125,6 +131,15 @@ def set_priority(
 ) -> RunSummary:
     """Change the priority of a run that waits."""
     runs.set_priority(session, run_id, wanted.priority)
+    return _summary(session, run_id, settings)
+
+
+@router.put("/{run_id}/place")
+def set_place(
+    run_id: int, wanted: Place, session: Db, settings: TheSettings, _visitor: SignedIn
+) -> RunSummary:
+    """Move a run that waits before another one in the queue."""
+    runs.move(session, run_id, wanted.before_id)
     return _summary(session, run_id, settings)
 
 

@@ -92,3 +92,15 @@ def test_unknown_run_is_named(database: Database) -> None:
     """A run that does not exist is an error that names it."""
     with pytest.raises(NotFound, match="run 7"), database.reading() as session:
         runs.get(session, 7)
+
+
+def test_a_waiting_run_is_moved_before_another(database: Database, running: Run, ada: User) -> None:
+    """The queue keeps the order that people give it, also after several moves."""
+    with database.writing() as session:
+        a, b, c, d = (submit(session, ada) for _ in range(4))
+        for moved, before in ((d, b), (c, b), (a, d), (b, a)):
+            runs.move(session, moved.id, before.id)
+        order = sorted((a, b, c, d), key=lambda run: runs.ahead_in_queue(session, run))
+        assert [run.id for run in order] == [b.id, a.id, d.id, c.id]
+    with pytest.raises(Conflict, match="running"), database.writing() as session:
+        runs.move(session, running.id, a.id)

@@ -179,3 +179,10 @@ def test_rebuild_sums_a_run_up_anew(site: Site) -> None:
     ended = halfstep("rebuild", "7", **environment)
     assert ended.returncode == 1
     assert ended.stderr == "halfstep: There is no run 7.\n"
+
+
+def test_recipe_check_from_the_command() -> None:
+    """The template passes, and a file that is not there is named."""
+    template = Path(__file__).parents[2] / "docs" / "recipe_template.py"
+    assert halfstep("recipe", "check", str(template)).returncode == 0
+    assert "nowhere.py" in halfstep("recipe", "check", "nowhere.py").stderr
