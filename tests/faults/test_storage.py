@@ -1,0 +1,104 @@
+"""Disks that are full and checkpoints that are damaged: named, and never loaded."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from db import checkpoints, runs
+from db.tables import Status
+from tests.faults.conftest import COUNTS, often
+from tests.site import Site
+from trainer import checkpoint
+from trainer.checkpoint import CheckpointError
+
+SMALL = 6 * 2**20  # bytes
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for a few checkpoints."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_fails_the_run_and_leaves_its_last_checkpoint_whole(
+    site: Site, small_disk: Path
+) -> None:
+    """The reason is given, and the newest published checkpoint is sound."""
+    site.data = small_disk
+    config = {
+        "precision": "fp16",
+        "training": {"steps": 100_000},
+        "checkpoints": {"every_steps": 100},
+    }
+    run_id = site.submit(config=config)
+    with site.worker():
+        run = site.wait(run_id)
+    assert run.status == Status.FAILED
+    assert "No space left on device" in (run.error or "") or "disk is full" in (run.error or "")
+    with site.database.reading() as session:
+        saved = checkpoints.of_run(session, run_id)
+    newest = next(row for row in saved if row.kind == "checkpoint")
+    state = checkpoint.load(small_disk / newest.key, sha256=newest.sha256)
+    assert state["progress"]["step"] == newest.step
+    COUNTS.append(f"disk of {SMALL} bytes full: run failed, checkpoint of step {newest.step} whole")
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) -> None:
+    """One flipped bit in the newest: the run resumes from the one before, and says why."""
+    config = {
+        "precision": "fp16",
+        "training": {"steps": 4000},
+        "checkpoints": {"every_steps": 100},
+    }
+    run_id = site.submit(config=config)
+    with site.worker():
+        site.wait_for_step(run_id, 250)
+        with site.database.writing() as session:
+            runs.pause(session, run_id, site.owner)
+        site.wait(run_id, Status.PAUSED)
+    with site.database.reading() as session:
+        newest, before = checkpoints.to_resume(session, runs.get(session, run_id))[:2]
+    path = site.data / newest.key
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with site.database.writing() as session:
+        runs.resume(session, run_id, site.owner)
+    with site.worker():
+        run = site.wait(run_id)
+    assert (run.status, run.resumed_step) == (Status.FINISHED, before.step)
+    assert f"{newest.key} is not whole" in site.log(run_id)
+    assert site.count_steps(run_id) == 4000
+    COUNTS.append("one flipped bit: named, the checkpoint before it used")
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_checkpoint_cut_anywhere_is_never_loaded(site: Site, tmp_path: Path) -> None:
+    """Cut at every 1 KiB, or with one bit flipped, a checkpoint is refused by name."""
+    run_id = site.submit(steps=10)
+    with site.worker():
+        site.wait(run_id)
+    with site.database.reading() as session:
+        state = checkpoints.to_resume(session, runs.get(session, run_id))[0]
+    whole = (site.data / state.key).read_bytes()
+    damaged = tmp_path / "damaged.pt"
+    cuts = range(0, len(whole), 1024 * often(full=1, short=16))
+    for cut in cuts:
+        damaged.write_bytes(whole[:cut])
+        with pytest.raises(CheckpointError, match=r"damaged\.pt"):
+            checkpoint.load(damaged)
+    flips = range(64, len(whole), len(whole) // often(full=200, short=20))
+    for place in flips:
+        damaged.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(CheckpointError, match=r"damaged\.pt"):
+            checkpoint.load(damaged, sha256=state.sha256)
+    COUNTS.append(f"checkpoint cut at {len(cuts)} places and flipped at {len(flips)}: never loaded")
