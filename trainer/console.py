@@ -82,10 +82,24 @@ def print_event(event: Event) -> None:
     """Print what happened in a line of its own."""
     match event:
         case {"event": "scaler", "kind": "skip", "step": step, "culprits": culprits}:
-            names = ", ".join(culprit["name"] for culprit in culprits)
+            names = ", ".join(f"{c['name']} ({c['inf']} inf, {c['nan']} NaN)" for c in culprits)
             _print(f"step {step:>6}  skipped: gradients not finite in {names}")
         case {"event": "scaler", "kind": kind, "step": step}:
             _print(f"step {step:>6}  {kind}: {event['scale_before']:g} → {event['scale_after']:g}")
+        case {"event": "replay", "step": step, "found": True}:
+            _print(
+                f"step {step:>6}  replayed: {event['operation']} of {event['module']}, "
+                f"{event['direction']}, makes the first non-finite {event['dtype']} out of "
+                f"numbers up to {event['largest_input']:g}"
+            )
+        case {"event": "replay", "step": step}:
+            _print(f"step {step:>6}  replayed: everything is finite {'; '.join(event['notes'])}")
+        case {"event": "retry", "step": step, "applied": applied, "loss": loss}:
+            _print(
+                f"step {step:>6}  {'retried' if applied else 'not finite'} in fp32: loss {loss:g}"
+            )
+        case {"event": "artifact", "step": step, "path": path, "size_bytes": size}:
+            _print(f"step {step:>6}  saved {path} ({size} bytes)")
         case {"event": "metric", "name": "run/seconds", "value": value}:
             _print(f"Total execution time = {value:.3f} sec")  # the AMP recipe's own two lines
         case {"event": "metric", "name": "run/peak_memory_bytes", "value": value}:

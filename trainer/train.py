@@ -206,10 +206,14 @@ def train(
             step += 1
             step_started = time.perf_counter()
 
-            rate = schedule.apply(step)
-            replay.before_step(step)
+            # Everything from here to `tick` queues work on the device and returns: the host is
+            # some steps ahead of it, and learns what they were like when their rows arrive.
+            rate = schedule.apply(step)  # a number, or a 0-dim tensor that only the device knows
+            replay.before_step(step)  # before the batch: it may draw random numbers
             histogram.before_step(step)
             batches = [recipe.batch(indices, generator) for indices, generator in sampler.step()]
+            # While replay watches, the host waits in here for the step before, whose weights are
+            # about to change; the device has this step's forward and backward queued meanwhile.
             attempted = train_step(rig, batches, before_update=replay.catch_up)
             schedule.count({name: attempted.updates[name].found_inf for name in attempted.stepped})
             telemetry.write(attempted, rate)
@@ -235,6 +239,8 @@ def train(
                 report(metrics)
                 save_artifacts(found)
 
+            # A step boundary: all ranks are at the same step, and the weights are those of a whole
+            # number of updates. So this is where the outside is heard.
             request = ranks.agree(control())
             stop = None if is_last else request.stop
             if is_last or stop:
@@ -244,7 +250,7 @@ def train(
             elif _is_due(config.checkpoints.every_steps, step):
                 save("interval", None)
             if request.set_scale is not None:
-                scale_rule.set(scaler, request.set_scale)
+                scale_rule.set(scaler, request.set_scale)  # a fill, queued like everything else
             if request.replay is not None:
                 replay.request(request.replay)
             stop_rule.check()  # of the steps that have arrived: a device's bad news come late
@@ -266,7 +272,7 @@ def train_step(
     recipe, scaler, optimizers, training = rig.recipe, rig.scaler, rig.optimizers, rig.training
     one = rig.scale_rule.one
     scale = scaler.scale(one)  # 1 × scale: reads it as a new tensor; get_scale() would wait
-    loss_sum = torch.zeros_like(scale)
+    loss_sum = torch.zeros_like(scale)  # stays on the device, and is read when its row arrives
     updates = {name: watched.idle for name, watched in optimizers.items()}
     stepped: set[str] = set()
     for watched in optimizers.values():
@@ -287,6 +293,7 @@ def train_step(
         # too much. inf and NaN are found in the same pass, and kept on the device.
         scaler.unscale_(watched.optimizer)
         # Norms before the clip, for afterwards a NaN in one gradient is a NaN in all of them.
+        # A norm of (P,) norms: the same as over all elements at once, in one pass over them.
         total_norm = clipped_norm = torch.linalg.vector_norm(watched.gradient_norms())  # 0-dim
         counts = watched.count_nonfinite(total_norm, scaler)  # (2P,)
         if rig.histogram:
@@ -302,6 +309,8 @@ def train_step(
             torch.nn.utils.clip_grad_value_(watched.parameters, training.max_grad_value)
             clipped_norm = torch.linalg.vector_norm(watched.gradient_norms())
 
+        # A fused optimizer gets found_inf as a tensor and leaves the weights alone if it is 1; an
+        # unfused one is not called at all. Either way its moments do not see the step.
         found_inf = watched.step(scaler)
         updates[name] = Update(found_inf, total_norm, clipped_norm, counts)
 
@@ -352,9 +361,13 @@ def backward_next_loss(rig: Rig, passes: Sequence[Any], loss_sum: Tensor) -> str
     for index, one_pass in enumerate(passes):
         is_last = index == len(passes) - 1
         # With several devices, gradients are averaged over them in the last backward only.
+        # (Unscaled first, then averaged, an inf on one of them would be found on that one alone;
+        # averaged first, it is in every rank's gradients, and all skip together.)
         with nullcontext() if is_last else rig.ranks.local_gradients(rig.recipe.modules):
             # Autocast is for the forward pass and the loss. backward() runs each operation in the
             # type that autocast chose for it going forward, and stays outside.
+            # Matrix products run in fp16 there, sums and losses in fp32; the weights stay in fp32,
+            # and each is cast once a pass: leaving the context drops the casts.
             with rig.autocast:
                 loss: Loss | None = next(one_pass, None)
             names.append(loss.optimizer if loss else None)
@@ -400,6 +413,7 @@ def make_scaler(config: RunConfig[Any], device: torch.device) -> GradScaler:
     The device is always named: `GradScaler()` means cuda, and disables itself where there is none.
     """
     wanted = config.precision == "fp16" and config.scaler.enabled
+    # Scale and growth tracker are made on the device with the first loss, and never leave it.
     scaler = GradScaler(
         device.type,
         init_scale=config.scaler.init_scale,

@@ -61,6 +61,7 @@ def scale_as_described(records, settings):
         {"floor": 2.0**21},
         {"hysteresis": 3},
         {"tolerance": 0.05},
+        {"tolerance": 0.3},  # of the whole run's steps fewer are skipped
         {"hysteresis": 2, "tolerance": 0.1, "floor": 2.0**10, "ceiling": 2.0**24},
     ],
 )
