@@ -21,18 +21,21 @@ from db import pyramid
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.storage import get_file
-from db.tables import Checkpoint, MetricBucket, Run, StepBucket
+from db.tables import Artifact, Checkpoint, MetricBucket, Run, StepBucket
 from db.tables import Table as Base
 
 FORMAT = 1
 ROWS = 1000
 #: What can be derived is left out, and built anew from the steps.
+WITH_FILES = (Checkpoint.__table__, Artifact.__table__)
 DERIVED = (StepBucket.__table__, MetricBucket.__table__)
 TABLES = [table for table in Base.metadata.sorted_tables if table not in DERIVED]
 
 
-def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, int]:
-    """Write a backup into a new folder; return how many rows and files it has.
+def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, Any]:
+    """Write a backup into a new folder; return how many rows and files it has, and what it lacks.
+
+    left_out: keys of files that are missing or damaged; `restore` leaves their rows out.
 
     Raises Conflict if the folder is there already.
     """
@@ -45,17 +48,21 @@ def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, i
             session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
         for table in TABLES:
             rows += _write_table(session, table, folder)
-        saved = list(session.scalars(select(Checkpoint)))
-    files = 0
+        saved: list[Checkpoint | Artifact] = [
+            *session.scalars(select(Checkpoint)),
+            *session.scalars(select(Artifact)),
+        ]
+    left_out = []
     for row in saved:
+        path = folder / "files" / row.key
         try:
-            get_file(store, row.key, folder / "files" / row.key, sha256=row.sha256)
-            files += 1
-        except FileNotFoundError:
-            continue  # retired in the meantime; `restore` leaves its row out
-    content = {"format": FORMAT, "rows": rows, "files": files}
+            get_file(store, row.key, path, sha256=row.sha256)
+        except (FileNotFoundError, ValueError):  # retired in the meantime, or damaged
+            path.unlink(missing_ok=True)
+            left_out.append(row.key)
+    content = {"format": FORMAT, "rows": rows, "files": len(saved) - len(left_out)}
     (folder / "backup.json").write_text(json.dumps(content))
-    return {"rows": rows, "files": files}
+    return {**content, "left_out": left_out}
 
 
 def restore(database: Database, store: ObjectStore, folder: Path) -> dict[str, int]:
@@ -80,9 +87,7 @@ def restore(database: Database, store: ObjectStore, folder: Path) -> dict[str, i
         for table in TABLES:
             stored = _read_table(table, folder)
             while batch := list(islice(stored, ROWS)):
-                kept = [
-                    row for row in batch if table is not Checkpoint.__table__ or row["key"] in keys
-                ]
+                kept = [row for row in batch if table not in WITH_FILES or row["key"] in keys]
                 if kept:
                     session.execute(insert(table), kept)
                 rows += len(kept)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, aliased
 from db import runs, workers
 from db.database import now
 from db.errors import Fenced
-from db.tables import ACTIVE, ENDED, Request, Run, RunNode, Status, Worker
+from db.tables import ACTIVE, ENDED, Request, Run, RunNode, ScalerEvent, Status, Worker
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def end(
 ) -> None:
     """Close an attempt. status QUEUED puts the run back at its old place. Raises Fenced."""
     run = held(session, run_id, attempt)
-    if status == Status.QUEUED and run.wanted in ("cancel", "kill"):
+    if status in (Status.QUEUED, Status.PAUSED) and run.wanted in ("cancel", "kill"):
         status = Status.CANCELLED
     elif status == Status.QUEUED and run.wanted == "pause":
         status = Status.PAUSED
@@ -201,15 +201,32 @@ def end_killed(
     run = held(session, run_id, attempt)
     has_stalled = run.step <= node(session, run_id, attempt).step_before
     run.stalled_attempts = run.stalled_attempts + 1 if has_stalled else 0
+    run.killed_attempts += 1
     error, status = None, Status.QUEUED
-    if attempt >= max_attempts:
-        error = f"{reason}; this was attempt {attempt} of {max_attempts}"
+    if run.wanted != "run":
+        pass  # it was to end anyway
+    elif run.killed_attempts >= max_attempts:
+        error = f"{reason}; {run.killed_attempts} attempts were killed, as many as are allowed"
     elif run.stalled_attempts >= max_stalled_attempts:
         error = f"{reason}; {run.stalled_attempts} attempts in a row made no new step"
     if error:
         status, reason, error = Status.FAILED, error, f"{log}\n{error}".strip()
     end(session, run_id, attempt, status, reason=reason, error=error, fault="infrastructure")
     return run.status
+
+
+def is_repeatable(session: Session, run_id: int, *, after: int) -> bool:
+    """Tell whether an attempt on the same worker makes the same of the steps after one.
+
+    It does not if they were made by another worker, or with a scale that somebody set by hand.
+    """
+    workers_so_far = select(RunNode.worker_id).where(RunNode.run_id == run_id).distinct()
+    set_by_hand = exists().where(
+        ScalerEvent.run_id == run_id, ScalerEvent.kind == "set", ScalerEvent.step > after
+    )
+    return len(session.scalars(workers_so_far).all()) == 1 and not session.scalar(
+        select(set_by_hand)
+    )
 
 
 def mark_unreachable(session: Session) -> set[int]:

@@ -1,7 +1,7 @@
 """Read what trainings told: charts, events, log lines, and what is new since a cursor."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import func, select
@@ -59,6 +59,11 @@ def changes(session: Session, run_id: int, since: Cursor, *, most: int = 5000) -
     seen, attempt = since.step, since.attempt
     if run.attempt != attempt and run.resumed_step is not None:
         seen, attempt = min(seen, run.resumed_step), run.attempt
+        since = replace(
+            since,
+            event=_newest_id(session, ScalerEvent, run_id, seen),
+            metric=_newest_id(session, Metric, run_id, seen),
+        )
     steps = raw_steps(session, run_id, first=seen + 1, most=most)
     events = _after(session, ScalerEvent, ScalerEvent.id, run_id, since.event, most)
     metrics = _after(session, Metric, Metric.id, run_id, since.metric, most)
@@ -153,6 +158,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value).replace("inf", "Infinity")
     return value
+
+
+def _newest_id(session: Session, table: Any, run_id: int, step: int) -> int:
+    """Return the newest id up to a step: SQLite gives those of deleted rows to new ones."""
+    query = select(func.max(table.id)).where(table.run_id == run_id, table.step <= step)
+    return session.scalar(query) or 0
 
 
 def _after(session: Session, table: Any, key: Any, run_id: int, seen: int, most: int) -> list[Any]:

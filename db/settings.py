@@ -32,7 +32,11 @@ class Settings(BaseSettings):
         str, Field(description="Further names that browsers may use for the server, with commas")
     ] = ""
     worker_name: Annotated[
-        str, Field(description="Name of this worker; empty means the host's name")
+        str,
+        Field(
+            pattern=r"^[\w.-]{0,64}$",
+            description="Name of this worker; empty means the host's name",
+        ),
     ] = ""
     cpu_devices: Annotated[
         int, Field(ge=0, description="Runs at once on a machine without a GPU")

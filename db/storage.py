@@ -45,9 +45,10 @@ def get_file(store: ObjectStore, key: str, path: Path, *, sha256: str) -> None:
     """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
+        content = obstore.get(store, key)
         temporary = path.with_name(f".{path.name}")
         with temporary.open("wb") as file:
-            for chunk in obstore.get(store, key):
+            for chunk in content:
                 file.write(chunk)
         temporary.rename(path)
     with path.open("rb") as file:
@@ -70,6 +71,9 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
 
     Files of a run in training are passed over: the last may not be published yet.
     """
+    # In this order: what is not in training now publishes nothing more.
+    in_training = session.scalars(select(Run.id).where(Run.status.in_(ACTIVE))).all()
+    passed_over = tuple(f"runs/{run_id}/" for run_id in in_training)
     rows = {row.key: row for row in session.scalars(select(Checkpoint))}
     files = {
         meta["path"]: meta["size"]
@@ -86,8 +90,6 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
             found.append(Mismatch(key, text, row.id))
         elif deep and _sha256(store, key) != row.sha256:
             found.append(Mismatch(key, "the file is altered: its SHA-256 is another", row.id))
-    in_training = session.scalars(select(Run.id).where(Run.status.in_(ACTIVE))).all()
-    passed_over = tuple(f"runs/{run_id}/" for run_id in in_training)
     strangers = sorted(key for key in files.keys() - rows.keys() if not key.startswith(passed_over))
     return found + [Mismatch(key, "no row names the file", None) for key in strangers]
 
@@ -98,8 +100,10 @@ def mend(session: Session, store: ObjectStore, found: list[Mismatch]) -> None:
         if mismatch.checkpoint_id is not None:
             session.execute(delete(Checkpoint).where(Checkpoint.id == mismatch.checkpoint_id))
     session.flush()
+    named = set(session.scalars(select(Checkpoint.key)))  # also by what came since the comparison
     for mismatch in found:
-        delete_file(store, mismatch.key)
+        if mismatch.key not in named:
+            delete_file(store, mismatch.key)
 
 
 def _sha256(store: ObjectStore, key: str) -> str:

@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Dialect,
     Double,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
     MetaData,
     Text,
+    TypeDecorator,
     UniqueConstraint,
     text,
 )
@@ -56,6 +58,25 @@ FLAGGED = {
 }
 
 
+class CleanText(TypeDecorator[str]):
+    """Text without what PostgreSQL (a zero byte) or UTF-8 (half a surrogate pair) cannot hold."""
+
+    impl = Text
+    cache_ok = True
+
+    @property
+    def python_type(self) -> type[str]:
+        """Say so to whoever exports the column."""
+        return str
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Put the replacement character in its place."""
+        if value is None:
+            return None
+        whole = value.encode(errors="replace").decode()
+        return whole.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+
+
 class Table(DeclarativeBase):
     """Base of all tables."""
 
@@ -68,7 +89,7 @@ class Table(DeclarativeBase):
         }
     )
     type_annotation_map: ClassVar[dict[Any, Any]] = {
-        str: Text,
+        str: CleanText,
         float: Double,
         dict[str, Any]: JSON,
         list[dict[str, Any]]: JSON,
@@ -178,6 +199,7 @@ class Run(Table):
     worker_id: Mapped[int | None] = mapped_column(ForeignKey("workers.id"))
     stop_reason: Mapped[str | None]
     error: Mapped[str | None]
+    killed_attempts: Mapped[int] = mapped_column(default=0, server_default="0")
     stalled_attempts: Mapped[int] = mapped_column(default=0, server_default="0")
 
     created_at: Mapped[float] = mapped_column(default=now())

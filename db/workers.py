@@ -6,11 +6,12 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from db.database import now
-from db.errors import NotFound
+from db.errors import Conflict, NotFound
 from db.tables import Worker
 
 #: A worker that has not been seen for so long is shown as gone.
 SILENCE_SECONDS = 15.0
+ALIVE = Worker.stopped_at.is_(None) & (Worker.seen_at > now() - SILENCE_SECONDS)
 
 
 def register(
@@ -23,8 +24,16 @@ def register(
     recipes: list[dict[str, Any]],
     versions: dict[str, Any],
 ) -> Worker:
-    """Write down who a worker is; a name that was here before is the same worker, back again."""
+    """Write down who a worker is; a name that was here before is the same worker, back again.
+
+    Raises Conflict if it is alive on another host: two would take each other's runs for lost.
+    """
     worker = session.scalar(select(Worker).where(Worker.name == name))
+    if worker is not None and worker.host != host and _is_alive(session, worker):
+        raise Conflict(
+            f"HALFSTEP_WORKER_NAME: a worker named {name!r} is up on {worker.host}; "
+            "choose another name"
+        )
     if worker is None:
         worker = Worker(name=name)
         session.add(worker)
@@ -34,6 +43,10 @@ def register(
     worker.stopped_at = None
     session.flush()
     return worker
+
+
+def _is_alive(session: Session, worker: Worker) -> bool:
+    return session.scalar(select(Worker.id).where(Worker.id == worker.id, ALIVE)) is not None
 
 
 def beat(session: Session, worker_id: int) -> None:
@@ -53,8 +66,7 @@ def get(session: Session, worker_id: int) -> Worker:
 
 def everyone(session: Session) -> list[tuple[Worker, bool]]:
     """List workers, each with whether it is alive now."""
-    alive = Worker.stopped_at.is_(None) & (Worker.seen_at > now() - SILENCE_SECONDS)
-    rows = session.execute(select(Worker, alive).order_by(Worker.name))
+    rows = session.execute(select(Worker, ALIVE).order_by(Worker.name))
     return [(worker, bool(is_alive)) for worker, is_alive in rows]
 
 

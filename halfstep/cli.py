@@ -106,9 +106,10 @@ def check(
     """List checkpoint rows and files that do not match; exit with 1 if any is left."""
     settings, database = _open()
     store = open_store(settings)
-    with database.writing() as session:
+    with database.reading() as session:
         found = mismatches(session, store, deep=deep)
-        if mend:
+    if mend:
+        with database.writing() as session:
             mend_storage(session, store, found)
     for mismatch in found:
         typer.echo(f"{mismatch.key}: {mismatch.problem}{'; deleted' if mend else ''}")
@@ -121,6 +122,8 @@ def backup(folder: Annotated[Path, typer.Argument(help="A new folder to write")]
     """Back up database and checkpoints, while everything runs."""
     settings, database = _open()
     saved = back_up(database, open_store(settings), folder)
+    for key in saved["left_out"]:
+        typer.echo(f"left out, because it is missing or damaged: {key}")
     typer.echo(f"{folder}: {saved['rows']} rows, {saved['files']} files")
 
 

@@ -88,7 +88,7 @@ def capture(
     return {
         "format": FORMAT,
         "recipe": recipe.name,
-        "config": config.model_dump(),
+        "config": config.model_dump(mode="json"),
         "progress": progress._asdict()
         | {"applied": progress.step - progress.skipped + progress.retried},
         "parts": dict(parts),
@@ -124,7 +124,11 @@ def restore(
         for name, module in modules.items():
             module.load_state_dict(state["modules"][name])
         for name, optimizer in recipe.optimizers.items():
+            # Settings are the configuration's, in case a fork has changed them; state is loaded.
+            settings = [_settings(group) for group in optimizer.param_groups]
             optimizer.load_state_dict(state["optimizers"][name])
+            for group, own in zip(optimizer.param_groups, settings, strict=True):
+                group.update(own)
     except (KeyError, RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint, of recipe {state['recipe']}, does not fit recipe {recipe.name} "
@@ -137,9 +141,9 @@ def restore(
     now = _environment(device) | {"devices": world_size}
     before = state["environment"] | {"devices": len(state["random"])}
     notes = [
-        f"{key} was {before.get(key)}, is {now[key]}" for key in now if before[key] != now[key]
+        f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]
     ]
-    notes += _differences(saved_config, config.model_dump())
+    notes += _differences(saved_config, config.model_dump(mode="json"))
     saved = state["progress"]
     return Progress(**{name: saved[name] for name in Progress._fields if name in saved}), notes
 
@@ -163,6 +167,11 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a parameter group's settings; the learning rate is the schedule's to set."""
+    return {name: v for name, v in group.items() if name not in ("params", "lr", "initial_lr")}
 
 
 def _restore_scaler(scaler: GradScaler, saved: dict[str, Any]) -> None:

@@ -78,8 +78,4 @@ class Child:
         for line in iter(lambda: stream.readline(LINE_BYTES), b""):
             # Of a progress bar that redraws itself, only the last state is worth a line.
             text = line.decode(errors="replace").rstrip("\r\n").rsplit("\r", 1)[-1]
-            self._lines.append({"time": time.time(), "stream": name, "text": _printable(text)})
-
-
-def _printable(text: str) -> str:
-    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")  # PostgreSQL's text has no zero byte
+            self._lines.append({"time": time.time(), "stream": name, "text": text})

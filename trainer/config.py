@@ -193,6 +193,24 @@ class Checkpoints(Group):
         title="Every … steps",
         description="Steps between checkpoints. Empty: at the end only.",
     )
+    keep_last: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        title="Keep the last …",
+        description="Of the checkpoints saved at an interval, delete others. Empty: keep all.",
+    )
+    keep_every_steps: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        title="Keep every … steps",
+        description="Keep those whose step is a multiple of this as well.",
+    )
+    keep_best: str | None = Field(
+        None,
+        title="Keep the best by",
+        description="Keep the one with the best value of this metric, such as val/accuracy.",
+    )
+    best_is: Literal["highest", "lowest"] = Field(
+        "highest", title="Best is", description="Which value of that metric is the best."
+    )
 
 
 class Evaluation(Group):

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 
 class AlreadyLaunched(RuntimeError):
     """This attempt has a supervisor, or had one: it is never started a second time."""
@@ -21,10 +19,14 @@ class AlreadyLaunched(RuntimeError):
 
 @dataclass(frozen=True)
 class Handle:
-    """A launched supervisor. `created_at` tells it from a later process with the same pid."""
+    """A launched supervisor. The others tell it from a later process with the same pid.
+
+    started_ticks: of the machine's clock since its boot, which nobody can set.
+    """
 
     pid: int
-    created_at: float
+    started_ticks: int
+    boot_id: str
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the database keeps."""
@@ -56,7 +58,7 @@ class SubprocessEngine:
                 start_new_session=True,  # a Ctrl-C is the worker's to pass on
             )
         self._children[process.pid] = process
-        handle = Handle(process.pid, psutil.Process(process.pid).create_time())
+        handle = Handle(process.pid, _started_ticks(process.pid) or 0, _boot_id())
         claim.write_text(json.dumps(handle.as_dict()))
         return handle
 
@@ -65,13 +67,13 @@ class SubprocessEngine:
         try:
             return Handle(**json.loads((folder / f"supervisor-{attempt}.json").read_text()))
         except (FileNotFoundError, json.JSONDecodeError):
-            return Handle(pid=0, created_at=0.0)  # it never came to a launch: no such process
+            return Handle(pid=0, started_ticks=0, boot_id="")  # it never came to a launch
 
     def is_alive(self, handle: Handle) -> bool:
         """Tell whether the supervisor still runs."""
         if child := self._children.get(handle.pid):
             return child.poll() is None
-        return self._process(handle) is not None
+        return handle.boot_id == _boot_id() and handle.started_ticks == _started_ticks(handle.pid)
 
     def signal(self, handle: Handle, number: signal.Signals) -> None:
         """Send a signal to the supervisor, if it is still there."""
@@ -82,10 +84,16 @@ class SubprocessEngine:
         """Forget a supervisor that has ended."""
         self._children.pop(handle.pid, None)
 
-    def _process(self, handle: Handle) -> psutil.Process | None:
-        try:
-            process = psutil.Process(handle.pid)
-            same = abs(process.create_time() - handle.created_at) < 1.0
-            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-        except psutil.NoSuchProcess:
-            return None
+
+def _started_ticks(pid: int) -> int | None:
+    """Return when a process started, or None if it has ended. Source: man 5 proc_pid_stat."""
+    try:
+        # The name, in brackets, may hold anything; state is the third field, starttime the 22nd.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,11 +1,11 @@
 """The recorder: from a run's spool and log into the database, in fenced, repeatable flushes."""
 
-import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 from obstore.store import ObjectStore
+from sqlalchemy.orm import Session
 
 from db import artifacts, checkpoints, queue, series, telemetry
 from db.database import Database
@@ -36,7 +36,8 @@ class Recorder:
         self._saved: list[dict[str, Any]] = []  # checkpoints to publish with what is pending
         self._artifacts: list[dict[str, Any]] = []  # likewise
         self._training_seen = False
-        self._resumed: dict[str, Any] = {"step": 0, "exact": attempt == 1}
+        self._resumed: dict[str, Any] | None = None  # what the training said, if it resumed
+        self._stored: set[str] = set()  # files of what is pending that are in the store
         self._sampler: Sampler | None = None
         self._sample_due = 0.0
         self._policy: dict[str, Any] = {}
@@ -50,23 +51,26 @@ class Recorder:
         started_at: the run's first start, in seconds since the epoch.
         """
         self._sampler, self._started_at, self._policy = sampler, started_at, policy
+        self._resumed = None
 
     def remark(self, text: str) -> None:
         """Add a line of our own to the run's log."""
         self._log({"time": time.time(), "stream": "halfstep", "text": text})
 
-    def flush(self, lines: Iterable[dict[str, Any]] = ()) -> bool:
+    def flush(self, take_lines: Callable[[], list[dict[str, Any]]] = list) -> bool:
         """Record what is new in one transaction; tell whether there was nothing left to record.
 
         If it fails, what was taken stays pending and nothing more is taken from the spool: during
         an outage the spool grows and memory does not. Raises Fenced.
         """
-        for line in lines:
-            self._log(line)
         if not (self._pending.steps or self._saved or self._artifacts):
+            for line in take_lines():
+                self._log(line)
             self._collect()
         if not (self._pending or self._saved or self._artifacts):
             return True
+        if self._saved or self._artifacts:
+            self._check_fence()
         # Files before the transaction, which holds a lock.
         keys = [[self._store_file(file) for file in event["files"]] for event in self._saved]
         artifact_keys = [self._store_file(event) for event in self._artifacts]
@@ -74,11 +78,7 @@ class Recorder:
         training = bool(self._pending.steps) and self._pending_attempt == self._attempt
         with self._database.writing() as session:
             if training and not self._training_seen:
-                step, exact = self._resumed["step"], self._resumed["exact"]
-                reason = _resumed(self._resumed) if step else None
-                queue.start(session, self._run_id, self._attempt, resumed_step=step, reason=reason)
-                if not exact:  # what an earlier attempt made of the steps after this one is history
-                    telemetry.truncate(session, self._run_id, self._attempt, after=step)
+                self._start(session)
             telemetry.record(session, self._run_id, self._attempt, self._pending)
             for event, of_event in zip(self._saved, keys, strict=True):
                 checkpoints.publish(session, self._run_id, self._attempt, event, of_event)
@@ -88,14 +88,27 @@ class Recorder:
                 retired = checkpoints.retire(session, self._run_id, self._attempt, self._policy)
         for key in retired:  # rows first: a row never names a file that is gone
             delete_file(self._store, key)
+            (self._settings.data / key).unlink(missing_ok=True)  # where the store is a bucket
+        self._stored.clear()
         self._training_seen = self._training_seen or training
         self._pending, self._saved, self._artifacts = telemetry.Flush(), [], []
         self._spool.release(delete=True)
         return False
 
     def clear(self) -> None:
-        """Delete the spool of a run that has ended and is recorded to the end."""
-        shutil.rmtree(self._folder / "spool", ignore_errors=True)
+        """Delete what this attempt and those before it spooled: it is recorded to the end."""
+        for path in (self._folder / "spool").glob("*.spool"):
+            if int(path.name.partition("-")[0]) <= self._attempt:  # a later one may be writing
+                path.unlink(missing_ok=True)
+
+    def _start(self, session: Session) -> None:
+        """Say that the training makes steps, and from which on they replace earlier ones."""
+        resumed = self._resumed or {"step": 0, "exact": self._attempt == 1, "notes": []}
+        step, reason = resumed["step"], _resumed(resumed) if self._resumed else None
+        queue.start(session, self._run_id, self._attempt, resumed_step=step, reason=reason)
+        if not (resumed["exact"] and queue.is_repeatable(session, self._run_id, after=step)):
+            # What an earlier attempt made of the later steps is not what this one will.
+            telemetry.truncate(session, self._run_id, self._attempt, after=step)
 
     def _collect(self) -> None:
         for item in self._spool.poll():
@@ -108,8 +121,9 @@ class Recorder:
                 if all((self._folder / file["path"]).exists() for file in item["files"]):
                     self._saved.append(item)
             elif item["event"] == "resumed":
-                self._resumed = item
-                self.remark(_resumed(item))
+                if self._sampler:  # not a remark of an earlier attempt, recovered
+                    self._resumed = item
+                    self.remark(_resumed(item))
             else:
                 self._pending.events.append(item)
         position = self._spool.position()
@@ -124,8 +138,15 @@ class Recorder:
         """Put a file of the run's folder into the store and return its key."""
         path = self._folder / str(file["path"])
         key = path.relative_to(self._settings.data).as_posix()
-        put_file(self._store, key, path)
+        if key not in self._stored:
+            put_file(self._store, key, path)
+            self._stored.add(key)
         return key
+
+    def _check_fence(self) -> None:
+        """See that no later attempt may have stored its own file under the key. Raises Fenced."""
+        with self._database.writing() as session:
+            queue.held(session, self._run_id, self._attempt)
 
     def _log(self, line: dict[str, Any]) -> None:
         self._log_number += 1

@@ -8,6 +8,7 @@ has the database but no torch. While the database is away the spool simply grows
 
 import errno
 import json
+import os
 import signal
 import sys
 import threading
@@ -48,6 +49,10 @@ OUTCOMES = {
 }
 
 
+class LostCheckpoint(Exception):
+    """A run cannot start from the checkpoint that it was to start from."""
+
+
 class Supervisor:
     """The state of one attempt. `run` is its whole life."""
 
@@ -62,6 +67,8 @@ class Supervisor:
         self.recorder = Recorder(settings, database, self.store, run_id, attempt)
         self.lease = {"ask": 0.0, "kill": 0.0}
         self.control: dict[str, Any] = dict.fromkeys(CONTROLS)
+        self.set_scale: float | None = None
+        self.replay: int | None = None
         self.preempted = threading.Event()
         self.ended = threading.Event()
 
@@ -79,6 +86,13 @@ class Supervisor:
             finally:
                 child.kill()
                 self.ended.set()
+        except LostCheckpoint as error:
+            with self.database.writing() as session:
+                reason, fault = str(error), "infrastructure"
+                attempt = (self.run_id, self.attempt)
+                queue.end(
+                    session, *attempt, Status.FAILED, reason=reason, error=reason, fault=fault
+                )
         except Fenced:
             print("fenced: another attempt may be running", file=sys.stderr)  # noqa: T201
 
@@ -100,13 +114,17 @@ class Supervisor:
             self.devices = node.devices
             self.is_cuda = workers.get(session, node.worker_id).devices[0]["kind"] == "cuda"
             states = checkpoints.to_resume(session, run)
+        resume = next(filter(None, map(self._fetch, states)), None)
+        if run.parent_id is not None and resume is None:
+            text = f"the checkpoint of run {run.parent_id} at step {run.parent_step} that it was to"
+            raise LostCheckpoint(f"{text} start from is missing or damaged")
         job = {
             "run": self.run_id,
             "attempt": self.attempt,
             "recipe": run.recipe,
             "config": run.config,
             "started_at": started_at,
-            "resume": next(filter(None, map(self._fetch, states)), None),
+            "resume": resume,
             "device": "cuda" if self.is_cuda else "cpu",
         }
         self._write(f"job-{self.attempt}.json", job)
@@ -141,7 +159,7 @@ class Supervisor:
                 if code is None and clock() >= renewal_due:
                     self._obey(self._renew(), child)
                     renewal_due = clock() + RENEWAL_SECONDS
-                is_drained = self.recorder.flush(child.take_lines())
+                is_drained = self.recorder.flush(child.take_lines)
                 if code is not None and is_drained:
                     self._end(code)
                     return
@@ -160,6 +178,9 @@ class Supervisor:
         lease = self.settings.lease_seconds
         with self.database.writing() as session:
             wishes = queue.renew(session, self.run_id, self.attempt, lease)
+        # Handed over once, so kept here until there is a training to tell.
+        self.set_scale = wishes.set_scale or self.set_scale
+        self.replay = wishes.replay or self.replay
         self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
         self._write(lease_path(self.folder, self.attempt).name, self.lease)
         return wishes
@@ -172,13 +193,13 @@ class Supervisor:
         stop = {"run": None, "pause": "pause", "cancel": "cancel"}[wishes.wanted]
         if self.preempted.is_set():
             stop = stop or "preempt"
-        # A scale or a step to replay stays written: the training obeys it once, when it changes.
+        # A scale or a step to replay stays written: the training obeys it when it changes.
         self._command(
             {
                 "stop": stop,
                 "checkpoint": wishes.checkpoint,
-                "set_scale": wishes.set_scale or self.control["set_scale"],
-                "replay": wishes.replay or self.control["replay"],
+                "set_scale": self.set_scale,
+                "replay": self.replay,
             }
         )
 
@@ -212,7 +233,8 @@ class Supervisor:
     def _end_as_said(self, session: Session, outcome: dict[str, Any]) -> None:
         status, reason, fault = OUTCOMES[outcome["status"]], None, None
         if status == Status.FAILED:
-            reason, fault = outcome["error"].splitlines()[-1], "code"
+            reason = outcome["error"].splitlines()[-1]
+            fault = "infrastructure" if os.strerror(errno.ENOSPC) in reason else "code"
         elif status == Status.QUEUED:
             reason = "its worker was stopped" if self.preempted.is_set() else LOST_LEASE
             fault = "infrastructure"

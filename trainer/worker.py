@@ -22,7 +22,10 @@ from db import queue, workers
 from db.database import Database, is_outage, open_database
 from db.errors import Fenced, HalfstepError, Invalid
 from db.settings import Settings
-from trainer.engine import Handle, SubprocessEngine
+from db.storage import open_store
+from db.tables import Status
+from trainer.engine import AlreadyLaunched, Handle, SubprocessEngine
+from trainer.recorder import Recorder
 
 TICK_SECONDS = 0.5
 BEAT_SECONDS = 3.0
@@ -43,6 +46,7 @@ class Worker:
         self.database = database
         self.name = settings.worker_name or socket.gethostname()
         self.engine = SubprocessEngine()
+        self.store = open_store(settings)
         self.running: dict[Attempt, tuple[Handle, list[int]]] = {}
         self.lost_before: set[int] = set()  # runs found unreachable at the last look
         self.stopping = threading.Event()
@@ -134,8 +138,26 @@ class Worker:
                 devices = queue.node(session, *attempt).devices
             _say(f"run {run.id}: attempt {run.attempt} on device {devices}")
             argv = [sys.executable, "-m", "trainer.supervisor", str(run.id), str(run.attempt)]
-            handle = self.engine.launch(self.settings.run_folder(run.id), run.attempt, argv, {})
+            try:
+                handle = self.engine.launch(self.settings.run_folder(run.id), run.attempt, argv, {})
+            except (AlreadyLaunched, OSError) as error:
+                # Such as a data folder that belongs to another database.
+                self._fail(*attempt, f"its supervisor could not be started: {error}")
+                continue
             self.running[attempt] = (handle, devices)
+
+    def _fail(self, run_id: int, attempt: int, reason: str) -> None:
+        _say(f"run {run_id}: {reason}")
+        with self.database.writing() as session:
+            queue.end(
+                session,
+                run_id,
+                attempt,
+                Status.FAILED,
+                reason=reason,
+                error=reason,
+                fault="infrastructure",
+            )
 
     def _free_devices(self) -> set[int]:
         taken = {index for _handle, devices in self.running.values() for index in devices}
@@ -146,20 +168,28 @@ class Worker:
         for (run_id, attempt), (handle, _devices) in list(self.running.items()):
             if self.engine.is_alive(handle):
                 continue
-            with suppress(Fenced), self.database.writing() as session:
-                reason = f"its supervisor died in attempt {attempt}"
-                queue.end_killed(
-                    session,
-                    run_id,
-                    attempt,
-                    reason=reason,
-                    max_attempts=self.settings.max_attempts,
-                    max_stalled_attempts=self.settings.max_stalled_attempts,
-                    log=self._supervisor_log(run_id, attempt),
-                )
-                _say(f"run {run_id}: {reason}")
+            with suppress(Fenced):
+                self._end_lost(run_id, attempt)
             self.engine.release(handle)
             del self.running[run_id, attempt]
+
+    def _end_lost(self, run_id: int, attempt: int) -> None:
+        """Record what is left in the spool, then close the attempt. Raises Fenced."""
+        recorder = Recorder(self.settings, self.database, self.store, run_id, attempt)
+        while not recorder.flush():
+            pass
+        reason = f"its supervisor died in attempt {attempt}"
+        with self.database.writing() as session:
+            queue.end_killed(
+                session,
+                run_id,
+                attempt,
+                reason=reason,
+                max_attempts=self.settings.max_attempts,
+                max_stalled_attempts=self.settings.max_stalled_attempts,
+                log=self._supervisor_log(run_id, attempt),
+            )
+        _say(f"run {run_id}: {reason}")
 
     def _supervisor_log(self, run_id: int, attempt: int) -> str:
         path = self.settings.run_folder(run_id) / f"supervisor-{attempt}.log"

@@ -55,11 +55,29 @@ def test_backup_restores_every_row_and_file(
     else:
         target.migrate()
     copy = MemoryStore()
-    assert restore(target, copy, tmp_path / "backup") == saved
+    restored = restore(target, copy, tmp_path / "backup")
+    assert restored == {"rows": saved["rows"], "files": saved["files"]}
+    assert saved["left_out"] == []
     assert contents(target) == before
     assert obstore.get(copy, "runs/1/checkpoints/a.pt").bytes().to_bytes() == b"weights"
     with target.writing() as session:
         assert submit(session, accounts.user_named(session, "ada")).id == 2
+    target.dispose()
+
+
+def test_a_damaged_file_is_left_out_of_a_backup_by_name(
+    database: Database, store: MemoryStore, tmp_path: Path
+) -> None:
+    """One bad checkpoint does not cost the backup of everything else."""
+    obstore.put(store, "runs/1/checkpoints/a.pt", b"weightz")
+    saved = back_up(database, store, tmp_path / "backup")
+    assert (saved["files"], saved["left_out"]) == (0, ["runs/1/checkpoints/a.pt"])
+    target = Database(f"sqlite:///{tmp_path / 'other.db'}")
+    target.migrate()
+    restore(target, MemoryStore(), tmp_path / "backup")
+    with target.reading() as session:
+        assert checkpoints.of_run(session, 1) == []
+        assert runs.get(session, 1).status == Status.FINISHED
     target.dispose()
 
 

@@ -247,4 +247,36 @@ def test_attempts_are_limited(database: Database, running: Run) -> None:
         limits = {"max_attempts": 1, "max_stalled_attempts": 5}
         queue.end_killed(session, running.id, 1, reason="killed", log="Killed", **limits)
         run = runs.get(session, running.id)
-    assert (run.status, run.error) == ("failed", "Killed\nkilled; this was attempt 1 of 1")
+    told = "Killed\nkilled; 1 attempts were killed, as many as are allowed"
+    assert (run.status, run.error) == ("failed", told)
+
+
+@pytest.mark.parametrize("said", [Status.PAUSED, Status.QUEUED])
+def test_a_cancel_prevails_over_an_earlier_pause(
+    database: Database, running: Run, ada: User, said: Status
+) -> None:
+    """Whatever the training had said of its end by then, a cancelled run ends cancelled."""
+    with database.writing() as session:
+        runs.pause(session, running.id, ada)
+        runs.cancel(session, running.id, ada)
+        queue.end(session, running.id, 1, said)
+        assert runs.get(session, running.id).status == Status.CANCELLED
+
+
+def test_a_cancelled_run_that_is_killed_ends_cancelled(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Also at the last attempt that is allowed."""
+    with database.writing() as session:
+        runs.cancel(session, running.id, ada)
+        limits = {"max_attempts": 1, "max_stalled_attempts": 1}
+        status = queue.end_killed(session, running.id, 1, reason="killed", **limits)
+    assert status == Status.CANCELLED
+
+
+def test_text_that_a_database_cannot_hold_is_mended(database: Database, running: Run) -> None:
+    """A traceback with half a surrogate pair or a zero byte does not lose the end of a run."""
+    with database.writing() as session:
+        queue.end(session, running.id, 1, Status.FAILED, error="caf\udce9\x00")
+    with database.reading() as session:
+        assert runs.get(session, running.id).error == "caf?\N{REPLACEMENT CHARACTER}"

@@ -5,7 +5,7 @@ from sqlalchemy import update
 
 from db import workers
 from db.database import Database, now
-from db.errors import NotFound
+from db.errors import Conflict, NotFound
 from db.tables import Worker
 from tests.db.conftest import DIGITS, add_worker
 
@@ -16,6 +16,18 @@ def test_a_worker_that_comes_back_is_the_same_worker(database: Database, worker:
     assert again.id == worker.id
     with database.reading() as session:
         assert workers.recipes(session) == []
+
+
+def test_a_name_that_is_alive_on_another_host_is_refused(
+    database: Database, worker: Worker
+) -> None:
+    """Two machines of one name would take each other's runs for lost."""
+    offer = {"devices": [], "recipes": [], "versions": {}}
+    with pytest.raises(Conflict, match="'w1' is up on host"), database.writing() as session:
+        workers.register(session, name="w1", host="other", pid=1, **offer)
+    with database.writing() as session:
+        workers.stop(session, worker.id)
+        assert workers.register(session, name="w1", host="other", pid=1, **offer).id == worker.id
 
 
 def test_silent_or_stopped_workers_are_not_alive(database: Database, worker: Worker) -> None:

@@ -1,4 +1,4 @@
-"""Stalled attempts."""
+"""Limits on killed attempts."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -14,6 +14,7 @@ def upgrade() -> None:
         batch_op.add_column(sa.Column('step_before', sa.BigInteger(), server_default='0', nullable=False))
 
     with op.batch_alter_table('runs', schema=None) as batch_op:
+        batch_op.add_column(sa.Column('killed_attempts', sa.Integer(), server_default='0', nullable=False))
         batch_op.add_column(sa.Column('stalled_attempts', sa.Integer(), server_default='0', nullable=False))
 
 
@@ -21,6 +22,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     with op.batch_alter_table('runs', schema=None) as batch_op:
         batch_op.drop_column('stalled_attempts')
+        batch_op.drop_column('killed_attempts')
 
     with op.batch_alter_table('run_nodes', schema=None) as batch_op:
         batch_op.drop_column('step_before')
