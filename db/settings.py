@@ -48,7 +48,7 @@ class Settings(BaseSettings):
         float, Field(gt=0, description="How long a silent node of a run is believed alive")
     ] = 300.0
     max_attempts: Annotated[
-        int, Field(ge=1, description="How often a run whose training was killed is started")
+        int, Field(ge=1, description="How many attempts of a run may be killed before it fails")
     ] = 10
     max_stalled_attempts: Annotated[
         int, Field(ge=1, description="How many killed attempts in a row may make no new step")
