@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
 
 from app.auth import SignedIn
 from app.context import Db
@@ -15,6 +16,7 @@ router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
 
 SERIES = (*(each.name for each in STEP_SERIES), "elapsed_ms")
 MOST_POINTS = 5000
+LEAST_POINTS = 32
 
 
 class Line(BaseModel):
@@ -26,10 +28,23 @@ class Line(BaseModel):
     mean_y: list[float | str | None] = []
 
 
+class Ticks(BaseModel):
+    """What happened at steps; where there are more than 5,000, counted in buckets by their first.
+
+    total: exactly how often in the range, and the sum of counts; before: how often before it.
+    """
+
+    steps: list[int] = []
+    counts: list[int] = []
+    total: int = 0
+    before: int = 0
+
+
 class SeriesPage(BaseModel):
     """Series over a range of steps, as many points as a screen has use for.
 
     total: steps in the range; points: points of the longest series; cursor: where live news go on.
+    metrics: what the recipe measured, in the same way.
     """
 
     first: int
@@ -39,6 +54,9 @@ class SeriesPage(BaseModel):
     bucket: Annotated[int, Field(description="Steps that share a lowest and a highest; 1: raw")]
     cursor: str
     series: dict[str, Line]
+    metrics: dict[str, Line]
+    skips: Ticks
+    nonfinite: Annotated[Ticks, Field(description="Steps whose loss was not finite")]
 
 
 class FlaggedSteps(BaseModel):
@@ -56,21 +74,27 @@ def get_series(
     _visitor: SignedIn,
     first: Annotated[int, Query(ge=1)] = 1,
     last: Annotated[int | None, Query(ge=1)] = None,
-    points: Annotated[int, Query(ge=32, le=MOST_POINTS)] = MOST_POINTS,
+    points: Annotated[int, Query(ge=LEAST_POINTS, le=MOST_POINTS)] = MOST_POINTS,
 ) -> SeriesPage:
     """Return the series from step first to step last."""
-    cursor = str(history.cursor_now(session, runs.get(session, run_id)))
+    run = runs.get(session, run_id)
+    cursor = str(history.cursor_now(session, run))
+    measured = windows.metrics(session, run_id, first=first, last=last, most=points)
     window = windows.window(session, run_id, first=first, last=last, most=points)
     if window is None:
-        empty = {name: Line(x=[], y=[]) for name in SERIES}
         return SeriesPage(
-            first=first, last=first, total=0, points=0, bucket=1, cursor=cursor, series=empty
+            first=first,
+            last=first,
+            total=0,
+            points=0,
+            bucket=1,
+            cursor=cursor,
+            series={name: Line(x=[], y=[]) for name in SERIES},
+            metrics=_lines(measured),
+            skips=Ticks(),
+            nonfinite=Ticks(),
         )
-    lines = {
-        name: Line(x=line.x, y=line.y, mean_x=line.mean_x, mean_y=line.mean_y)
-        for name, line in window.series.items()
-    }
-    lines["elapsed_ms"] = Line(**window.elapsed_ms)
+    loss = window.series["loss"]
     return SeriesPage(
         first=window.first,
         last=window.last,
@@ -78,8 +102,28 @@ def get_series(
         points=window.points,
         bucket=window.bucket,
         cursor=cursor,
-        series=lines,
+        series=_lines(window.series) | {"elapsed_ms": Line(**window.elapsed_ms)},
+        metrics=_lines(measured),
+        skips=_ticks(window.skips, before=_skips_before(session, run_id, window.first)),
+        nonfinite=_ticks(loss.nonfinite),
     )
+
+
+def _lines(lines: dict[str, windows.Line]) -> dict[str, Line]:
+    return {
+        name: Line(x=line.x, y=line.y, mean_x=line.mean_x, mean_y=line.mean_y)
+        for name, line in lines.items()
+    }
+
+
+def _ticks(ticks: windows.Ticks, before: int = 0) -> Ticks:
+    return Ticks(steps=ticks.steps, counts=ticks.counts, total=ticks.total, before=before)
+
+
+def _skips_before(session: Session, run_id: int, step: int) -> int:
+    """Count the skipped steps before a step, which says how many updates were applied by then."""
+    before = windows.window(session, run_id, last=step - 1, most=LEAST_POINTS)
+    return before.skips.total if before else 0
 
 
 @router.get("/flagged")

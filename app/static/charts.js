@@ -3,7 +3,7 @@ import { figure } from 'figure'
 
 const COLORS = { loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', skip: '--chart-skip', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--line' }
 /** Drawing may take this share of the time. */
-const SHARE = 0.25
+const SHARE = 0.2
 
 /** Colours of the theme as plain rgb: Plotly knows no light-dark(). @param {HTMLElement} element */
 const themeColors = (element) => {
@@ -34,7 +34,7 @@ export const createCharts = (plot, { scaled, onRange }) => {
     const { points, view } = wanted
     wanted = null
     const start = performance.now()
-    const { data, layout } = figure(points, view, colors, scaled)
+    const { data, layout } = figure(points, view, colors, scaled, plot.clientWidth)
     await window.Plotly.react(plot, data, layout, { displayModeBar: false, responsive: true, scrollZoom: false })
     if (!shown) listen()
     shown = { points, view }

@@ -1,17 +1,20 @@
 // The figure: rows that share x, as Plotly wants them. Draws nothing itself.
-import { scale as scaleText } from 'formats'
+import { count as countText, scale as scaleText } from 'formats'
+import { folded, merged } from 'pixels'
 import { smoothed } from 'points'
 
 const GAP = 34 // pixels between rows: the row's title stands there
 const MARGIN = { l: 62, r: 14, t: 30, b: 42 }
 const TICK = 9 // pixels of a tick at a skipped step
+const LETTER = 6 // pixels of a digit on it
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 
-/** Every row: title, pixels, and its traces. @param {import('points').Points} points @param {import('view').View} view @param {Record<string, string>} colors @param {boolean} scaled */
-const rowsOf = (points, view, colors, scaled) => {
+/** Every row: title, pixels, and its traces. @param {import('points').Points} points @param {import('view').View} view @param {Record<string, string>} colors @param {boolean} scaled @param {import('pixels').Screen} screen */
+const rowsOf = (points, view, colors, scaled, screen) => {
   const { loss, scale, grad_norm: norm, grad_norm_clipped: clipped, lr } = points.lines
+  const onScreen = ({ x, y }) => folded({ x: points.x(x, view.x), y }, screen)
   const line = (series, name, color, more = {}) => ({
-    x: points.x(series.x, view.x), y: series.y, name, mode: 'lines', type: 'scatter',
+    ...onScreen(series), name, mode: 'lines', type: 'scatter',
     line: { color, width: 1.6, ...more.line }, hovertemplate: '%{y:.5~g}', ...more.trace,
   })
   const measured = (name, color) =>
@@ -19,6 +22,7 @@ const rowsOf = (points, view, colors, scaled) => {
   const names = [...points.metrics.keys()].filter((name) => !name.startsWith('run/'))
   const losses = names.filter((name) => name.endsWith('/loss'))
   const mean = points.means.loss ?? loss
+  const held = onScreen(scale)
   const lossLines = view.smooth
     ? [line(loss, 'loss', colors.loss, { trace: { opacity: 0.3 }, line: { width: 1 } }),
       line({ x: mean.x, y: smoothed(mean.y, view.smooth) }, 'smoothed', colors.loss, { line: { width: 2.2 } })]
@@ -27,7 +31,7 @@ const rowsOf = (points, view, colors, scaled) => {
     { title: ['Loss', ...losses].join(' · '), pixels: 250, axis: lossAxis(view, loss.y),
       traces: [...lossLines, ...losses.map((name) => measured(name, colors.val))] },
     ...(scaled ? [{ title: 'Loss scale', pixels: 200, axis: scaleAxis(scale.y),
-      traces: [line(scale, 'scale', colors.scale, { line: { shape: 'hv', width: 2 }, trace: { text: scale.y.map(power), hovertemplate: '%{text}' } })] }] : []),
+      traces: [line(scale, 'scale', colors.scale, { line: { shape: 'hv', width: 2 }, trace: { text: held.y.map(power), hovertemplate: '%{text}' } })] }] : []),
     { title: 'Gradient norm, unscaled: before (faint) and after the clip', pixels: 150, axis: logAxis([...norm.y, ...clipped.y]),
       traces: [line(norm, 'norm before clip', colors.norm, { trace: { opacity: 0.4 }, line: { width: 1 } }),
         line(clipped, 'norm after clip', colors.norm)] },
@@ -69,10 +73,12 @@ const scaleAxis = (values) => {
 
 /**
  * @param {import('points').Points} points @param {import('view').View} view
- * @param {Record<string, string>} colors @param {boolean} scaled
+ * @param {Record<string, string>} colors @param {boolean} scaled @param {number} width pixels of the plot
  */
-export const figure = (points, view, colors, scaled) => {
-  const rows = rowsOf(points, view, colors, scaled)
+export const figure = (points, view, colors, scaled, width) => {
+  const pixels = Math.max(width - MARGIN.l - MARGIN.r, 100)
+  const screen = { range: view.range ?? points.x([points.first, points.last], view.x), pixels }
+  const rows = rowsOf(points, view, colors, scaled, screen)
   const inner = rows.reduce((sum, row) => sum + row.pixels, 0) + GAP * (rows.length - 1)
   let top = inner
   for (const row of rows) {
@@ -109,25 +115,54 @@ export const figure = (points, view, colors, scaled) => {
     }
     for (const trace of row.traces) data.push({ ...trace, yaxis: `y${i + 2}` })
   })
-  data.push(skipTicks(points, view, rows, inner, colors), nonfiniteLosses(points, view, rows[0], inner, colors))
+  const skips = merged(points.skips, points.x(points.skips.steps, view.x), screen)
+  const nonfinite = merged(points.nonfinite, points.x(points.nonfinite.steps, view.x), screen)
+  data.push(
+    skipTicks(skips, rows, inner, colors), skipCounts(skips, rows[0], inner, colors, screen),
+    nonfiniteLosses(nonfinite, points.words, rows[0], inner, colors),
+  )
   return { data, layout }
 }
 
-const skipTicks = (points, view, rows, inner, colors) => {
-  const [x, y] = [[], []]
-  for (const at of points.x(points.skips, view.x)) {
+/** @param {import('pixels').Tick} tick @param {string} one @param {string} many */
+const told = ({ count, first, last }, one, many) => (count === 1
+  ? `${one} ${countText(first)}`
+  : `${countText(count)} ${many} ${countText(first)}${last > first ? ` to ${countText(last)}` : ''}`)
+
+const skipTicks = (ticks, rows, inner, colors) => {
+  const [x, y, text] = [[], [], []]
+  for (const tick of ticks) {
+    const says = told(tick, 'step', 'steps from')
     for (const { domain: [bottom] } of rows) {
-      x.push(at, at, null)
+      x.push(tick.x, tick.x, null)
       y.push(bottom, bottom + TICK / inner, null)
+      text.push(says, says, '')
     }
   }
-  return { x, y, name: 'skipped', mode: 'lines', type: 'scatter', line: { color: colors.skip, width: 1.5 }, hoverinfo: 'skip' }
+  return { x, y, text, name: 'skipped', mode: 'lines', type: 'scatter', line: { color: colors.skip, width: 1.5 }, hovertemplate: '%{text}' }
 }
 
-const nonfiniteLosses = (points, view, row, inner, colors) => ({
-  x: points.x(points.nonfinite.map(({ step }) => step), view.x),
-  y: points.nonfinite.map(() => row.domain[1] - 6 / inner),
-  text: points.nonfinite.map(({ step, loss }) => `loss ${loss} at step ${step}`),
+/** The number on ticks that are several, as far as there is room; hovering tells the others'. */
+const skipCounts = (ticks, row, inner, colors, { range, pixels }) => {
+  const pixel = (range[1] - range[0]) / pixels || 1
+  let free = -Infinity
+  const shown = ticks.filter(({ x, count }) => {
+    if (count === 1 || x < free) return false
+    free = x + pixel * (LETTER * (countText(count).length + 1.5))
+    return true
+  })
+  return {
+    x: shown.map(({ x }) => x), y: shown.map(() => row.domain[0] + (TICK + 1) / inner),
+    text: shown.map(({ count }) => countText(count)), textposition: 'top center', textfont: { size: 10, color: colors.skip },
+    name: 'skips counted', mode: 'text', type: 'scatter', hoverinfo: 'skip', cliponaxis: false,
+  }
+}
+
+const nonfiniteLosses = (ticks, words, row, inner, colors) => ({
+  x: ticks.map(({ x }) => x),
+  y: ticks.map(() => row.domain[1] - 6 / inner),
+  text: ticks.map((tick) => (tick.count === 1 && words.has(tick.first)
+    ? `loss ${words.get(tick.first)} at step ${tick.first}` : told(tick, 'step', 'steps from'))),
   name: 'loss not finite', mode: 'markers', type: 'scatter', hovertemplate: '%{text}',
   marker: { symbol: 'triangle-up', size: 9, color: colors.skip },
 })

@@ -1,8 +1,11 @@
-// The numbers of one run: lines by step, every flagged step, metrics; brought up to date by news.
+// The numbers of one run: lines by step, ticks where something happened, metrics; brought up to
+// date by news.
 
 /**
  * @typedef {{x: number[], y: (number|null)[]}} Line
- * @typedef {{first: number, last: number, total: number, bucket: number, series: Record<string, Line>}} Page
+ * @typedef {{steps: number[], counts: number[]}} Ticks
+ * @typedef {{x: number[], y: any[], mean_x: number[], mean_y: any[]}} SentLine
+ * @typedef {{first: number, total: number, bucket: number, series: Record<string, SentLine>, metrics: Record<string, SentLine>, skips: Ticks & {before: number}, nonfinite: Ticks}} Page
  */
 
 const SKIPPED = 1
@@ -12,7 +15,7 @@ const isNumber = (value) => typeof value === 'number'
 const drawable = (values) => values.map((value) => (isNumber(value) ? value : null))
 
 /** First index whose value is at least `wanted`. @param {number[]} sorted @param {number} wanted */
-const position = (sorted, wanted) => {
+export const position = (sorted, wanted) => {
   let [low, high] = [0, sorted.length]
   while (low < high) {
     const middle = (low + high) >> 1
@@ -23,23 +26,26 @@ const position = (sorted, wanted) => {
 }
 
 export class Points {
-  /** @param {Page} page @param {{step: number[], flags: number[], loss: any[]}} flagged @param {any[]} metrics */
-  constructor(page, flagged, metrics) {
-    /** Steps that were skipped. @type {number[]} */
-    this.skips = []
-    /** Steps whose loss is not finite, and what it is. @type {{step: number, loss: string}[]} */
-    this.nonfinite = []
-    /** @type {Map<string, Line>} */
+  /** @param {Page} page of the whole run */
+  constructor(page) {
+    /** @type {Map<string, Line & {isWhole: boolean}>} */
     this.metrics = new Map()
-    this.setPage(page)
-    this.addFlags(flagged)
-    this.addMetrics(metrics)
+    this.setPage(page, [1, Infinity])
   }
 
-  /** Take other points of the same run, as for a zoom. @param {Page} page */
-  setPage(page) {
+  /** Take other points of the same run, as for a zoom. @param {Page} page @param {[number, number]} asked steps that it was asked for */
+  setPage(page, asked) {
+    this.asked = asked
+    this.first = page.first
     this.total = page.total
     this.bucket = page.bucket
+    /** Steps that were skipped, and how many before these. @type {Ticks & {before: number}} */
+    this.skips = page.skips
+    /** Steps whose loss is not finite. @type {Ticks} */
+    this.nonfinite = page.nonfinite
+    /** What a loss was that is not finite, by step; in buckets it is not told. @type {Map<number, string>} */
+    this.words = new Map()
+    this.addWords(page.series.loss.x, page.series.loss.y)
     /** @type {Record<string, Line>} */
     this.lines = {}
     /** Of lines in buckets, the mean of each. @type {Record<string, Line>} */
@@ -48,48 +54,77 @@ export class Points {
       this.lines[name] = { x, y: drawable(y) }
       if (meanX.length) this.means[name] = { x: meanX, y: drawable(meanY) }
     }
+    for (const [name, { x, y, mean_x: meanX }] of Object.entries(page.metrics)) {
+      // Of a metric measured now and then all points are here; a part of it would break the line.
+      if (this.metrics.get(name)?.isWhole) continue
+      this.metrics.set(name, { x, y: drawable(y), isWhole: this.isWhole && !meanX.length })
+    }
   }
 
   get count() { return this.lines.loss.x.length }
+  get last() { return this.lines.loss.x.at(-1) ?? 0 }
+  get isWhole() { return this.asked[0] <= 1 && this.asked[1] === Infinity }
 
-  /** Replace everything from the first new step on: after a resume, steps run again. @param {Record<string, any[]>} steps */
-  addSteps(steps) {
-    const first = steps.step[0]
-    for (const [name, line] of [...Object.entries(this.lines), ...Object.entries(this.means)]) {
-      const end = position(line.x, first)
-      line.x = line.x.slice(0, end).concat(steps.step)
-      line.y = line.y.slice(0, end).concat(drawable(steps[name]))
-    }
-    this.total = first - 1 + steps.step.length
-    this.skips.length = position(this.skips, first)
-    this.nonfinite = this.nonfinite.filter(({ step }) => step < first)
-    this.addFlags(steps)
+  /** Whether these are all steps of a range. @param {[number, number]} range */
+  hasAll([first, last]) {
+    return this.bucket === 1 && this.asked[0] <= first && last <= this.asked[1]
   }
 
-  /** @param {{step: number[], flags: number[], loss: any[]}} steps in order */
-  addFlags({ step, flags, loss }) {
-    step.forEach((number, i) => {
-      if (flags[i] & SKIPPED) this.skips.push(number)
-      if (flags[i] & NONFINITE_LOSS) this.nonfinite.push({ step: number, loss: loss[i] ?? 'NaN' })
-    })
+  /** How many steps of a range were skipped. @param {[number, number]} range */
+  countSkips([first, last]) {
+    const { steps, counts } = this.skips
+    const within = counts.slice(position(steps, first), position(steps, Math.floor(last) + 1))
+    return within.reduce((sum, n) => sum + n, 0)
+  }
+
+  /** Replace everything from the first new step on, but for buckets, which know it already. @param {Record<string, any[]>} steps */
+  addSteps(steps) {
+    const begin = position(steps.step, this.bucket > 1 ? this.last + 1 : this.asked[0])
+    const end = position(steps.step, this.asked[1] + 1)
+    if (begin === end) return
+    const first = steps.step[begin]
+    const added = Object.fromEntries(Object.entries(steps).map(([name, values]) => [name, values.slice(begin, end)]))
+    this.first = Math.min(this.first, first)
+    this.addWords(added.step, added.loss)
+    for (const [name, line] of [...Object.entries(this.lines), ...Object.entries(this.means)]) {
+      const end = position(line.x, first)
+      line.x.length = line.y.length = end
+      line.x.push(...added.step)
+      line.y.push(...drawable(added[name]))
+    }
+    this.total = this.last - this.first + 1
+    for (const [ticks, flag] of [[this.skips, SKIPPED], [this.nonfinite, NONFINITE_LOSS]]) {
+      ticks.steps.length = ticks.counts.length = position(ticks.steps, first)
+      const happened = added.step.filter((_, i) => added.flags[i] & flag)
+      ticks.steps.push(...happened)
+      ticks.counts.push(...happened.map(() => 1))
+    }
+  }
+
+  addWords(steps, losses) {
+    losses.forEach((loss, i) => { if (!isNumber(loss)) this.words.set(steps[i], loss ?? 'NaN') })
   }
 
   /** @param {{name: string, step: number, value: number|string|null}[]} metrics in order */
   addMetrics(metrics) {
     for (const { name, step, value } of metrics) {
-      const line = this.metrics.get(name) ?? { x: [], y: [] }
-      const end = position(line.x, step)
-      line.x = [...line.x.slice(0, end), step]
-      line.y = [...line.y.slice(0, end), isNumber(value) ? value : null]
-      this.metrics.set(name, line)
+      if (!this.metrics.has(name)) this.metrics.set(name, { x: [], y: [], isWhole: this.isWhole })
+      const line = this.metrics.get(name)
+      line.x.length = line.y.length = position(line.x, step)
+      line.x.push(step)
+      line.y.push(isNumber(value) ? value : null)
     }
   }
 
-  /** Where steps stand on the x axis. @param {number[]} steps @param {'step'|'applied'|'time'} mode @returns {number[]} */
+  /** Where steps, in order, stand on the x axis. @param {number[]} steps @param {'step'|'applied'|'time'} mode @returns {number[]} */
   x(steps, mode) {
-    if (mode === 'applied') return steps.map((step) => step - position(this.skips, step + 1))
     if (mode === 'time') return steps.map((step) => this.seconds(step))
-    return steps
+    if (mode === 'step') return steps
+    let [next, skipped] = [0, this.skips.before]
+    return steps.map((step) => {
+      while (this.skips.steps[next] <= step) skipped += this.skips.counts[next++]
+      return step - skipped
+    })
   }
 
   /** Seconds from the run's start to a step. @param {number} step */
@@ -101,13 +136,17 @@ export class Points {
     return (y[i - 1] + share * (y[i] - y[i - 1])) / 1000
   }
 
-  /** The steps that a stretch of the x axis covers. @param {number[]} range @param {string} mode */
+  /** The steps that a stretch of the x axis covers; beyond what is here, at its mean pace. @param {[number, number]} range @param {string} mode @returns {[number, number]} */
   steps(range, mode) {
-    if (mode === 'step') return range
     const steps = this.lines.elapsed_ms.x
+    if (mode === 'step' || steps.length < 2) return range
     const at = this.x(steps, mode)
-    const last = steps.length - 1
-    return range.map((x) => steps[Math.min(position(at, x), last)] ?? 1)
+    const end = steps.length - 1
+    return range.map((x) => {
+      const i = position(at, x)
+      const [a, b] = i > 0 && i <= end ? [i - 1, i] : [0, end]
+      return steps[a] + (x - at[a]) / (at[b] - at[a] || 1) * (steps[b] - steps[a])
+    })
   }
 }
 

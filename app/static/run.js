@@ -16,27 +16,32 @@ const POINTS_KEPT = 10000
 
 const view = readView()
 const log = createLog(article.querySelector('[data-log]'), api)
-const [page, flagged, metrics] = await Promise.all(['series', 'flagged', 'metrics'].map(fetched))
-const points = new Points(page, flagged, metrics)
+const points = new Points(await fetched('series'))
+let skipped = Number(article.dataset.skipped)
 const charts = createCharts(section.querySelector('[data-plot]'), {
   scaled: section.dataset.precision === 'fp16',
   onRange: (range) => { view.range = range; changeView() },
 })
 
 const draw = () => {
-  const skips = points.skips.length
-  section.querySelector('[data-skip-count]').textContent = `${count(skips)} skipped ${skips === 1 ? 'step' : 'steps'}`
+  const steps = `${count(skipped)} skipped ${skipped === 1 ? 'step' : 'steps'}`
+  const inView = view.range ? `${count(points.countSkips(points.steps(view.range, view.x)))} in view, of ` : ''
+  section.querySelector('[data-skip-count]').textContent = inView + steps
   section.querySelector('[data-point-count]').textContent = `${count(points.count)} of ${count(points.total)} points`
   charts.draw(points, view)
 }
 
-/** A zoom into thinned points fetches the raw ones. */
-const refetch = async () => {
-  if (points.bucket === 1 && points.count <= POINTS_KEPT) return
-  const [first, last] = view.range ? points.steps(view.range, view.x) : [1, null]
-  const query = new URLSearchParams({ first: String(Math.max(1, Math.floor(first))) })
-  if (last !== null) query.set('last', String(Math.max(1, Math.ceil(last))))
-  points.setPage(await fetched(`series?${query}`))
+let fetches = 0
+/** A zoom into buckets fetches finer ones or raw steps; back from it, the whole. */
+const refetch = async ({ anew = false } = {}) => {
+  const range = view.range ? points.steps(view.range, view.x) : null
+  const has = range ? points.hasAll(range) : points.isWhole
+  if (has && !anew && points.count <= POINTS_KEPT) return
+  const asked = range ? [Math.max(1, Math.floor(range[0])), Math.max(1, Math.ceil(range[1]))] : [1, Infinity]
+  const query = new URLSearchParams({ first: String(asked[0]), ...(range ? { last: String(asked[1]) } : {}) })
+  const number = ++fetches
+  const page = await fetched(`series?${query}`)
+  if (number === fetches) points.setPage(page, asked)
 }
 
 const changeView = async () => {
@@ -63,6 +68,7 @@ section.querySelector('[data-png]').addEventListener('click', () => charts.saveP
 changeView()
 
 const title = document.title
+let newest = 0 // step that came by news
 if (article.dataset.over === 'false') {
   watch(`${api}/live`, article.dataset.cursor, (news) => {
     article.dataset.status = news.run.status
@@ -71,9 +77,14 @@ if (article.dataset.over === 'false') {
     }
     document.title = news.run.status === 'running' ? `${Math.floor(100 * news.run.step / news.run.steps_total)} % ${title}` : title
     log.add(news.log)
+    skipped = news.run.skipped
     points.addMetrics(news.metrics)
-    if (news.steps) points.addSteps(news.steps)
-    if (points.count > POINTS_KEPT && !view.range) refetch().then(draw)
-    else draw()
+    if (!news.steps) return draw()
+    // After a resume steps run again, and a bucket cannot be cut.
+    const runsAgain = points.bucket > 1 && news.steps.step[0] <= newest
+    newest = news.steps.step.at(-1)
+    points.addSteps(news.steps)
+    draw()
+    if (runsAgain || points.count > POINTS_KEPT) refetch({ anew: true }).then(draw)
   })
 }

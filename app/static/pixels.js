@@ -1,0 +1,57 @@
+// What a screen can show of lines and ticks: no more points than pixels, and every extreme.
+import { position } from 'points'
+
+/**
+ * @typedef {{range: [number, number], pixels: number}} Screen a stretch of the x axis, and how wide it is drawn
+ * @typedef {{x: number, count: number, first: number, last: number}} Tick what happened within a pixel, first and last at these steps
+ */
+
+/**
+ * The lowest and the highest of every column of two to four pixels, in their order, and where a
+ * step line leaves it. Edges of columns are multiples of a power of two, so they do not move
+ * while a run grows. Always new arrays: Plotly compares them by identity.
+ * @param {import('points').Line} line @param {Screen} screen @returns {import('points').Line}
+ */
+export const folded = ({ x, y }, { range: [low, high], pixels }) => {
+  const span = high - low
+  const begin = Math.max(position(x, low - span / 2) - 1, 0) // half a screen more, for whoever drags
+  const end = Math.min(position(x, high + span / 2) + 1, x.length)
+  if (end - begin <= pixels) return { x: x.slice(begin, end), y: y.slice(begin, end) }
+  const column = 2 ** Math.ceil(Math.log2(2 * span / pixels || 1))
+  const kept = { x: [], y: [] }
+  const keep = (i) => { kept.x.push(x[i]); kept.y.push(y[i]) }
+  for (let i = begin; i < end;) {
+    const next = (Math.floor(x[i] / column) + 1) * column
+    let [lowest, highest, last] = [i, i, i]
+    for (; i < end && x[i] < next; i++) {
+      if (y[i] === null) continue
+      if (y[lowest] === null || y[i] < y[lowest]) lowest = i
+      if (y[highest] === null || y[i] > y[highest]) highest = i
+      last = i
+    }
+    for (const each of new Set([lowest, highest].sort((a, b) => a - b))) keep(each)
+    if (y[last] !== kept.y.at(-1)) keep(last)
+  }
+  if (kept.x.at(-1) !== x[end - 1]) keep(end - 1)
+  return kept
+}
+
+/**
+ * Ticks that are a pixel apart or more; closer ones are one tick, with their number.
+ * @param {import('points').Ticks} ticks @param {number[]} at where they stand @param {Screen} screen @returns {Tick[]}
+ */
+export const merged = ({ steps, counts }, at, { range: [low, high], pixels }) => {
+  const pixel = (high - low) / pixels
+  /** @type {Tick[]} */
+  const ticks = []
+  for (let i = position(at, low); i < at.length && at[i] <= high; i++) {
+    const tick = ticks.at(-1)
+    if (tick && at[i] - tick.x < pixel) {
+      tick.count += counts[i]
+      tick.last = steps[i]
+    } else {
+      ticks.push({ x: at[i], count: counts[i], first: steps[i], last: steps[i] })
+    }
+  }
+  return ticks
+}

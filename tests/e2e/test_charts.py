@@ -1,0 +1,113 @@
+"""Charts of long runs in a real browser: merged ticks say their number, a zoom fetches more."""
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from db.database import Database
+from db.tables import Run
+from tests.db.telemetry_made import make_events, make_steps, record
+from tests.site import until
+
+STEPS = 40_000
+SKIPS = range(100, STEPS, 7)  # more than are told one by one
+
+
+@pytest.fixture
+def long(database: Database, running: Run) -> None:
+    """A run of 40,000 steps with a spike, every seventh of them skipped."""
+    losses = [1.0] * STEPS
+    losses[12_344] = 77.0
+    for first in range(0, STEPS, 10_000):
+        batch = make_steps(losses[first : first + 10_000], first=first + 1, skipped=SKIPS)
+        record(database, running, batch)
+
+
+def _trace(page: Page, name: str) -> dict[str, Any]:
+    script = """name => {
+        const trace = document.querySelector('[data-plot]').data.find((t) => t.name === name)
+        return { x: trace.x, y: trace.y, text: trace.text }
+    }"""
+    found: dict[str, Any] = page.evaluate(script, name)
+    return found
+
+
+def _told(page: Page) -> list[int]:
+    """Return the number that each tick of the lowest row says that it stands for."""
+    script = """() => {
+        const { data, layout } = document.querySelector('[data-plot]')
+        const trace = data.find((t) => t.name === 'skipped')
+        const rows = Object.keys(layout).filter((name) => /^yaxis\\d/.test(name)).length
+        return trace.text.filter((_, i) => i % (3 * rows) === 0)
+    }"""
+    texts = page.evaluate(script)
+    return [1 if t.startswith("step ") else int(t.split()[0].replace(",", "")) for t in texts]
+
+
+def test_merged_ticks_say_how_many_they_are(long: None, page: Page) -> None:
+    """Ticks closer than a pixel are one; their numbers add up to all skips that happened."""
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    told = _told(page)
+    assert len(told) < 1280
+    assert max(told) > 1
+    assert sum(told) == len(SKIPS)
+    expect(page.locator("[data-skip-count]")).to_have_text(f"{len(SKIPS):,} skipped steps")
+    shown = _trace(page, "skips counted")["text"]
+    assert set(map(int, shown)) <= set(told)
+    assert page.get_by_text(shown[0], exact=True).first.is_visible()
+
+
+def test_zoom_fetches_the_finer_window_and_reset_the_whole(long: None, page: Page) -> None:
+    """A zoom shows raw steps and each skip by itself; back from it the spike is there again."""
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    overview = page.get_attribute("[data-plot]", "data-drawn")
+    with page.expect_response("**/series?first=20000&last=20700"):
+        page.evaluate(
+            "window.Plotly.relayout(document.querySelector('[data-plot]'),"
+            "{'xaxis.range[0]': 20000, 'xaxis.range[1]': 20700})"
+        )
+    page.wait_for_selector('[data-drawn="701"]')
+    expect(page.locator("[data-point-count]")).to_have_text("701 of 701 points")
+    raw = _trace(page, "norm before clip")["x"]
+    assert (raw[0], raw[-1]) == (20_000, 20_700)
+    assert _told(page) == [1] * 100
+    count = f"100 in view, of {len(SKIPS):,} skipped steps"
+    expect(page.locator("[data-skip-count]")).to_have_text(count)
+    with page.expect_response("**/series?first=20350&last=21050"):  # as dragging the axis does
+        page.evaluate(
+            "window.Plotly.relayout(document.querySelector('[data-plot]'),"
+            "{'xaxis.range[0]': 20350, 'xaxis.range[1]': 21050})"
+        )
+    until(lambda: _trace(page, "loss")["x"][-1] == 21_050)
+    page.get_by_role("button", name="Reset zoom").click()
+    page.wait_for_selector(f'[data-drawn="{overview}"]')
+    assert 77.0 in _trace(page, "loss")["y"]
+
+
+def test_applied_updates_are_exact_in_a_zoom(long: None, page: Page) -> None:
+    """In a zoom the axis of applied updates counts the skips before it too."""
+    first = 30_000
+    applied = first - sum(skip <= first for skip in SKIPS)
+    page.goto(f"/runs/1?x=applied&range={applied},{applied + 100}")
+    page.wait_for_selector("[data-drawn]")
+    trace = _trace(page, "norm after clip")
+    assert trace["x"][0] <= applied
+    points = page.evaluate("document.querySelector('[data-plot]').data[0].x")
+    assert applied in points
+
+
+def test_long_run_opens_with_few_points_and_goes_on_live(
+    database: Database, running: Run, long: None, page: Page
+) -> None:
+    """Live steps go on from the overview, every skip counted once."""
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    more = make_steps([2.0] * 5, first=STEPS + 1, skipped=[STEPS + 2])
+    record(database, running, more, events=make_events([STEPS + 2]))
+    count = len(SKIPS) + 1
+    expect(page.locator("[data-skip-count]")).to_have_text(f"{count:,} skipped steps")
+    until(lambda: _trace(page, "loss")["x"][-1] == STEPS + 5)
+    assert sum(_told(page)) == count
