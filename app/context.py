@@ -7,6 +7,7 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
+from app.brake import Brake
 from app.live import Live
 from db.database import Database
 from db.settings import Settings
@@ -29,6 +30,11 @@ def _live(request: Request) -> Live:
     return live
 
 
+def _brake(request: Request) -> Brake:
+    brake: Brake = request.app.state.brake
+    return brake
+
+
 def _session(request: Request) -> Iterator[Session]:
     database = _database(request)
     safe = request.method in SAFE_METHODS
@@ -46,6 +52,7 @@ async def _posted(request: Request) -> FormData:
 TheDatabase = Annotated[Database, Depends(_database)]
 TheSettings = Annotated[Settings, Depends(_settings)]
 TheLive = Annotated[Live, Depends(_live)]
+TheBrake = Annotated[Brake, Depends(_brake)]
 # Scope "function": committed before the answer is sent, so whoever reads it finds the change; and
 # a stream that stays open holds no session.
 Db = Annotated[Session, Depends(_session, scope="function")]

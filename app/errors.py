@@ -1,5 +1,6 @@
 """Errors of the database layer as answers: the one table of status codes."""
 
+import logging
 from http import HTTPStatus
 from urllib.parse import quote
 
@@ -13,6 +14,8 @@ from app.auth import Forgery, SignInNeeded
 from app.rendering import page
 from db import errors
 from db.database import is_outage
+
+logger = logging.getLogger(__name__)
 
 STATUS_CODES: dict[type[Exception], int] = {
     SignInNeeded: 401,
@@ -38,6 +41,8 @@ def _on_halfstep_error(request: Request, error: Exception) -> Response:
     if isinstance(error, SignInNeeded) and not _wants_json(request) and request.method == "GET":
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"/sign-in?next={quote(address)}", status_code=303)
+    if isinstance(error, errors.DatabaseUnreachable):
+        return _without_database(request, error)
     fields = error.errors if isinstance(error, errors.Invalid) else None
     return _answer(request, STATUS_CODES.get(type(error), 500), str(error), fields)
 
@@ -61,6 +66,13 @@ def _on_http_error(request: Request, error: Exception) -> Response:
 def _on_database_error(request: Request, error: Exception) -> Response:
     if not is_outage(error):
         raise error
+    assert isinstance(error, DBAPIError)  # noqa: S101 - what it is registered for
+    return _without_database(request, error.orig)
+
+
+def _without_database(request: Request, error: BaseException | None) -> Response:
+    # Where the database is and why it is silent is for the operator, not for strangers.
+    logger.warning("%s %s: %s", request.method, request.url.path, error)
     return _answer(request, 503, "The database does not answer. Nothing was changed; try again.")
 
 

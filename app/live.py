@@ -106,7 +106,13 @@ class Live:
                     if not viewer.sent_away:
                         by_cursor[viewer.cursor].append(viewer)
                 for cursor, group in by_cursor.items():
-                    news = await self._look(look, cursor)
+                    try:
+                        news = await self._look(look, cursor)
+                    except Exception:  # of this cursor: all others go on
+                        logger.exception("%s: the look from cursor %.200r failed", subject, cursor)
+                        for viewer in group:
+                            viewer.end()
+                        continue
                     if news is not None:
                         for viewer in group:
                             viewer.tell(news)

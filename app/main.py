@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from app import api, assets, downloads, errors, pages
+from app.brake import Brake
 from app.live import Live
-from app.security import KnownHosts, SecurityHeaders
+from app.security import BodyLimit, KnownHosts, SecurityHeaders
 from db.database import Database
 from db.settings import Settings
 
@@ -32,7 +33,9 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.settings = settings
     app.state.database = database
     app.state.live = Live()
+    app.state.brake = Brake()
     app.state.assets = assets.Assets()
+    app.add_middleware(BodyLimit)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(KnownHosts, settings=settings)
     errors.install(app)

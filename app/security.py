@@ -1,4 +1,4 @@
-"""Headers that every answer carries, and the names that the server answers to."""
+"""Headers that every answer carries, the names that the server answers to, the size of requests."""
 
 import ipaddress
 import secrets
@@ -6,10 +6,14 @@ import socket
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from db.settings import Settings
+
+#: Nothing that people send comes near: a configuration is a few kB.
+BODY_BYTES = 1 << 20
 
 
 def content_security_policy(nonce: str) -> str:
@@ -82,6 +86,36 @@ class KnownHosts:
         except ValueError:
             return False
         return name in self.names or _is_address(name)
+
+
+class BodyLimit:
+    """Refuses a body that is too large with 413: at its first byte if it says so, else on the way.
+
+    The error comes out of whatever reads the body, so that pages and API answer as they always do.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and count what comes in."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        says_too_much = declared.isdecimal() and (len(declared) > 18 or int(declared) > BODY_BYTES)
+        received = 0
+
+        async def receive_within_limit() -> Message:
+            nonlocal received
+            message: Message = {} if says_too_much else await receive()
+            received += len(message.get("body", b""))
+            if says_too_much or received > BODY_BYTES:
+                text = f"The request is too large; allowed: at most {BODY_BYTES:,} bytes."
+                raise HTTPException(413, text)
+            return message
+
+        await self.app(scope, receive_within_limit, send)
 
 
 def _is_address(name: str) -> bool:

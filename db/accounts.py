@@ -14,6 +14,7 @@ from db.tables import ApiToken, SignInLink, SignInSession, User
 SESSION_SECONDS = 30 * 24 * 3600.0
 LINK_SECONDS = 24 * 3600.0
 PASSWORD_LENGTH = (8, 200)
+LINK_REFUSED = "This sign-in link was used already or has expired. Sign in below instead."
 
 _passwords = PasswordHash.recommended()
 # Verified when there is no such user, so that a wrong name takes as long as a wrong password.
@@ -61,7 +62,7 @@ def redeem_link_token(session: Session, token: str) -> User:
         .returning(SignInLink.user_id)
     )
     if user_id is None:
-        raise Refused("This sign-in link was used already or has expired. Sign in below instead.")
+        raise Refused(LINK_REFUSED)
     return session.get_one(User, user_id)
 
 

@@ -65,7 +65,8 @@ class Database:
             self.engine = _engine(url, backend)
         except (ArgumentError, NoSuchModuleError) as error:
             raise Invalid({"HALFSTEP_DATABASE_URL": str(error)}) from error
-        self.name = parsed.render_as_string(hide_password=True)
+        # Without its query, which may hold a password too.
+        self.name = parsed.set(query={}).render_as_string(hide_password=True)
         self._reader = self.engine.execution_options(writing=False)
         self._writer = self.engine.execution_options(writing=True)
 

@@ -9,6 +9,9 @@ from sqlalchemy.orm import Session
 
 from db.tables import Checkpoint, LogLine, Metric, Run, ScalerEvent, Step, SystemSample
 
+#: No count is larger, and both databases can still add to it.
+MOST = 2**62
+
 
 @dataclass(frozen=True)
 class Cursor:
@@ -29,7 +32,8 @@ class Cursor:
     def parse(cls, text: str) -> "Cursor":
         """Read a cursor; one that makes no sense is as good as none."""
         try:
-            return cls(*map(int, text.split(".")))
+            numbers = [int(part) for part in text.split(".")]
+            return cls(*numbers) if all(-1 <= n <= MOST for n in numbers) else cls()
         except (TypeError, ValueError):
             return cls()
 

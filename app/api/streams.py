@@ -3,12 +3,13 @@
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from app import news
 from app.auth import SignedIn
 from app.context import Db, TheDatabase, TheLive, TheSettings
+from app.parameters import RunId
 from db import runs
 
 router = APIRouter(prefix="/runs", tags=["live"])
@@ -35,17 +36,17 @@ async def watch_list(
         yield event
 
 
-def _existing(run_id: int, session: Db) -> int:
+def _existing(run_id: RunId, session: Db) -> int:
     return runs.get(session, run_id).id
 
 
 @router.get("/{run_id}/live", response_class=EventSourceResponse)
 async def watch_run(
-    run_id: int,
     database: TheDatabase,
     settings: TheSettings,
     live: TheLive,
     _visitor: SignedIn,
+    run_id: Annotated[int, Depends(_existing)],
     after: After = "",
     last_event_id: LastEventId = "",
 ) -> AsyncIterator[ServerSentEvent]:

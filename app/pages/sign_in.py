@@ -1,18 +1,21 @@
 """Coming in and going out."""
 
 from typing import Annotated
-from urllib.parse import quote
 
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from app.auth import Forgery, SignedIn, cookie_name, local_path, sign_in
-from app.context import Db, TheDatabase, TheSettings
+from app.brake import TooManyTries
+from app.context import Db, TheBrake, TheDatabase, TheSettings
 from app.rendering import page
 from db import accounts
 from db.errors import Refused
 
 router = APIRouter()
+
+#: What the page may say of a refusal elsewhere, by the code in its address.
+PROBLEMS = {"link": accounts.LINK_REFUSED}
 
 
 @router.get("/")
@@ -25,38 +28,57 @@ def enter(request: Request, database: TheDatabase, token: str = "", next: str = 
     try:
         with database.writing() as session:
             sign_in(request, response, session, accounts.redeem_link_token(session, token))
-    except Refused as error:
-        return RedirectResponse(f"/sign-in?problem={quote(str(error))}", status_code=303)
+    except Refused:
+        return RedirectResponse("/sign-in?problem=link", status_code=303)
     return response
 
 
 @router.get("/sign-in")
 def sign_in_page(request: Request, next: str = "/", problem: str = "") -> Response:  # noqa: A002
-    """Ask for name and password."""
-    return page(request, "sign_in.html", next=local_path(next), problem=problem, name="")
+    """Ask for name and password. problem: a code of PROBLEMS."""
+    known = PROBLEMS.get(problem, "")
+    return page(request, "sign_in.html", next=local_path(next), problem=known, name="")
 
 
 @router.post("/sign-in")
 def sign_in_with_password(
     request: Request,
-    session: Db,
+    database: TheDatabase,
+    brake: TheBrake,
     name: Annotated[str, Form()] = "",
     password: Annotated[str, Form()] = "",
     next: Annotated[str, Form()] = "/",  # noqa: A002
 ) -> Response:
-    """Sign a browser in, unless another site sent it here."""
+    """Sign a browser in, unless another site sent it here.
+
+    Argon2 takes its time on purpose, so nobody's write waits for it: the password is verified
+    before the transaction that writes the new session.
+    """
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise Forgery
     target = local_path(next)
-    response = RedirectResponse(target, status_code=303)
+    client = {"address": request.client.host if request.client else "", "name": name.strip()[:64]}
     try:
-        sign_in(request, response, session, accounts.check_password(session, name, password))
-    except Refused as error:
-        problem = str(error)
-        return page(
-            request, "sign_in.html", status_code=401, next=target, problem=problem, name=name
+        brake.take(**client)
+        with database.reading() as session:
+            user = accounts.check_password(session, name, password)
+    except (Refused, TooManyTries) as error:
+        answer = page(
+            request,
+            "sign_in.html",
+            status_code=429 if isinstance(error, TooManyTries) else 401,
+            next=target,
+            problem=str(error),
+            name=name,
         )
-    return response
+        if isinstance(error, TooManyTries):
+            answer.headers["Retry-After"] = str(error.seconds)
+        return answer
+    brake.release(**client)
+    with database.writing() as session:
+        welcome = RedirectResponse(target, status_code=303)
+        sign_in(request, welcome, session, user)
+    return welcome
 
 
 @router.post("/sign-out")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import pytest
 from fastapi.sse import ServerSentEvent
 from sqlalchemy.exc import OperationalError
 
@@ -148,3 +149,19 @@ def test_streams_outlive_an_outage_of_the_database() -> None:
 
 async def _all(stream: Stream) -> list[ServerSentEvent]:
     return [event async for event in stream]
+
+
+def test_one_viewers_error_ends_its_own_stream_only(caplog: pytest.LogCaptureFixture) -> None:
+    """A cursor that the look stumbles over ends the stream that brought it; the others go on."""
+
+    async def play(live: Live, story: Story) -> None:
+        story.last = 1
+        good = await _open(live, story)
+        assert (await anext(good)).raw_data == "1"
+        bad = await _open(live, story, "not a number")
+        assert await _all(bad) == []
+        story.last = 2
+        assert (await anext(good)).raw_data == "2"
+
+    _run(play)
+    assert "the look from cursor 'not a number' failed" in caplog.text

@@ -41,3 +41,25 @@ def test_the_import_map_has_a_fresh_nonce(stranger: TestClient) -> None:
 def test_only_names_of_ours_are_answered(stranger: TestClient, host: str, status: int) -> None:
     """A name that was made to resolve to this machine is refused; an address in numbers is not."""
     assert stranger.get("/sign-in", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize("says_its_size", [True, False])
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/sign-in", "application/x-www-form-urlencoded"),
+        ("/sign-in", "multipart/form-data; boundary=b"),
+        ("/runs", "multipart/form-data; boundary=b"),
+        ("/api/runs", "application/json"),
+    ],
+)
+def test_a_body_that_is_too_large_is_refused_unread(
+    stranger: TestClient, path: str, kind: str, says_its_size: bool
+) -> None:
+    """Whoever sends more than a MiB gets 413, before anything is made of it."""
+    part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    pieces = [part, *[b"x" * 1024] * 1024]
+    content = b"".join(pieces) if says_its_size else iter(pieces)
+    answer = stranger.post(path, content=content, headers={"content-type": kind})
+    assert answer.status_code == 413
+    assert "at most 1,048,576 bytes" in answer.text

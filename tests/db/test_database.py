@@ -43,7 +43,8 @@ def test_failed_transaction_leaves_nothing(database: Database) -> None:
 
 def test_silent_database_is_named_without_its_password() -> None:
     """A database that does not answer gives an error with its address and no secret."""
-    database = Database("postgresql+psycopg://halfstep:sesame@127.0.0.1:9/halfstep")
+    url = "postgresql+psycopg://halfstep:sesame@127.0.0.1:9/halfstep?password=sesame"
+    database = Database(url)
     with pytest.raises(DatabaseUnreachable, match=r"127\.0\.0\.1:9") as caught:
         database.check()
     assert "sesame" not in str(caught.value)

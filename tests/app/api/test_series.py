@@ -81,3 +81,9 @@ def test_series_of_no_run(script: TestClient) -> None:
     names = ("series", "flagged", "events", "metrics", "log", "checkpoints", "config")
     for name in names:
         assert script.get(f"/api/runs/7/{name}").status_code == 404, name
+
+
+def test_stream_of_a_run_that_there_is_not(script: TestClient) -> None:
+    """Nobody waits for news that cannot come."""
+    answer = script.get("/api/runs/9/live")
+    assert (answer.status_code, answer.json()) == (404, {"detail": "There is no run 9."})

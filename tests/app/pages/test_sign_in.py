@@ -1,7 +1,11 @@
 """Coming in by link and by password, and going out."""
 
+import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
+from app.brake import FREE_TRIES
 from db import accounts
 from db.database import Database
 from db.tables import User
@@ -21,7 +25,7 @@ def test_link_signs_in_once_and_leaves_the_address(
     assert stranger.get("/runs").status_code == 200
     stranger.cookies.clear()
     second = stranger.get("/", params={"token": token})
-    assert second.headers["location"].startswith("/sign-in?problem=")
+    assert second.headers["location"].endswith("/sign-in?problem=link")
     assert stranger.get("/runs").status_code == 303
 
 
@@ -62,3 +66,36 @@ def test_sign_out_ends_the_session(browser: TestClient) -> None:
 def test_healthz_says_that_the_database_answers(stranger: TestClient) -> None:
     """A container's health check needs no sign-in."""
     assert stranger.get("/healthz").json() == {"status": "ok"}
+
+
+def test_verifying_a_password_holds_no_lock(
+    database: Database, ada: User, stranger: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others write while Argon2 takes its time."""
+    verify = accounts.check_password
+
+    def verify_while_another_writes(session: Session, name: str, password: str) -> User:
+        with database.writing() as other:
+            accounts.user_named(other, "written meanwhile")
+        return verify(session, name, password)
+
+    monkeypatch.setattr(accounts, "check_password", verify_while_another_writes)
+    assert stranger.post("/sign-in", data={"name": "ada", "password": "wrong"}).status_code == 401
+    with database.reading() as session:
+        assert session.scalar(select(User).where(User.name == "written meanwhile"))
+
+
+def test_guessing_is_braked(ada: User, stranger: TestClient) -> None:
+    """Who is wrong too often is told how long to wait, whatever the password."""
+    form = {"name": "ada", "password": "wrong"}
+    for _ in range(FREE_TRIES["address"]):
+        assert stranger.post("/sign-in", data=form).status_code == 401
+    answer = stranger.post("/sign-in", data=form)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert "Try again in 1 second." in answer.text
+
+
+def test_sign_in_page_says_nothing_that_an_address_makes_up(stranger: TestClient) -> None:
+    """An address chooses among the server's own messages, and cannot bring one."""
+    assert "locked" not in stranger.get("/sign-in?problem=You+are+locked+out").text
+    assert accounts.LINK_REFUSED in stranger.get("/sign-in?problem=link").text
