@@ -19,6 +19,11 @@ def number(value: float | None) -> str:
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
+def measured(value: float) -> str:
+    """A number that was measured for certain, so a NaN is one."""
+    return "NaN" if math.isnan(value) else number(value)
+
+
 def count(value: int) -> str:
     """A whole number with its thousands apart."""
     return f"{value:,}"
@@ -117,6 +122,7 @@ def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:
 
 FILTERS = {
     "number": number,
+    "measured": measured,
     "count": count,
     "scale": scale,
     "duration": duration,

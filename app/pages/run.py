@@ -51,7 +51,7 @@ def _settings_rows(session: Session, run: Run) -> list[dict[str, Any]]:
         schema = {}
     known = {field.path: field for field in schemas.properties(schema)}
     rows = []
-    for path, value in _flat(run.config):
+    for path, value in schemas.flat(run.config):
         field = known.get(path)
         rows.append(
             {
@@ -63,13 +63,3 @@ def _settings_rows(session: Session, run: Run) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs = []
-    for name, value in config.items():
-        if isinstance(value, dict):
-            pairs += _flat(value, f"{prefix}{name}.")
-        else:
-            pairs.append((f"{prefix}{name}", value))
-    return pairs
