@@ -24,6 +24,11 @@ def measured(value: float) -> str:
     return "NaN" if math.isnan(value) else number(value)
 
 
+def spooled(value: float | str) -> str:
+    """A number of an event, where what JSON lacks is a word."""
+    return measured(float(value))
+
+
 def count(value: int) -> str:
     """A whole number with its thousands apart."""
     return f"{value:,}"
@@ -123,6 +128,7 @@ def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:
 FILTERS = {
     "number": number,
     "measured": measured,
+    "spooled": spooled,
     "count": count,
     "scale": scale,
     "duration": duration,

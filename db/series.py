@@ -1,13 +1,13 @@
 """Read what trainings told: charts, events, log lines, and what is new since a cursor."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.tables import Checkpoint, LogLine, Metric, Run, ScalerEvent, Step, SystemSample
+from db.tables import Checkpoint, Diagnosis, LogLine, Metric, Run, ScalerEvent, Step, SystemSample
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Cursor:
     event: int = 0
     metric: int = 0
     log: int = 0
+    diagnosis: int = 0
 
     def __str__(self) -> str:
-        parts = (self.attempt, self.revision, self.step, self.event, self.metric, self.log)
-        return ".".join(map(str, parts))
+        return ".".join(map(str, astuple(self)))
 
     @classmethod
     def parse(cls, text: str) -> "Cursor":
@@ -43,6 +43,7 @@ class Changes:
     events: list[ScalerEvent]
     metrics: list[Metric]
     log_lines: list[LogLine]
+    diagnoses: list[Diagnosis]
     checkpoints: list[Checkpoint]
     cursor: Cursor
 
@@ -63,7 +64,9 @@ def changes(session: Session, run_id: int, since: Cursor, *, most: int = 5000) -
     events = _after(session, ScalerEvent, ScalerEvent.id, run_id, since.event, most)
     metrics = _after(session, Metric, Metric.id, run_id, since.metric, most)
     log_lines = _after(session, LogLine, LogLine.number, run_id, since.log, most)
-    full = any(len(rows) == most for rows in (steps["step"], events, metrics, log_lines))
+    diagnoses = _after(session, Diagnosis, Diagnosis.id, run_id, since.diagnosis, most)
+    kinds = (steps["step"], events, metrics, log_lines, diagnoses)
+    full = any(len(rows) == most for rows in kinds)
     cursor = Cursor(
         attempt=attempt,
         # A page of changes that is full has more behind it: ask again.
@@ -72,10 +75,11 @@ def changes(session: Session, run_id: int, since: Cursor, *, most: int = 5000) -
         event=events[-1].id if events else since.event,
         metric=metrics[-1].id if metrics else since.metric,
         log=log_lines[-1].number if log_lines else since.log,
+        diagnosis=diagnoses[-1].id if diagnoses else since.diagnosis,
     )
     query = select(Checkpoint).where(Checkpoint.run_id == run_id)
     saved = list(session.scalars(query.order_by(Checkpoint.step.desc(), Checkpoint.kind)))
-    return Changes(run, steps, events, metrics, log_lines, saved, cursor)
+    return Changes(run, steps, events, metrics, log_lines, diagnoses, saved, cursor)
 
 
 def raw_steps(

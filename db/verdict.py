@@ -112,7 +112,7 @@ def _per_cent(skips: int, steps: int) -> str:
 
 def _seconds(found: Figures) -> str:
     seconds = found.seconds_since_skip
-    return "" if seconds is None else f" ({seconds:.1f} s)"
+    return "" if seconds is None else f" ({seconds:.3g} s)"
 
 
 def figures(session: Session, run: Run) -> Figures:

@@ -9,10 +9,10 @@ from sqlalchemy.orm import Session
 from app import schemas
 from app.auth import SignedIn
 from app.context import Db, TheSettings
-from app.news import SKIPS_SHOWN, by_name
+from app.news import by_name, by_step, skipped_steps
 from app.rendering import page
 from app.summary import summarise
-from db import checkpoints, history, runs, series, workers
+from db import artifacts, checkpoints, findings, histograms, history, runs, series, workers
 from db.errors import NotFound
 from db.tables import Run
 
@@ -34,7 +34,10 @@ def show_run(
         run=summarise(session, run, owner, settings),
         cursor=history.cursor_now(session, run),
         statuses=runs.statuses(session, run_id),
-        skips=series.skips(session, run_id, most=SKIPS_SHOWN),
+        skipped=skipped_steps(session, run_id),
+        findings=findings.of_run(session, run),
+        histogram=histograms.newest(session, run_id),
+        artifacts=by_step(artifacts.of_run(session, run_id)),
         files=checkpoints.of_run(session, run_id),
         metrics=by_name(series.metrics(session, run_id)),
         log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),
