@@ -1,4 +1,4 @@
-"""Send a checkpoint out of the store, whole or a range of it, a chunk at a time.
+"""Send a checkpoint or an artifact out of the store, whole or a range, a chunk at a time.
 
 A download that broke off goes on with Range and If-Range: the ETag is the file's SHA-256.
 """
@@ -13,16 +13,25 @@ from obstore.store import ObjectStore
 
 from app.auth import SignedIn
 from app.context import Db, TheSettings
-from db import checkpoints, runs
+from db import artifacts, checkpoints, runs
 from db.errors import NotFound
+from db.settings import Settings
 from db.storage import open_store
-from db.tables import Checkpoint, Run
+from db.tables import Artifact, Checkpoint, Run
 
 router = APIRouter()
 
 CHUNK_BYTES = 1 << 20
 SUFFIXES = {"checkpoint": ".pt", "weights": ".safetensors"}
-
+OCTETS = "application/octet-stream"
+#: Of artifacts: nothing that a browser would run, whatever a recipe calls it.
+MEDIA_TYPES = {
+    "png": "image/png",
+    "jpg": "image/jpeg",
+    "txt": "text/plain; charset=utf-8",
+    "csv": "text/csv; charset=utf-8",
+    "json": "application/json",
+}
 
 PATH = "/runs/{run_id}/checkpoints/{checkpoint_id}/download"
 
@@ -39,14 +48,49 @@ def download(
 ) -> Response:
     """Download a checkpoint or its weights. Takes Range, If-Range and If-None-Match."""
     run, row = runs.get(session, run_id), checkpoints.get(session, run_id, checkpoint_id)
+    return _send(request, settings, row, file_name(run, row), {})
+
+
+ARTIFACT_PATH = "/runs/{run_id}/artifacts/{artifact_id}/download"
+
+
+@router.head(ARTIFACT_PATH, include_in_schema=False)
+@router.get(ARTIFACT_PATH, response_class=Response, tags=["artifacts"])
+def download_artifact(
+    request: Request,
+    run_id: int,
+    artifact_id: int,
+    session: Db,
+    settings: TheSettings,
+    _visitor: SignedIn,
+) -> Response:
+    """Download an artifact. Takes Range, If-Range and If-None-Match."""
+    run, row = runs.get(session, run_id), artifacts.get(session, run_id, artifact_id)
+    suffix = row.name.rpartition(".")[2].lower()
+    headers = {
+        "Content-Type": MEDIA_TYPES.get(suffix, OCTETS),
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return _send(request, settings, row, artifact_name(run, row), headers)
+
+
+def _send(
+    request: Request,
+    settings: Settings,
+    row: Checkpoint | Artifact,
+    name: str,
+    more_headers: dict[str, str],
+) -> Response:
     store = open_store(settings)
     size, etag = _size(store, row), f'"{row.sha256}"'
     headers = {
         "ETag": etag,
         "Accept-Ranges": "bytes",
         "Cache-Control": "private, no-cache",
-        "Content-Disposition": f'attachment; filename="{file_name(run, row)}"',
-    }
+        "Content-Disposition": f'attachment; filename="{name}"',
+        "Content-Type": OCTETS,
+    } | more_headers
     if etag in _etags(request.headers.get("if-none-match", "")):
         return Response(status_code=304, headers=headers)
     first, last, status = 0, size - 1, 200
@@ -60,14 +104,26 @@ def download(
             headers["Content-Range"] = f"bytes {first}-{last}/{size}"
     headers["Content-Length"] = str(last - first + 1)
     body = _chunks(store, row.key, first, last) if request.method == "GET" else iter(())
-    return StreamingResponse(body, status, headers, media_type="application/octet-stream")
+    return StreamingResponse(body, status, headers)
 
 
 def file_name(run: Run, row: Checkpoint) -> str:
     """Return a name that says the run and the step: digits-fp16-run12-step400.pt."""
-    recipe = re.sub(r"[^A-Za-z0-9._-]+", "-", run.recipe).strip("-.") or "run"
-    suffix = SUFFIXES.get(row.kind, "")
-    return f"{recipe}-{run.precision}-run{run.id}-step{row.step}{suffix}"
+    return f"{_stem(run, row)}{SUFFIXES.get(row.kind, '')}"
+
+
+def artifact_name(run: Run, row: Artifact) -> str:
+    """Return a name that says the run, the step and what it is: …-step400-samples.txt."""
+    return f"{_stem(run, row)}-{_plain(row.name)}"
+
+
+def _stem(run: Run, row: Checkpoint | Artifact) -> str:
+    recipe = _plain(run.recipe).strip("-.") or "run"
+    return f"{recipe}-{run.precision}-run{run.id}-step{row.step}"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
 
 
 def parse_range(header: str, size: int) -> range | str | None:
@@ -89,7 +145,7 @@ def parse_range(header: str, size: int) -> range | str | None:
     return range(int(start), min(int(end) + 1 if end else size, size))
 
 
-def _size(store: ObjectStore, row: Checkpoint) -> int:
+def _size(store: ObjectStore, row: Checkpoint | Artifact) -> int:
     """Return the file's size; a file that is gone or cut short is not sent. Raises NotFound."""
     try:
         found = obstore.head(store, row.key)["size"]

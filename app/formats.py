@@ -19,6 +19,16 @@ def number(value: float | None) -> str:
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
+def measured(value: float) -> str:
+    """A number that was measured for certain, so a NaN is one."""
+    return "NaN" if math.isnan(value) else number(value)
+
+
+def spooled(value: float | str) -> str:
+    """A number of an event, where what JSON lacks is a word."""
+    return measured(float(value))
+
+
 def count(value: int) -> str:
     """A whole number with its thousands apart."""
     return f"{value:,}"
@@ -117,6 +127,8 @@ def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:
 
 FILTERS = {
     "number": number,
+    "measured": measured,
+    "spooled": spooled,
     "count": count,
     "scale": scale,
     "duration": duration,

@@ -1,19 +1,31 @@
 """What live streams send: changes of a run, and changed rows of the list of runs."""
 
 import json
+from dataclasses import dataclass
 from typing import Any
+
+from sqlalchemy.orm import Session
 
 from app.live import Look, News
 from app.rendering import fragment
 from app.rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.summary import summarise
-from db import runs, series
+from db import artifacts, findings, runs, series
 from db.database import Database
 from db.settings import Settings
-from db.tables import Metric
+from db.tables import Artifact, Metric, ScalerEvent
 
 #: Rows of the table of skipped steps; the API has all of them.
 SKIPS_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class SkippedStep:
+    """A skip; replay and retry are events as the spool has them."""
+
+    skip: ScalerEvent
+    replay: dict[str, Any] | None
+    retry: dict[str, Any] | None
 
 
 def of_run(database: Database, settings: Settings, run_id: int) -> Look:
@@ -27,16 +39,22 @@ def of_run(database: Database, settings: Settings, run_id: int) -> Look:
             run, owner = runs.get_owned(session, run_id)
             summary = summarise(session, run, owner, settings)
             statuses = runs.statuses(session, run_id)
-            skips = series.skips(session, run_id, most=SKIPS_SHOWN) if changes.events else None
+            is_told = changes.events or changes.diagnoses or summary.is_over
+            skipped = skipped_steps(session, run_id) if is_told else None
+            found = findings.of_run(session, run) if is_told else None
+            files = artifacts.of_run(session, run_id)
             metrics = series.metrics(session, run_id) if changes.metrics else None
         fragments = {
             "facts": fragment("_facts.html", run=summary),
             "problem": fragment("_problem.html", run=summary, statuses=statuses),
             "history": fragment("_history.html", statuses=statuses),
             "checkpoints": fragment("_checkpoints.html", run=summary, files=changes.checkpoints),
+            "artifacts": fragment("_artifacts.html", run=summary, artifacts=by_step(files)),
         }
-        if skips is not None:
-            fragments["skips"] = fragment("_skips.html", skips=skips)
+        if skipped is not None:
+            fragments["skips"] = fragment("_skips.html", run=summary, skipped=skipped)
+        if found is not None:
+            fragments["findings"] = fragment("_findings.html", findings=found)
         if metrics is not None:
             fragments["metrics"] = fragment("_metrics.html", metrics=by_name(metrics))
         message = {
@@ -46,11 +64,32 @@ def of_run(database: Database, settings: Settings, run_id: int) -> Look:
             "metrics": _dumped(MetricPoint, changes.metrics),
             "log": _dumped(LogLine, changes.log_lines),
             "checkpoints": _dumped(CheckpointFile, changes.checkpoints),
+            "has_histograms": any(row.kind == "histogram" for row in changes.diagnoses),
             "fragments": fragments,
         }
         return News(json.dumps(message, separators=(",", ":")), str(changes.cursor))
 
     return look
+
+
+def skipped_steps(session: Session, run_id: int) -> list[SkippedStep]:
+    """Return the latest skips, newest first, each with what its replay and its retry found."""
+    replays, retries = (
+        {row.step: row.content for row in artifacts.diagnoses(session, run_id, kind)}
+        for kind in ("replay", "retry")
+    )
+    return [
+        SkippedStep(skip, replays.get(skip.step), retries.get(skip.step))
+        for skip in series.skips(session, run_id, most=SKIPS_SHOWN)
+    ]
+
+
+def by_step(files: list[Artifact]) -> dict[int, list[Artifact]]:
+    """Return the files of each step, newest step first."""
+    found: dict[int, list[Artifact]] = {}
+    for file in files:
+        found.setdefault(file.step, []).append(file)
+    return found
 
 
 def by_name(metrics: list[Metric]) -> dict[str, list[Metric]]:

@@ -96,6 +96,17 @@ def put(config: dict[str, Any], path: str, value: Any) -> None:
     config[name] = value
 
 
+def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return each field's path and value."""
+    pairs: list[tuple[str, Any]] = []
+    for name, value in config.items():
+        if isinstance(value, dict):
+            pairs += flat(value, f"{prefix}{name}.")
+        else:
+            pairs.append((f"{prefix}{name}", value))
+    return pairs
+
+
 def with_defaults(schema: Schema, config: dict[str, Any]) -> dict[str, Any]:
     """Fill in what a configuration leaves out; what does not belong in it stays, to be refused."""
     result = {

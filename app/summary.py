@@ -1,18 +1,28 @@
 """A run in one glance, the same for pages, API and live streams."""
 
 import time
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PlainSerializer
 from sqlalchemy.orm import Session
 
 from db import queue, runs
+from db import verdict as verdicts
 from db.series import plain
 from db.settings import Settings
 from db.tables import ACTIVE, ENDED, Run, Status
 
 #: A number whose NaN is null and whose infinities are "Infinity" and "-Infinity".
 Number = Annotated[float | None, PlainSerializer(plain, return_type=float | str | None)]
+
+
+class RunVerdict(BaseModel):
+    """Whether the loss scaling is well: calibrating, healthy, oscillating, collapsing or dead."""
+
+    word: str
+    reason: str
+    figures: Annotated[dict[str, Any], Field(description="What led to it; see db/verdict.py")]
 
 
 class RunSummary(BaseModel):
@@ -31,12 +41,14 @@ class RunSummary(BaseModel):
     after_id: Annotated[int | None, Field(description="Run whose end this one waits for")]
     parent_id: Annotated[int | None, Field(description="Run from whose checkpoint it started")]
     parent_step: int | None
+    group_id: Annotated[int | None, Field(description="Comparison that it belongs to")]
     step: Annotated[int, Field(description="Attempted steps")]
     steps_total: int
     applied: Annotated[int, Field(description="Attempted steps minus skipped ones")]
     skipped: int
     loss: Number
     scale: Number
+    verdict: Annotated[RunVerdict | None, Field(description="Null where nothing is scaled")]
     steps_per_second: Number
     seconds: Annotated[float | None, Field(description="Since the first start, until the end")]
     seconds_left: Annotated[float | None, Field(description="Estimate, at the present speed")]
@@ -76,6 +88,7 @@ def summarise(session: Session, run: Run, owner: str, settings: Settings) -> Run
         owner=owner,
         tags=[tag.strip() for tag in run.tags.split(",") if tag.strip()],
         applied=run.step - run.skipped,
+        verdict=_verdict(session, run),
         seconds=_seconds(run),
         seconds_left=_seconds_left(run),
         waiting=waiting,
@@ -84,6 +97,14 @@ def summarise(session: Session, run: Run, owner: str, settings: Settings) -> Run
 
 
 _COLUMNS = RunSummary.model_fields.keys() & (set(Run.__table__.columns.keys()) - {"tags"})
+
+
+def _verdict(session: Session, run: Run) -> RunVerdict | None:
+    found = verdicts.verdict(session, run)
+    if found is None:
+        return None
+    figures = {name: plain(value) for name, value in asdict(found.figures).items()}
+    return RunVerdict(word=found.word, reason=found.reason, figures=figures)
 
 
 def _seconds(run: Run) -> float | None:

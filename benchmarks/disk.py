@@ -19,7 +19,15 @@ def main() -> None:
             rows.append((f"{steps:,}", f"{(_size(database) - before) / steps:.1f}"))
     steps = synthetic.LONG_STEPS + 10_000
     rows.append((f"{steps:,}", f"{_size(synthetic.long_run()) / steps:.1f}"))
-    report("disk", "≤ 60 bytes a step", ("steps of the run", "bytes a step"), rows)
+    most = max(float(size) for _, size in rows)
+    report(
+        "disk",
+        "≤ 60 bytes a step",
+        ("steps of the run", "bytes a step"),
+        rows,
+        measured=f"{most:.1f} bytes",
+        passed=most <= 60,
+    )
 
 
 def _size(database: Database) -> int:

@@ -22,6 +22,8 @@ def main() -> None:
         "last ÷ first tenth ≤ 1.1",
         ("first tenth, MiB", "last tenth, MiB", "ratio", "most, MiB"),
         [(f"{first:.1f}", f"{last:.1f}", f"{last / first:.3f}", f"{max(resident):.1f}")],
+        measured=f"{last / first:.3f}",
+        passed=last / first <= 1.1,
     )
 
 

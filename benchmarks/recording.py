@@ -9,6 +9,7 @@ from db.database import Database
 
 STEPS = 200_000
 ROUNDS = 5
+BAR = 100_000
 
 
 def steps_a_second(database: Database, batch: int) -> float:
@@ -38,7 +39,21 @@ def main() -> None:
         for (name, _, batch), speeds in zip(cases, zip(*rounds, strict=True), strict=True)
     ]
     header = ("database", "steps a transaction", "steps/s, median of 5 rounds", "best")
-    report("recording", "≥ 100,000 steps/s on both, durable (fsync at each commit)", header, rows)
+    slowest = min(max(map(statistics.median, pair)) for pair in _pairs(rounds))
+    report(
+        "recording",
+        f"≥ {BAR:,} steps/s on both, durable (fsync at each commit)",
+        header,
+        rows,
+        measured=f"{slowest:,.0f} steps/s on the slower one",
+        passed=slowest >= BAR,
+    )
+
+
+def _pairs(rounds: list[list[float]]) -> list[list[tuple[float, ...]]]:
+    """Group the speeds of each case by database."""
+    cases = list(zip(*rounds, strict=True))
+    return [cases[:2], cases[2:]]
 
 
 if __name__ == "__main__":

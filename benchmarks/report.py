@@ -14,14 +14,31 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
-def report(claim: str, bar: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table. claim: the name of the benchmark's file; bar: what it must reach."""
+#: Names a file to which each claim adds its line of the one table at the end.
+SUMMARY = "HALFSTEP_BENCH_SUMMARY"
+
+
+def report(
+    claim: str,
+    bar: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    measured: str,
+    passed: bool,
+    peer: str = "–",
+) -> None:
+    """Print a table. claim: the name of the benchmark's file; bar: what it must reach.
+
+    measured: the figure that the bar is about. peer: the best other tool's, measured beside us.
+    """
+    verdict = "pass" if passed else "MISSED"
     parser = argparse.ArgumentParser()
     parser.add_argument("--save", action="store_true", help="keep the table in results")
     lines = [
         f"# {claim}",
         "",
-        f"Bar: {bar}",
+        f"Bar: {bar}. Measured: {measured}. {verdict.capitalize()}.",
         "",
         _line(header),
         _line(["---"] * len(header)),
@@ -31,9 +48,19 @@ def report(claim: str, bar: str, header: Sequence[str], rows: Sequence[Sequence[
         "",
     ]
     print("\n".join(lines))
-    if parser.parse_args().save:
+    if path := os.environ.get(SUMMARY):
+        with Path(path).open("a") as file:
+            file.write(_line((claim, bar, measured, peer, verdict)) + "\n")
+    if parser.parse_known_args()[0].save:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{claim}.md").write_text("\n".join(lines))
+
+
+def summary(lines: str) -> str:
+    """Return the one table, of the lines that the claims added."""
+    header = ("claim", "bar", "measured", "fastest peer", "")
+    circumstances = "\n".join(f"- {fact}" for fact in _circumstances("all"))
+    return "\n".join((_line(header), _line(["---"] * len(header)), lines, circumstances, ""))
 
 
 def _line(cells: Sequence[Any]) -> str:
@@ -48,7 +75,7 @@ def _circumstances(claim: str) -> list[str]:
             break
     packages = ", ".join(f"{name} {version(name)}" for name in ("sqlalchemy", "psycopg", "numpy"))
     return [
-        f"command: python -m benchmarks.{claim}",
+        f"command: python -m benchmarks{'' if claim == 'all' else f'.{claim}'}",
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, {processor}, "
         f"load {', '.join(f'{load:.1f}' for load in os.getloadavg())}, niceness {os.nice(0)}",
         f"Python {sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}, {packages}",

@@ -42,11 +42,11 @@ def start_run(database: Database) -> int:
         return run.id
 
 
-def flushes(steps: int, batch: int = BATCH_STEPS) -> Iterator[telemetry.Flush]:
-    """Make the steps and events of a run, batch by batch; the same ones each time."""
+def flushes(steps: int, batch: int = BATCH_STEPS, *, first: int = 1) -> Iterator[telemetry.Flush]:
+    """Make a run's steps from `first` on and their events, in batches; the same ones each time."""
     rng = np.random.default_rng(0)
-    for first in range(1, steps + 1, batch):
-        numbers = np.arange(first, min(first + batch, steps + 1))
+    for start in range(first, steps + 1, batch):
+        numbers = np.arange(start, min(start + batch, steps + 1))
         made = _steps(numbers, rng)
         events = [event for step in made["step"][made["flags"] > 0] for event in _skip(int(step))]
         yield telemetry.Flush(steps=[made], events=events)

@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.series import Cursor, plain
-from db.tables import FLAGGED, LogLine, Metric, Run, ScalerEvent, Step
+from db.tables import FLAGGED, Diagnosis, LogLine, Metric, Run, ScalerEvent, Step
 
 
 def events(session: Session, run_id: int) -> list[ScalerEvent]:
@@ -50,4 +50,5 @@ def cursor_now(session: Session, run: Run) -> Cursor:
         event=newest(ScalerEvent.id),
         metric=newest(Metric.id),
         log=newest(LogLine.number),
+        diagnosis=newest(Diagnosis.id),
     )

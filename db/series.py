@@ -1,13 +1,13 @@
 """Read what trainings told: charts, events, log lines, and what is new since a cursor."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.tables import Checkpoint, LogLine, Metric, Run, ScalerEvent, Step, SystemSample
+from db.tables import Checkpoint, Diagnosis, LogLine, Metric, Run, ScalerEvent, Step, SystemSample
 
 #: No count is larger, and both databases can still add to it.
 MOST = 2**62
@@ -23,10 +23,10 @@ class Cursor:
     event: int = 0
     metric: int = 0
     log: int = 0
+    diagnosis: int = 0
 
     def __str__(self) -> str:
-        parts = (self.attempt, self.revision, self.step, self.event, self.metric, self.log)
-        return ".".join(map(str, parts))
+        return ".".join(map(str, astuple(self)))
 
     @classmethod
     def parse(cls, text: str) -> "Cursor":
@@ -47,6 +47,7 @@ class Changes:
     events: list[ScalerEvent]
     metrics: list[Metric]
     log_lines: list[LogLine]
+    diagnoses: list[Diagnosis]
     checkpoints: list[Checkpoint]
     cursor: Cursor
 
@@ -67,12 +68,15 @@ def changes(session: Session, run_id: int, since: Cursor, *, most: int = 5000) -
             since,
             event=_newest_id(session, ScalerEvent, run_id, seen),
             metric=_newest_id(session, Metric, run_id, seen),
+            diagnosis=_newest_id(session, Diagnosis, run_id, seen),
         )
     steps = raw_steps(session, run_id, first=seen + 1, most=most)
     events = _after(session, ScalerEvent, ScalerEvent.id, run_id, since.event, most)
     metrics = _after(session, Metric, Metric.id, run_id, since.metric, most)
     log_lines = _after(session, LogLine, LogLine.number, run_id, since.log, most)
-    full = any(len(rows) == most for rows in (steps["step"], events, metrics, log_lines))
+    diagnoses = _after(session, Diagnosis, Diagnosis.id, run_id, since.diagnosis, most)
+    kinds = (steps["step"], events, metrics, log_lines, diagnoses)
+    full = any(len(rows) == most for rows in kinds)
     cursor = Cursor(
         attempt=attempt,
         # A page of changes that is full has more behind it: ask again.
@@ -81,10 +85,11 @@ def changes(session: Session, run_id: int, since: Cursor, *, most: int = 5000) -
         event=events[-1].id if events else since.event,
         metric=metrics[-1].id if metrics else since.metric,
         log=log_lines[-1].number if log_lines else since.log,
+        diagnosis=diagnoses[-1].id if diagnoses else since.diagnosis,
     )
     query = select(Checkpoint).where(Checkpoint.run_id == run_id)
     saved = list(session.scalars(query.order_by(Checkpoint.step.desc(), Checkpoint.kind)))
-    return Changes(run, steps, events, metrics, log_lines, saved, cursor)
+    return Changes(run, steps, events, metrics, log_lines, diagnoses, saved, cursor)
 
 
 def raw_steps(

@@ -50,7 +50,19 @@ class Priority(BaseModel):
     priority: Annotated[int, Field(ge=-100, le=100)]
 
 
-class CheckpointRequest(BaseModel):
+class WantedScale(BaseModel):
+    """The loss scale from the next step on."""
+
+    scale: float
+
+
+class WantedReplay(BaseModel):
+    """A step, past or to come."""
+
+    step: int
+
+
+class Asked(BaseModel):
     """A request that the training obeys at its next step."""
 
     id: int
@@ -120,9 +132,21 @@ def resume_run(run_id: int, session: Db, settings: TheSettings, visitor: SignedI
 
 
 @router.post("/{run_id}/checkpoints", status_code=202)
-def request_checkpoint(run_id: int, session: Db, visitor: SignedIn) -> CheckpointRequest:
+def request_checkpoint(run_id: int, session: Db, visitor: SignedIn) -> Asked:
     """Ask for a checkpoint now."""
-    return CheckpointRequest(id=runs.request_checkpoint(session, run_id, visitor.user).id)
+    return Asked(id=runs.request_checkpoint(session, run_id, visitor.user).id)
+
+
+@router.post("/{run_id}/scale", status_code=202)
+def set_scale(run_id: int, wanted: WantedScale, session: Db, visitor: SignedIn) -> Asked:
+    """Ask a running fp16 run to go on with another loss scale."""
+    return Asked(id=runs.request_scale(session, run_id, visitor.user, wanted.scale).id)
+
+
+@router.post("/{run_id}/replays", status_code=202)
+def replay_step(run_id: int, wanted: WantedReplay, session: Db, visitor: SignedIn) -> Asked:
+    """Ask a running run to replay a step, to name the operation that overflowed."""
+    return Asked(id=runs.request_replay(session, run_id, visitor.user, wanted.step).id)
 
 
 @router.put("/{run_id}/priority")

@@ -1,6 +1,8 @@
 """What the buttons of list and run page do; each leads back to where it was pressed."""
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Form
 from fastapi.responses import RedirectResponse
 
 from app.auth import SignedIn, local_path
@@ -46,6 +48,24 @@ def resume(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
 def save_checkpoint(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Save a checkpoint now."""
     runs.request_checkpoint(session, run_id, visitor.user)
+    return _back(run_id)
+
+
+@router.post("/runs/{run_id}/scale")
+def set_scale(
+    run_id: int, session: Db, visitor: SignedIn, scale: Annotated[float, Form()]
+) -> RedirectResponse:
+    """Go on with another loss scale."""
+    runs.request_scale(session, run_id, visitor.user, scale)
+    return _back(run_id)
+
+
+@router.post("/runs/{run_id}/replays")
+def replay(
+    run_id: int, session: Db, visitor: SignedIn, step: Annotated[int, Form()]
+) -> RedirectResponse:
+    """Replay a step."""
+    runs.request_replay(session, run_id, visitor.user, step)
     return _back(run_id)
 
 

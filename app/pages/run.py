@@ -9,10 +9,10 @@ from sqlalchemy.orm import Session
 from app import schemas
 from app.auth import SignedIn
 from app.context import Db, TheSettings
-from app.news import SKIPS_SHOWN, by_name
+from app.news import by_name, by_step, skipped_steps
 from app.rendering import page
 from app.summary import summarise
-from db import checkpoints, history, runs, series, workers
+from db import artifacts, checkpoints, findings, histograms, history, runs, series, workers
 from db.errors import NotFound
 from db.tables import Run
 
@@ -34,7 +34,10 @@ def show_run(
         run=summarise(session, run, owner, settings),
         cursor=history.cursor_now(session, run),
         statuses=runs.statuses(session, run_id),
-        skips=series.skips(session, run_id, most=SKIPS_SHOWN),
+        skipped=skipped_steps(session, run_id),
+        findings=findings.of_run(session, run),
+        histogram=histograms.newest(session, run_id),
+        artifacts=by_step(artifacts.of_run(session, run_id)),
         files=checkpoints.of_run(session, run_id),
         metrics=by_name(series.metrics(session, run_id)),
         log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),
@@ -51,7 +54,7 @@ def _settings_rows(session: Session, run: Run) -> list[dict[str, Any]]:
         schema = {}
     known = {field.path: field for field in schemas.properties(schema)}
     rows = []
-    for path, value in _flat(run.config):
+    for path, value in schemas.flat(run.config):
         field = known.get(path)
         rows.append(
             {
@@ -63,13 +66,3 @@ def _settings_rows(session: Session, run: Run) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs = []
-    for name, value in config.items():
-        if isinstance(value, dict):
-            pairs += _flat(value, f"{prefix}{name}.")
-        else:
-            pairs.append((f"{prefix}{name}", value))
-    return pairs

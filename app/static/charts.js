@@ -17,11 +17,13 @@ const themeColors = (element) => {
 }
 
 /**
+ * Keep a plot drawn: when on screen, in the colours of the theme, as often as drawing is cheap.
  * @param {HTMLElement} plot
- * @param {{scaled: boolean, onRange: (range: [number, number]|null) => void}} options scaled: whether there is a loss scale
+ * @param {(wanted: any, colors: Record<string, string>) => {data: any[], layout: any, drawn: number}} compose drawn: how much there is to see, for who waits for it
+ * @param {() => void} [onFirst]
  */
-export const createCharts = (plot, { scaled, onRange }) => {
-  let wanted = null // what to draw next: {points, view}
+const painter = (plot, compose, onFirst = () => {}) => {
+  let wanted = null // what to draw next
   let shown = null
   let isVisible = false
   let isBusy = false
@@ -31,22 +33,17 @@ export const createCharts = (plot, { scaled, onRange }) => {
     if (!wanted || !isVisible || document.hidden || isBusy) return
     isBusy = true
     if (!window.Plotly) await import('plotly')
-    const { points, view } = wanted
+    const drawing = wanted
     wanted = null
     const start = performance.now()
-    const { data, layout } = figure(points, view, colors, scaled, plot.clientWidth)
+    const { data, layout, drawn } = compose(drawing, colors)
     await window.Plotly.react(plot, data, layout, { displayModeBar: false, responsive: true, scrollZoom: false })
-    if (!shown) listen()
-    shown = { points, view }
-    plot.dataset.drawn = String(points.count)
+    if (!shown) onFirst()
+    shown = drawing
+    plot.dataset.drawn = String(drawn)
     const cost = performance.now() - start
     setTimeout(() => { isBusy = false; draw() }, cost / SHARE)
   }
-  const listen = () => plot.on('plotly_relayout', (change) => {
-    const range = [change['xaxis.range[0]'], change['xaxis.range[1]']]
-    if (range.every(Number.isFinite)) onRange(range)
-    else if (change['xaxis.autorange']) onRange(null)
-  })
   const redraw = () => {
     colors = themeColors(plot.parentElement)
     wanted ??= shown
@@ -55,15 +52,40 @@ export const createCharts = (plot, { scaled, onRange }) => {
   new IntersectionObserver(([entry]) => { isVisible = entry.isIntersecting; draw() }).observe(plot)
   document.addEventListener('visibilitychange', draw)
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw)
+  return (next) => { wanted = next; draw() }
+}
+
+/** @param {HTMLElement} plot @param {string} name */
+const savePicture = (plot, name) => window.Plotly.downloadImage(plot, { format: 'png', scale: 2, filename: name })
+
+/**
+ * @param {HTMLElement} plot
+ * @param {{scaled: boolean, onRange: (range: [number, number]|null) => void}} options scaled: whether there is a loss scale
+ */
+export const createCharts = (plot, { scaled, onRange }) => {
+  const listen = () => plot.on('plotly_relayout', (change) => {
+    const range = [change['xaxis.range[0]'], change['xaxis.range[1]']]
+    if (range.every(Number.isFinite)) onRange(range)
+    else if (change['xaxis.autorange']) onRange(null)
+  })
+  const compose = ({ points, view }, colors) => ({ ...figure(points, view, colors, scaled, plot.clientWidth), drawn: points.count })
+  const paint = painter(plot, compose, listen)
 
   return {
     /** @param {import('points').Points} points @param {import('view').View} view */
-    draw: (points, view) => { wanted = { points, view: { ...view } }; draw() },
+    draw: (points, view) => paint({ points, view: { ...view } }),
     resetZoom: () => {
       const axes = Object.keys(plot.layout).filter((name) => /^[xy]axis\d*$/.test(name) && name !== 'yaxis')
       return window.Plotly.relayout(plot, Object.fromEntries(axes.map((name) => [`${name}.autorange`, true])))
     },
     /** @param {string} name */
-    savePicture: (name) => window.Plotly.downloadImage(plot, { format: 'png', scale: 2, filename: name }),
+    savePicture: (name) => savePicture(plot, name),
   }
 }
+
+/** A plot of its own kind. @param {HTMLElement} plot @param {Parameters<typeof painter>[1]} compose */
+export const createPlot = (plot, compose) => ({
+  draw: painter(plot, compose),
+  /** @param {string} name */
+  savePicture: (name) => savePicture(plot, name),
+})

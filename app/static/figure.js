@@ -43,7 +43,7 @@ const rowsOf = (points, view, colors, scaled, screen) => {
 }
 
 /** @param {import('view').View} view @param {(number|null)[]} values */
-const lossAxis = (view, values) => (view.loss === 'log' ? logAxis(values) : { rangemode: 'tozero' })
+export const lossAxis = (view, values) => (view.loss === 'log' ? logAxis(values) : { rangemode: 'tozero' })
 
 /** Few decades show 1, 2 and 5 of each; many show every so manieth. @param {(number|null)[]} values */
 const logAxis = (values) => {

@@ -1,6 +1,8 @@
 // The page of a run: numbers, charts, log and fragments, kept up to date by the live stream.
+import { previewTexts } from 'artifacts'
 import { createCharts } from 'charts'
 import { count } from 'formats'
+import { createGradients } from 'gradients'
 import { watch } from 'live'
 import { createLog } from 'log'
 import { Points } from 'points'
@@ -66,6 +68,8 @@ section.querySelector('[data-reset-zoom]').addEventListener('click', charts.rese
 section.querySelector('[data-full-screen]').addEventListener('click', () => section.requestFullscreen())
 section.querySelector('[data-png]').addEventListener('click', () => charts.savePicture(`run${article.dataset.run}`))
 changeView()
+previewTexts(article)
+const gradients = createGradients(article.querySelector('[data-gradients]'), api)
 
 const title = document.title
 let newest = 0 // step that came by news
@@ -76,6 +80,8 @@ if (article.dataset.over === 'false') {
       show(article.querySelector(`[data-fragment=${name}]`), html)
     }
     document.title = news.run.status === 'running' ? `${Math.floor(100 * news.run.step / news.run.steps_total)} % ${title}` : title
+    previewTexts(article)
+    if (news.has_histograms) gradients.refresh()
     log.add(news.log)
     skipped = news.run.skipped
     points.addMetrics(news.metrics)

@@ -55,12 +55,13 @@ SCHEMA: dict[str, Any] = {
             "type": "object",
             "additionalProperties": False,
             "properties": {
+                "enabled": {"title": "Enabled", "type": "boolean", "default": True},
                 "init_scale": {
                     "title": "Initial scale",
                     "type": "number",
                     "exclusiveMinimum": 0,
                     "default": 16777216.0,
-                }
+                },
             },
         },
     },
@@ -78,7 +79,7 @@ DIGITS = {"name": "digits", "title": "Digits", "description": "Digits.", "schema
 CONFIG = {
     "precision": "fp16",
     "training": {"steps": 400, "batch_size": 64, "max_grad_norm": 1.0, "fused": True},
-    "scaler": {"init_scale": 16777216.0},
+    "scaler": {"enabled": True, "init_scale": 16777216.0},
 }
 
 

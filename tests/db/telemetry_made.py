@@ -79,3 +79,50 @@ def forget(database: Database, run: Run) -> None:
     with database.writing() as session:
         for table in (Step, StepBucket, Metric, MetricBucket, ScalerEvent):
             session.execute(delete(table).where(table.run_id == run.id))
+
+
+def make_skip(step: int, *names: str, **changes: Any) -> dict[str, Any]:
+    """Make the event of a skip, with these parameters as culprits."""
+    event = {
+        "event": "scaler",
+        "kind": "skip",
+        "step": step,
+        "optimizer": "adamw",
+        "scale_before": 2.0**20,
+        "scale_after": 2.0**19,
+        "culprits": [{"name": name, "inf": 3, "nan": 1} for name in names],
+        "loss_nonfinite": False,
+    }
+    return event | changes
+
+
+def make_module(name: str, lowest: int, counts: list[int], **changes: Any) -> dict[str, Any]:
+    """Make one module of a histogram."""
+    module = {"name": name, "lowest_exponent": lowest, "counts": counts, "zeros": 0, "nonfinite": 0}
+    return module | {"underflow": 0.0, "near_overflow": 0.0} | changes
+
+
+def make_histogram(step: int, *modules: dict[str, Any], scale: float = 2.0**16) -> dict[str, Any]:
+    """Make the event of a histogram."""
+    return {"event": "histogram", "step": step, "scale": scale, "modules": list(modules)}
+
+
+def make_replay(step: int, **changes: Any) -> dict[str, Any]:
+    """Make the event of a replay that found the head's backward pass."""
+    event = {
+        "event": "replay",
+        "step": step,
+        "exact": True,
+        "notes": [],
+        "requested": False,
+        "scale": 2.0**20,
+        "found": True,
+        "module": "model.head",
+        "direction": "backward",
+        "operation": "AddmmBackward0",
+        "dtype": "torch.float16",
+        "largest_input": 70123.0,
+        "limit": 65504.0,
+        "loss_nonfinite": False,
+    }
+    return event | changes

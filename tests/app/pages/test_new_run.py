@@ -17,6 +17,7 @@ FORM = {
     "training.batch_size": "64",
     "training.max_grad_norm": "1",
     "training.fused": "true",
+    "scaler.enabled": "true",
     "scaler.init_scale": "16777216",
     "priority": "0",
     "devices_per_node": "1",

@@ -1,0 +1,90 @@
+"""What was found out about single steps of a run, and the files that its recipe left."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.auth import SignedIn
+from app.context import Db
+from db import artifacts, findings, histograms, runs
+
+router = APIRouter(prefix="/runs/{run_id}", tags=["diagnosis"])
+
+MOST_SAMPLES = 300
+
+
+class Finding(BaseModel):
+    """What the figures of a run say, and what to do."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    title: str
+    text: str
+
+
+class Sample(BaseModel):
+    """How many gradients lay at each power of two, unscaled, in one step."""
+
+    step: int
+    scale: float
+    lowest_exponent: Annotated[int, Field(description="Of the first count; the rest go upwards")]
+    counts: list[int]
+    zeros: int
+    nonfinite: int
+
+
+class Histograms(BaseModel):
+    """Samples in order of step, and the modules that there are."""
+
+    modules: list[str]
+    samples: list[Sample]
+
+
+class ArtifactFile(BaseModel):
+    """A file to download from /runs/{run_id}/artifacts/{id}/download."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: int
+    step: int
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@router.get("/findings")
+def get_findings(run_id: int, session: Db, _visitor: SignedIn) -> list[Finding]:
+    """Return what is wrong with a run, the gravest first."""
+    found = findings.of_run(session, runs.get(session, run_id))
+    return [Finding.model_validate(each) for each in found]
+
+
+@router.get("/histograms")
+def get_histograms(
+    run_id: int,
+    session: Db,
+    _visitor: SignedIn,
+    module: Annotated[str | None, Query(description="Without it: all modules together")] = None,
+    most: Annotated[int, Query(ge=2, le=2000)] = MOST_SAMPLES,
+) -> Histograms:
+    """Return histograms of the gradients' exponents, evenly thinned where they are many."""
+    runs.get(session, run_id)
+    newest = histograms.newest(session, run_id)
+    names = [each["name"] for each in newest.content["modules"]] if newest else []
+    samples = histograms.of_module(session, run_id, module, most=most)
+    return Histograms(modules=names, samples=[Sample(**each) for each in samples])
+
+
+@router.get("/replays")
+def get_replays(run_id: int, session: Db, _visitor: SignedIn) -> list[dict[str, Any]]:
+    """Return what replays of skipped steps found, in order of step."""
+    runs.get(session, run_id)
+    return [row.content for row in artifacts.diagnoses(session, run_id, "replay")]
+
+
+@router.get("/artifacts")
+def get_artifacts(run_id: int, session: Db, _visitor: SignedIn) -> list[ArtifactFile]:
+    """Return the files that the recipe left, newest step first."""
+    runs.get(session, run_id)
+    return [ArtifactFile.model_validate(row) for row in artifacts.of_run(session, run_id)]

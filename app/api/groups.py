@@ -1,0 +1,64 @@
+"""Comparisons of one configuration in several precisions."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from app import comparison
+from app.auth import SignedIn
+from app.context import Db, TheSettings
+from app.summary import Number, RunSummary
+from db import runs
+
+router = APIRouter(tags=["comparisons"])
+
+
+class Figure(BaseModel):
+    """A number; null is NaN or not measured yet. ratio: to the fp32 run's."""
+
+    value: Number
+    ratio: float | None
+
+
+class ComparedRun(BaseModel):
+    """One run. figures: run/seconds, run/peak_memory_bytes, loss, and the recipe's last metrics."""
+
+    label: str
+    run: RunSummary
+    figures: dict[str, Figure]
+
+
+class Comparison(BaseModel):
+    """Runs side by side; differences: configuration fields with each run's value, in order."""
+
+    id: int
+    runs: list[ComparedRun]
+    differences: Annotated[dict[str, list[Any]], Field(description="By path of the field")]
+
+
+@router.post("/runs/{run_id}/comparison", status_code=201)
+def compare(run_id: int, session: Db, settings: TheSettings, visitor: SignedIn) -> Comparison:
+    """Queue a run's configuration and seed as fp32, fp16 without a scaler, fp16, and bf16."""
+    queued = comparison.queue(session, visitor.user, runs.get(session, run_id))
+    session.flush()
+    return _comparison(session, queued[0].id, settings)
+
+
+@router.get("/groups/{group_id}")
+def get_comparison(
+    group_id: int, session: Db, settings: TheSettings, _visitor: SignedIn
+) -> Comparison:
+    """Look at a comparison."""
+    return _comparison(session, group_id, settings)
+
+
+def _comparison(session: Db, group_id: int, settings: TheSettings) -> Comparison:
+    laid_out = comparison.lay_out(session, group_id, settings)
+    return Comparison(
+        id=group_id,
+        runs=[
+            ComparedRun.model_validate(column, from_attributes=True) for column in laid_out.columns
+        ],
+        differences=dict(laid_out.differences),
+    )

@@ -1,0 +1,115 @@
+"""The same run in four precisions: queue them, and lay them side by side, each as ratio to fp32."""
+
+import math
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from app import schemas
+from app.submission import LENGTHS, Submission, submit
+from app.summary import RunSummary, summarise
+from db import groups
+from db.settings import Settings
+from db.tables import ENDED, Run, User
+
+#: What is measured of every recipe; the recipe's own metrics follow.
+MEASURED = {"run/seconds": "Time", "run/peak_memory_bytes": "Peak memory"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of one run; ratio: to that of the fp32 run, where both are there and finite."""
+
+    value: float | None
+    ratio: float | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One run of a comparison. figures: by name of the metric, or loss."""
+
+    label: str
+    run: RunSummary
+    figures: dict[str, Figure]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """names: of the figures, in order; differences: fields of which runs have unequal values."""
+
+    columns: list[Column]
+    names: list[str]
+    differences: list[tuple[str, list[Any]]]
+
+
+def queue(session: Session, user: User, source: Run) -> list[Run]:
+    """Queue a run's configuration and seed in each precision; the first is named by their group.
+
+    Raises Invalid if the recipe no longer takes this configuration.
+    """
+    has_own_name = source.name != f"{source.recipe}-{source.precision}"
+    base = source.name if has_own_name else source.recipe
+    queued = []
+    for label, (precision, is_scaled) in groups.VARIANTS.items():
+        config = deepcopy(source.config) | {"precision": precision}
+        config["scaler"] = config.get("scaler", {}) | {"enabled": is_scaled}
+        ending = f" {label}"
+        submission = Submission(
+            recipe=source.recipe,
+            config=config,
+            name=base[: LENGTHS["name"] - len(ending)] + ending,
+            tags=source.tags,
+            priority=source.priority,
+            devices_per_node=source.devices_per_node,
+            parent_id=source.parent_id,
+            parent_step=source.parent_step,
+        )
+        queued.append(submit(session, user, submission))
+    for run in queued:
+        run.group_id = queued[0].id
+    return queued
+
+
+def lay_out(session: Session, group_id: int, settings: Settings) -> Comparison:
+    """Lay a group side by side. Raises NotFound."""
+    members = groups.members(session, group_id)
+    measured = {run.id: _measured(session, run) for run, _owner in members}
+    labels = {run.id: groups.variant(run.config) for run, _owner in members}
+    base = next((measured[run] for run, label in labels.items() if label == "fp32"), {})
+    own = dict.fromkeys(name for figures in measured.values() for name in figures)
+    names = [*MEASURED, "loss", *(name for name in own if name not in (*MEASURED, "loss"))]
+    columns = [
+        Column(
+            labels[run.id],
+            summarise(session, run, owner, settings),
+            {name: _figure(name, measured[run.id], base) for name in names},
+        )
+        for run, owner in members
+    ]
+    return Comparison(columns, names, _differences([run.config for run, _owner in members]))
+
+
+def _measured(session: Session, run: Run) -> dict[str, float | None]:
+    """Return the latest of each metric and of the loss; time and memory only of whole runs."""
+    metrics = groups.last_metrics(session, run.id)
+    if run.step:
+        metrics["loss"] = math.nan if run.loss is None else run.loss
+    if run.status not in ENDED:
+        metrics = {name: metrics[name] for name in metrics if name not in MEASURED}
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
+
+
+def _figure(name: str, mine: dict[str, float | None], base: dict[str, float | None]) -> Figure:
+    value, reference = mine.get(name), base.get(name)
+    if value is None or not reference or not math.isfinite(value / reference):
+        return Figure(value, None)
+    return Figure(value, value / reference)
+
+
+def _differences(configs: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
+    flat = [dict(schemas.flat(config)) for config in configs]
+    paths = dict.fromkeys(path for each in flat for path in each)
+    rows = [(path, [each.get(path) for each in flat]) for path in paths]
+    return [(path, values) for path, values in rows if len(set(map(repr, values))) > 1]

@@ -1,0 +1,25 @@
+// The beginning of texts that a recipe left, fetched when they come on screen.
+const BYTES = 4096
+
+const observer = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    if (!isIntersecting) continue
+    observer.unobserve(target)
+    fill(target)
+  }
+})
+
+/** @param {HTMLElement} pre */
+const fill = async (pre) => {
+  const answer = await fetch(pre.dataset.preview, { headers: { Range: `bytes=0-${BYTES - 1}` } })
+  const whole = Number(answer.headers.get('Content-Range')?.split('/')[1] ?? 0)
+  pre.textContent = answer.ok ? await answer.text() + (whole > BYTES ? '…' : '') : 'The file cannot be read.'
+}
+
+/** @param {ParentNode} root */
+export const previewTexts = (root) => {
+  for (const pre of root.querySelectorAll('[data-preview]:not([data-seen])')) {
+    pre.dataset.seen = ''
+    observer.observe(pre)
+  }
+}

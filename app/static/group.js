@@ -1,0 +1,67 @@
+// The page of a comparison: one chart of all its runs, and a table, fetched anew while they change.
+import { createPlot } from 'charts'
+import { comparisonFigure } from 'comparison'
+import { watch } from 'live'
+import { Points } from 'points'
+import { show } from 'rows'
+import { readView, writeView } from 'view'
+
+const article = document.querySelector('[data-group]')
+const table = article.querySelector('[data-fragment=comparison]')
+const columns = [...table.querySelectorAll('[data-run]')].map(({ dataset }) => ({ id: dataset.run, label: dataset.label }))
+const chart = createPlot(article.querySelector('[data-plot]'), comparisonFigure)
+const view = readView()
+/** @type {Map<string, Points>} */
+const points = new Map()
+
+/** @param {string} id of a run */
+const fetchPoints = async (id) => {
+  const fetched = async (path) => (await fetch(`/api/runs/${id}/${path}`)).json()
+  const [page, flagged] = await Promise.all([fetched('series?points=2000'), fetched('flagged')])
+  points.set(id, new Points(page, flagged, []))
+}
+
+const draw = () => {
+  article.querySelector('[data-smooth]').textContent = String(view.smooth)
+  const runs = columns.map(({ id, label }) => ({ label, points: points.get(id) }))
+  chart.draw({ runs, view: { ...view } })
+}
+
+/** Runs that changed since they were fetched. @type {Set<string>} */
+const changed = new Set(columns.map(({ id }) => id))
+let isFetching = false
+const refresh = async () => {
+  if (isFetching || !changed.size) return
+  isFetching = true
+  const ids = [...changed]
+  changed.clear()
+  try {
+    const [page] = await Promise.all([fetch(location.pathname), ...ids.map(fetchPoints)])
+    const fresh = new DOMParser().parseFromString(await page.text(), 'text/html')
+    show(table, fresh.querySelector('[data-fragment=comparison]').innerHTML)
+    draw()
+  } finally {
+    isFetching = false
+  }
+  refresh()
+}
+
+for (const input of article.querySelectorAll('[data-view]')) {
+  const name = input.dataset.view
+  if (input.type === 'radio') input.checked = view[name] === input.value
+  else input.value = view[name]
+  input.addEventListener('input', () => {
+    view[name] = input.type === 'range' ? Number(input.value) : input.value
+    writeView(view)
+    draw()
+  })
+}
+article.querySelector('[data-png]').addEventListener('click', () => chart.savePicture(`comparison${article.dataset.group}`))
+await refresh()
+
+if (article.dataset.over === 'false') {
+  watch('/api/runs/live', article.dataset.cursor, (news) => {
+    for (const { id } of columns) if (id in news.rows) changed.add(id)
+    refresh()
+  })
+}

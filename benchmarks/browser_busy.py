@@ -1,0 +1,27 @@
+"""How busy the browser's main thread is with a run at 200 steps a second, all rows visible."""
+
+from benchmarks.following import follow
+from benchmarks.report import report
+from benchmarks.site import serving
+
+STEPS, STEPS_A_SECOND, SECONDS = 100_000, 200, 30
+BAR = 0.25
+
+
+def main() -> None:
+    """Follow the run; Chromium itself counts the time of its tasks."""
+    with serving(STEPS) as site, site.feeding(STEPS_A_SECOND):
+        followed = follow(site, SECONDS)
+    frames = len(followed.frames) / SECONDS
+    report(
+        "browser_busy",
+        f"≤ {BAR:.0%} of the main thread",
+        ("busy", "frames a second", "points of a line"),
+        [(f"{followed.busy:.1%}", f"{frames:.1f}", followed.points)],
+        measured=f"{followed.busy:.1%}",
+        passed=followed.busy <= BAR,
+    )
+
+
+if __name__ == "__main__":
+    main()

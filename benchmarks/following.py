@@ -1,0 +1,61 @@
+"""A page in Chromium that follows run 1 of a site, and says what it drew when."""
+
+import json
+import time
+from dataclasses import dataclass
+
+from playwright.sync_api import sync_playwright
+
+from benchmarks.site import Site
+
+#: As in tests/e2e: the system's own browser, drawing without a GPU.
+CHROMIUM = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
+VIEWPORT = {"width": 1280, "height": 1400}  # all rows at once
+WARM_SECONDS = 10.0
+
+#: Keeps, each time that a frame was drawn, the moment and the last step in the figure.
+OBSERVE = """() => {
+    const plot = document.querySelector('[data-plot]')
+    window.frames_drawn = []
+    plot.on('plotly_afterplot', () => requestAnimationFrame(() => {
+        const x = plot.data.find((trace) => trace.name === 'loss').x
+        window.frames_drawn.push([Date.now(), x[x.length - 1]])
+    }))
+}"""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """frames: (milliseconds since the epoch, last step drawn). busy: of the main thread, 0 to 1."""
+
+    frames: list[tuple[float, int]]
+    busy: float
+    points: int
+
+
+def follow(site: Site, seconds: float) -> Followed:
+    """Open the page, let it settle, and watch it."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
+        page = browser.new_page(viewport=VIEWPORT)
+        page.goto(site.link())
+        page.goto(f"{site.address}/runs/1")
+        page.wait_for_selector("[data-drawn]")
+        page.locator("#charts").scroll_into_view_if_needed()
+        page.evaluate("document.querySelector('[data-plot]').scrollIntoView()")
+        page.wait_for_timeout(WARM_SECONDS * 1000)
+        session = page.context.new_cdp_session(page)
+        session.send("Performance.enable")
+
+        def tasks() -> float:
+            metrics = session.send("Performance.getMetrics")["metrics"]
+            return next(m["value"] for m in metrics if m["name"] == "TaskDuration")
+
+        page.evaluate(OBSERVE)
+        busy, started = tasks(), time.perf_counter()
+        page.wait_for_timeout(seconds * 1000)
+        busy, lasted = tasks() - busy, time.perf_counter() - started
+        frames = json.loads(page.evaluate("JSON.stringify(window.frames_drawn)"))
+        points = int(page.get_attribute("[data-plot]", "data-drawn") or 0)
+        browser.close()
+    return Followed([(moment, step) for moment, step in frames], busy / lasted, points)

@@ -1,0 +1,52 @@
+"""The same work as peer.py's, by trainer.telemetry and trainer.spool: what the loop calls.
+
+    python -m benchmarks.ourselves 2000 <folder>
+
+Prints two lists of nanoseconds a step as JSON: of the way to the spool (ticking, and the draining,
+interpreting and appending that is due now and then), and of that with the row's kernels before it,
+which on a CPU are the host's work too, and on a GPU only queued.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from trainer.config import Training
+from trainer.spool import SpoolWriter
+from trainer.telemetry import Attempted, Telemetry, Update, watch
+
+
+def main() -> None:
+    """Log as many steps as asked for; every 500th is skipped."""
+    steps, folder = int(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    layer = torch.nn.Linear(2, 2, bias=False)
+    optimizers = watch({"model": layer}, {"adamw": torch.optim.AdamW(layer.parameters())})
+    one, zero = torch.ones(()), torch.zeros(())
+    counts = torch.zeros(2, dtype=torch.int32)
+    applied = Update(zero, one, one, counts)
+    skipped = Update(one, one * torch.inf, one, counts + 1)
+    spool = SpoolWriter(folder, 1)
+    telemetry = Telemetry(optimizers, device, Training(), spool.steps, spool.event)
+    spooled, whole = [], []
+    for step in range(1, steps + 1):
+        update = skipped if step % 500 == 0 else applied
+        attempted = Attempted(one, one, one, {"adamw": update}, {"adamw"})
+        started = time.perf_counter_ns()
+        telemetry.write(attempted, 1e-3)
+        written = time.perf_counter_ns()
+        telemetry.tick(step, step, 1000, 1e-3)
+        ticked = time.perf_counter_ns()
+        spooled.append(ticked - written)
+        whole.append(ticked - started)
+        time.sleep(0.001)  # the step itself
+    telemetry.drain()
+    print(json.dumps([spooled, whole]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What a step is held up on the host by telemetry: ours beside five other tools, in turns.
+
+Each tool has a virtual environment of its own below .bench-env, with a pinned version, which this
+benchmark makes the first time. The same three numbers a step, a millisecond of nothing between
+steps, several rounds through all tools. A tool's figure is the median of its rounds' means: a mean,
+since what a tool puts off to every hundredth step holds the loop as well.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+from benchmarks.report import report
+
+ENVIRONMENTS = Path(__file__).parents[1] / ".bench-env"
+#: mlflow 3.18.0 wants a mlflow-skinny 3.18.0, which cannot be had everywhere.
+PEERS = {
+    "trackio": "0.43.0",
+    "tensorboard": "2.21.0",
+    "wandb": "0.31.0",
+    "aim": "3.29.1",
+    "mlflow": "3.17.2",
+}
+STEPS, WARM, ROUNDS = 1500, 100, 3
+BAR_MICROSECONDS, BAR_RATIO = 5.0, 0.25
+
+
+def python_of(name: str) -> Path | None:
+    """Return the interpreter of a tool's environment, which is made if need be; None: no way."""
+    folder = ENVIRONMENTS / f"{name}-{PEERS[name]}"
+    python, installed = folder / "bin" / "python", folder / "installed.txt"
+    if not installed.exists():
+        venv.create(folder, with_pip=True, clear=True)
+        pip = [str(python), "-m", "pip"]
+        if subprocess.run([*pip, "install", "--quiet", f"{name}=={PEERS[name]}"]).returncode:
+            return None
+        installed.write_bytes(subprocess.run([*pip, "freeze"], capture_output=True).stdout)
+    return python
+
+
+def held(command: list[str]) -> list[list[int]] | None:
+    """Run one tool; return its lists of nanoseconds, or None if it failed."""
+    with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder:
+        ended = subprocess.run([*command, folder], capture_output=True, text=True)
+    if ended.returncode:
+        print(ended.stderr[-2000:], file=sys.stderr)
+        return None
+    printed = json.loads(ended.stdout.splitlines()[-1])
+    return printed if isinstance(printed[0], list) else [printed]
+
+
+def main() -> None:
+    """Take turns, and compare."""
+    peer, ours = str(Path(__file__).with_name("peer.py")), "ours: the way to the spool"
+    commands = {ours: [sys.executable, "-m", "benchmarks.ourselves", str(STEPS)]}
+    missing = []
+    for name in PEERS:
+        if python := python_of(name):
+            commands[name] = [str(python), peer, name, str(STEPS)]
+        else:
+            missing.append(name)
+    means: dict[str, list[float]] = {}
+    medians: dict[str, list[float]] = {}
+    for _ in range(ROUNDS):
+        for name, command in commands.items():
+            names = [name, f"{name}, and its row's kernels on a CPU"]
+            for label, nanoseconds in zip(names, held(command) or [], strict=False):
+                warm = nanoseconds[WARM:]
+                means.setdefault(label, []).append(statistics.mean(warm) / 1000)
+                medians.setdefault(label, []).append(statistics.median(warm) / 1000)
+    figures = {label: statistics.median(rounds) for label, rounds in means.items()}
+    rows = [
+        (
+            f"{label} {PEERS.get(label, '')}".strip(),
+            f"{figure:.1f}",
+            f"{statistics.median(medians[label]):.1f}",
+            f"{figure / figures[ours]:.1f} ×",
+        )
+        for label, figure in figures.items()
+    ]
+    rows += [(f"{name} {PEERS[name]}", "cannot be installed here", "", "") for name in missing]
+    rows += [(name, "failed", "", "") for name in commands if name not in figures]
+    fastest = min((name for name in PEERS if name in figures), key=figures.__getitem__)
+    report(
+        "peers",
+        f"≤ {BAR_MICROSECONDS:g} µs a step, and ≤ {BAR_RATIO:g} of the fastest peer",
+        ("tool", "µs a step, mean", "median", "against ours"),
+        rows,
+        measured=f"{figures[ours]:.1f} µs",
+        peer=f"{fastest} {figures[fastest]:.1f} µs",
+        passed=figures[ours] <= BAR_MICROSECONDS and figures[ours] <= BAR_RATIO * figures[fastest],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""A server, and a run that a process of its own feeds through spool and recorder, as in life."""
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import psutil
+
+from benchmarks import synthetic
+from db import accounts, queue, runs
+from db.database import Database, open_database
+from db.settings import Settings
+from db.storage import open_store
+from trainer.recorder import Recorder
+from trainer.spool import STEP_DTYPE, SpoolWriter
+
+DRAIN_SECONDS = 0.1  # trainer.telemetry's, which would load torch
+FLUSH_SECONDS = 0.1  # the supervisor's
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server that runs, and run 1, which is recorded up to `steps` and is being trained."""
+
+    settings: Settings
+    database: Database
+    address: str
+    server: psutil.Process
+    steps: int
+
+    def link(self) -> str:
+        """Return an address that signs a browser in."""
+        with self.database.writing() as session:
+            user = accounts.user_named(session, "bench")
+            return f"{self.address}/?token={accounts.make_link_token(session, user)}"
+
+    def token(self) -> str:
+        """Return a token for scripts."""
+        with self.database.writing() as session:
+            user = accounts.user_named(session, "bench")
+            return accounts.make_api_token(session, user, "bench")[0]
+
+    @contextmanager
+    def feeding(self, steps_a_second: int) -> Iterator[None]:
+        """Train and record run 1: two processes, as a training and its supervisor are.
+
+        elapsed_ms of a step is the moment of its end, in milliseconds since the epoch.
+        """
+        context = multiprocessing.get_context("spawn")
+        processes: list[BaseProcess] = [
+            context.Process(target=_train, args=(self.settings, self.steps, steps_a_second)),
+            context.Process(target=_record, args=(self.settings,)),
+        ]
+        for process in processes:
+            process.start()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.terminate()
+                process.join()
+
+
+@contextmanager
+def serving(steps: int) -> Iterator[Site]:
+    """Start a server on a fresh SQLite database, with a run of some steps that goes on."""
+    with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        settings = Settings(data=Path(folder), port=port)
+        database = open_database(settings)
+        database.migrate()
+        run_id = synthetic.start_run(database)
+        for flush in synthetic.flushes(steps):
+            synthetic.record(database, run_id, flush)
+        with database.writing() as session:
+            queue.set_started_at(session, runs.get(session, run_id))
+            queue.start(session, run_id, 1)
+        environment = {"HALFSTEP_DATA": folder, "HALFSTEP_PORT": str(port)}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "halfstep.cli", "server"],
+            env={**os.environ, **environment},
+            stdout=subprocess.DEVNULL,
+        )
+        address = f"http://127.0.0.1:{port}"
+        try:
+            while not _answers(address):
+                time.sleep(0.1)
+            yield Site(settings, database, address, psutil.Process(process.pid), steps)
+        finally:
+            process.terminate()
+            process.wait()
+            database.dispose()
+
+
+def _answers(address: str) -> bool:
+    try:
+        return bool(httpx2.get(f"{address}/healthz").status_code == 200)
+    except httpx2.TransportError:
+        return False
+
+
+def _train(settings: Settings, step: int, steps_a_second: int) -> None:
+    """Spool steps at a steady pace, handed over as often as trainer.telemetry does."""
+    rng = np.random.default_rng(1)
+    spool = SpoolWriter(settings.run_folder(1) / "spool", 1)
+    begun, made = time.time(), 0
+    while True:
+        time.sleep(DRAIN_SECONDS)
+        due = int((time.time() - begun) * steps_a_second)
+        count = due - made
+        steps = np.zeros(count, STEP_DTYPE)
+        steps["step"] = step + 1 + made + np.arange(count)
+        steps["elapsed_ms"] = (begun + (made + 1 + np.arange(count)) / steps_a_second) * 1000
+        steps["step_us"] = 1e6 / steps_a_second
+        steps["loss"] = 0.3 + rng.lognormal(-2, 0.5, count)
+        steps["scale"], steps["lr"] = 65536.0, 1e-4
+        steps["grad_norm"] = rng.lognormal(-1.5, 0.4, count)
+        steps["grad_norm_clipped"] = np.minimum(steps["grad_norm"], 1.0)
+        spool.steps(steps)
+        made = due
+
+
+def _record(settings: Settings) -> None:
+    database = open_database(settings)
+    recorder = Recorder(settings, database, open_store(settings), 1, 1)
+    while True:
+        if recorder.flush():
+            time.sleep(FLUSH_SECONDS)

@@ -1,0 +1,184 @@
+"""What the figures of a run say is wrong, in words, and what to do about it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db import groups, histograms, series, workers
+from db.tables import FLAGGED, SKIPPED, Run, ScalerEvent, Step, Worker
+from db.verdict import Verdict, verdict
+
+SKIPS_READ = 50
+UNDERFLOW = 0.01  # share of gradients
+ILL = ("collapsing", "dead")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """title: what is so; text: the figures, and what to do."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What findings go by.
+
+    lost_losses: applied steps whose loss was not finite.  skips: the latest, with their culprits.
+    modules: of the newest histogram.  seconds: by variant, of the finished runs of the group.
+    """
+
+    verdict: Verdict | None
+    scale: float | None = None
+    lost_losses: int = 0
+    skips: Sequence[ScalerEvent] = ()
+    modules: Sequence[dict[str, Any]] = ()
+    has_bf16: bool = False
+    variant: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def of_run(session: Session, run: Run) -> list[Finding]:
+    """Read the evidence of a run and return what it shows."""
+    newest = histograms.newest(session, run.id)
+    worker = session.get(Worker, run.worker_id) if run.worker_id else None
+    evidence = Evidence(
+        verdict=verdict(session, run),
+        scale=run.scale,
+        lost_losses=_lost_losses(session, run),
+        skips=series.skips(session, run.id, most=SKIPS_READ) if run.skipped else (),
+        modules=newest.content["modules"] if newest else (),
+        has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
+        variant=groups.variant(run.config),
+        seconds=groups.seconds(session, run.group_id) if run.group_id else {},
+    )
+    return list(find(evidence))
+
+
+def find(evidence: Evidence) -> Iterator[Finding]:
+    """Yield what the evidence shows, the gravest first."""
+    yield from _small_scale(evidence)
+    yield from _losses(evidence)
+    yield from _direction(evidence)
+    yield from _one_module(evidence)
+    yield from _underflow(evidence)
+    yield from _bf16(evidence)
+    yield from _slower(evidence)
+
+
+def _small_scale(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.verdict and evidence.scale is not None and evidence.scale < 1:
+        yield Finding(
+            "The loss scale is below 1",
+            f"At {evidence.scale:g} it makes gradients smaller, so that they underflow. No smaller "
+            "scale will help: the overflow has another cause. Replay a skipped step to see which "
+            "module it is in; go back to a checkpoint from before the scale fell, with a smaller "
+            "learning rate, or set scaler.floor to 1 and scaler.stop_after_skips.",
+        )
+
+
+def _losses(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.lost_losses:
+        yield Finding(
+            "The loss is not finite, but its gradients are",
+            f"{evidence.lost_losses:,} such steps were applied. What overflows has no part in the "
+            "gradients: a term that is only reported, or an average over values that are masked "
+            "out. The weights are sound as long as the gradients are; compute that term in fp32.",
+        )
+
+
+def _direction(evidence: Evidence) -> Iterator[Finding]:
+    if not _is_unwell(evidence) or not evidence.skips:
+        return
+    forward, total = sum(skip.loss_nonfinite for skip in evidence.skips), len(evidence.skips)
+    if forward == total:
+        yield Finding(
+            "The forward pass overflows",
+            f"At all of the last {total:,} skips the loss itself was not finite, and the loss "
+            "scale has no part in it: backing off cannot help. Look for large activations, log or "
+            "division of a value that fp16 flushed to zero; compute that module in fp32 under "
+            "autocast(enabled=False), or use bf16.",
+        )
+    elif not forward:
+        yield Finding(
+            "Only the backward pass overflows",
+            f"At all of the last {total:,} skips the loss was finite and gradients were not: the "
+            "scale is at its limit. A larger scaler.growth_interval tries the limit less often; "
+            "scaler.ceiling keeps the scale below it.",
+        )
+
+
+def _one_module(evidence: Evidence) -> Iterator[Finding]:
+    modules = [
+        {each["name"].rpartition(".")[0] for each in skip.culprits}
+        for skip in evidence.skips
+        if not skip.loss_nonfinite and skip.culprits
+    ]
+    overflowing = set().union(*modules)
+    others = {each["name"] for each in evidence.modules} - overflowing
+    if _is_unwell(evidence) and len(modules) > 1 and len(overflowing) == 1 and others:
+        [name] = overflowing
+        yield Finding(
+            "Only one module overflows",
+            f"At all of the last {len(modules):,} skips the parameters of {name or 'the top'} "
+            "alone had gradients that were not finite. Compute it in fp32, inside "
+            "autocast(enabled=False) with its input as .float(), and the scale can grow.",
+        )
+
+
+def _underflow(evidence: Evidence) -> Iterator[Finding]:
+    counted = [(sum(each["counts"]), each) for each in evidence.modules]
+    total = sum(count for count, _each in counted)
+    lost = sum(count * each["underflow"] for count, each in counted)
+    if evidence.verdict and total and lost > UNDERFLOW * total:
+        worst = max(evidence.modules, key=lambda each: float(each["underflow"]))
+        yield Finding(
+            "Gradients underflow",
+            f"{100 * lost / total:.2g} % of the gradients that are not zero lie below fp16's "
+            f"smallest number at this scale, most in {worst['name'] or 'the top'} "
+            f"({100 * worst['underflow']:.2g} %). Start with a larger scaler.init_scale or let it "
+            "grow sooner with a smaller scaler.growth_interval; below, slide to a scale that "
+            "loses less.",
+        )
+
+
+def _bf16(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.verdict and evidence.verdict.word in ILL and evidence.has_bf16:
+        yield Finding(
+            "bf16 is available",
+            "The device of this run has it. bf16 has the exponents of fp32, so that it needs no "
+            "loss scale and skips nothing; it has 8 bits of precision to fp16's 11. Compare the "
+            "precisions to see what it gives.",
+        )
+
+
+def _slower(evidence: Evidence) -> Iterator[Finding]:
+    mine, fp32 = evidence.seconds.get(evidence.variant), evidence.seconds.get("fp32")
+    if evidence.variant != "fp32" and mine and fp32 and mine > fp32:
+        yield Finding(
+            "Mixed precision is slower here than fp32",
+            f"{mine:.3g} s to {fp32:.3g} s for the same run, {mine / fp32:.2g} times as long. On a "
+            "CPU that is always so in fp16. On a GPU, make batch and layers larger and their sizes "
+            "multiples of 8, and see that the optimizer is fused.",
+        )
+
+
+def _is_unwell(evidence: Evidence) -> bool:
+    return evidence.verdict is not None and evidence.verdict.word in ("oscillating", *ILL)
+
+
+def _lost_losses(session: Session, run: Run) -> int:
+    # Left alone, SQLite would read all steps rather than the index that holds just these.
+    query = (
+        select(func.count(Step.step))
+        .with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
+        .where(Step.run_id == run.id, FLAGGED["nonfinite"])
+        .where(Step.flags.op("&")(SKIPPED) == 0)
+    )
+    # Without a scaler nothing holds a bad update back, and the reason is plain.
+    unscaled = groups.variant(run.config) != "fp16"
+    return 0 if unscaled else session.scalar(query) or 0

@@ -1,0 +1,48 @@
+"""Runs of one configuration in several precisions, to be laid side by side."""
+
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from db.errors import NotFound
+from db.tables import Metric, Run, Status, User
+
+#: Precision, and whether the scaler is on, of each run of a comparison.
+VARIANTS = {
+    "fp32": ("fp32", True),
+    "fp16 without scaler": ("fp16", False),
+    "fp16": ("fp16", True),
+    "bf16": ("bf16", True),
+}
+
+
+def variant(config: dict[str, Any]) -> str:
+    """Name what a configuration is in a comparison."""
+    is_scaled = config.get("scaler", {}).get("enabled", True)
+    is_bare = config["precision"] == "fp16" and not is_scaled
+    return "fp16 without scaler" if is_bare else str(config["precision"])
+
+
+def members(session: Session, group_id: int) -> list[tuple[Run, str]]:
+    """List a group's runs with their owners' names, as queued. Raises NotFound."""
+    query = select(Run, User.name).join(User, User.id == Run.owner_id)
+    query = query.where(Run.group_id == group_id).order_by(Run.id)
+    found = [(run, owner) for run, owner in session.execute(query)]
+    if not found:
+        raise NotFound(f"There is no group {group_id}.")
+    return found
+
+
+def last_metrics(session: Session, run_id: int) -> dict[str, float | None]:
+    """Return the latest value of each metric of a run."""
+    query = select(Metric.name, Metric.value).where(Metric.run_id == run_id)
+    return dict(session.execute(query.order_by(Metric.step)).all())
+
+
+def seconds(session: Session, group_id: int) -> dict[str, float]:
+    """Return how long the finished runs of a group took, by variant."""
+    query = select(Run.config, Metric.value).join(Metric, Metric.run_id == Run.id)
+    query = query.where(Run.group_id == group_id, Run.status == Status.FINISHED)
+    rows = session.execute(query.where(Metric.name == "run/seconds").order_by(Metric.step))
+    return {variant(config): value for config, value in rows if value is not None}

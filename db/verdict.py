@@ -1,0 +1,188 @@
+"""Whether the loss scaling of a run is well: one word, and the figures that led to it."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from db.tables import FLAGGED, Run, Step
+
+WINDOW = 1000
+#: Applied steps in a row after which the first search for a scale is over, as the trainer has it.
+CALIBRATED_AFTER = 25
+#: Steps that the search may take: from the largest scale, 2^127, 127 skips lead down to 1.
+CALIBRATING_FOR = 200
+#: A growth is undone by one skip, so ten in a row, a thousandth of the scale, are no search.
+COLLAPSE_STREAK = 10
+#: Per cent of the last 100 steps; at the default growth interval, 2000, it is 0.05.
+COLLAPSE_RATE, OSCILLATION_RATE = 50, 2
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a verdict goes by.
+
+    attempts: all steps of the run.  settled: steps among the last 100 since the search for the
+    first scale ended, and settled_skips the skips among these.  streak: skips up to the last step;
+    longest_streak: within the last 1000.
+    """
+
+    attempts: int
+    scale: float | None
+    skips_100: int
+    skips_1000: int
+    settled: int
+    settled_skips: int
+    streak: int
+    longest_streak: int
+    applied_500: int
+    steps_since_skip: int | None
+    seconds_since_skip: float | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """word: calibrating, healthy, oscillating, collapsing or dead; reason: why, in a sentence."""
+
+    word: str
+    reason: str
+    figures: Figures
+
+
+def verdict(session: Session, run: Run) -> Verdict | None:
+    """Judge a run; None where nothing is scaled, or nothing was attempted yet."""
+    is_scaled = run.precision == "fp16" and run.config.get("scaler", {}).get("enabled", True)
+    return judge(figures(session, run)) if is_scaled and run.step else None
+
+
+def judge(figures: Figures) -> Verdict:
+    """Return the verdict that the figures lead to."""
+    found, window = figures, min(figures.attempts, 500)
+    small_scale = found.scale is not None and found.scale < 1
+    if found.scale == 0 or (found.applied_500 == 0 and found.attempts >= CALIBRATING_FOR):
+        word = "dead"
+        reason = f"{found.applied_500} of the last {window} steps changed the weights"
+        reason += f"; the scale is {found.scale:g}" if found.scale is not None else ""
+    elif small_scale:
+        word = "collapsing"
+        reason = f"the scale is {found.scale:g}, below 1, where it shrinks gradients; "
+        reason += _skipped(found)
+    elif not found.settled and found.attempts <= CALIBRATING_FOR:
+        word = "calibrating"
+        reason = f"{_of(found.skips_1000, found.attempts)} skipped while the scale is searched "
+        reason += f"for: it is found after {CALIBRATED_AFTER} steps in a row without a skip"
+    elif found.streak >= COLLAPSE_STREAK:
+        word = "collapsing"
+        reason = f"the last {found.streak} steps were all skipped, each with a smaller scale"
+    elif 100 * found.settled_skips > COLLAPSE_RATE * found.settled:
+        word = "collapsing"
+        reason = f"{_skipped(found)}, and more than half of the last 100"
+    elif found.settled_skips > 1 and 100 * found.settled_skips > OSCILLATION_RATE * found.settled:
+        word = "oscillating"
+        reason = f"{_of(found.settled_skips, found.settled)} skipped: the scale grows into its "
+        reason += f"limit and falls back, again and again; {_skipped(found)}"
+    else:
+        word, reason = "healthy", _skipped(found)
+    return Verdict(word, f"{reason[0].upper()}{reason[1:]}.", found)
+
+
+def _skipped(found: Figures) -> str:
+    if found.steps_since_skip is None:
+        return "no step was skipped"
+    if not found.skips_1000:
+        return f"no skip for {found.steps_since_skip:,} steps{_seconds(found)}"
+    ago = f"{found.steps_since_skip:,} steps{_seconds(found)} ago"
+    if found.steps_since_skip == 0:
+        ago = "just now"
+    longest = found.longest_streak
+    in_a_row = f", at most {longest} in a row" if longest > 1 else ""
+    return f"{_of(found.skips_1000, min(found.attempts, WINDOW))} skipped{in_a_row}, the last {ago}"
+
+
+def _of(skips: int, steps: int) -> str:
+    return f"{skips:,} of the last {steps:,} steps ({_per_cent(skips, steps)} %)"
+
+
+def _per_cent(skips: int, steps: int) -> str:
+    share = 100 * skips / max(steps, 1)
+    return f"{share:.0f}" if share >= 10 else f"{share:.2g}"
+
+
+def _seconds(found: Figures) -> str:
+    seconds = found.seconds_since_skip
+    return "" if seconds is None else f" ({seconds:.3g} s)"
+
+
+def figures(session: Session, run: Run) -> Figures:
+    """Read them: a few rows of the index that holds skips alone, however long the run."""
+    newest_first = _skips(run).order_by(Step.step.desc())
+    skips = list(session.scalars(newest_first.where(Step.step > run.step - WINDOW)))[::-1]
+    last = skips[-1] if skips else session.scalar(newest_first.limit(1))
+    ends = select(Step.step, Step.elapsed_ms).where(
+        Step.run_id == run.id, Step.step.in_([last, run.step])
+    )
+    times = dict(session.execute(ends).all()) if last else {}
+    seconds = (times[run.step] - times[last]) / 1000 if last and len(times) == 2 else None
+    return count(run.step, skips, run.scale, last=last, seconds_since_skip=seconds)
+
+
+def _skips(run: Run) -> Select[Any]:
+    # Left alone, SQLite would read all steps rather than the index that holds just these.
+    return (
+        select(Step.step)
+        .with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
+        .where(Step.run_id == run.id, FLAGGED["skipped"])
+    )
+
+
+def count(
+    attempts: int,
+    skips: list[int],
+    scale: float | None,
+    *,
+    last: int | None = None,
+    seconds_since_skip: float | None = None,
+) -> Figures:
+    """Count. skips: those of the last 1000 steps, in order; last: the latest of all."""
+    last = skips[-1] if skips else last
+    streaks = _streaks(skips)
+    settled_from = _settled_from(attempts, skips)
+    first = max(attempts - 99, settled_from or attempts + 1, 1)
+    return Figures(
+        attempts=attempts,
+        scale=scale,
+        skips_100=sum(step > attempts - 100 for step in skips),
+        skips_1000=len(skips),
+        settled=attempts - first + 1,
+        settled_skips=sum(step >= first for step in skips),
+        streak=streaks[-1] if skips and skips[-1] == attempts else 0,
+        longest_streak=max(streaks, default=0),
+        applied_500=min(attempts, 500) - sum(step > attempts - 500 for step in skips),
+        steps_since_skip=None if last is None else attempts - last,
+        seconds_since_skip=seconds_since_skip,
+    )
+
+
+def _streaks(skips: list[int]) -> list[int]:
+    lengths: list[int] = []
+    for index, step in enumerate(skips):
+        if index and skips[index - 1] == step - 1:
+            lengths[-1] += 1
+        else:
+            lengths.append(1)
+    return lengths
+
+
+def _settled_from(attempts: int, skips: list[int]) -> int | None:
+    """Return the first step after the search for a scale; None while it goes on.
+
+    Of a run longer than the window the search is over, whether it found anything or not.
+    """
+    if attempts > WINDOW:
+        return 1
+    for before, after in pairwise([0, *skips, attempts + 1]):
+        if after - before > CALIBRATED_AFTER:
+            return before + CALIBRATED_AFTER + 1
+    return None if attempts <= CALIBRATING_FOR else 1

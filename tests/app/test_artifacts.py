@@ -1,0 +1,77 @@
+"""Artifacts: shown on the page, and sent so that nothing in them can run."""
+
+import hashlib
+
+import pytest
+from starlette.testclient import TestClient
+
+from db import artifacts
+from db.database import Database
+from db.settings import Settings
+from db.tables import Run
+
+FILES = {"samples.txt": b"<script>", "grid.png": b"\x89PNG", "page.html": b"<script>"}
+
+
+@pytest.fixture
+def saved(settings: Settings, database: Database, running: Run) -> None:
+    """Three files of one step."""
+    for name, body in FILES.items():
+        path = settings.run_folder(running.id) / "artifacts" / "step-00000100" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+        sha256 = hashlib.sha256(body).hexdigest()
+        event = {"step": 100, "name": name, "size_bytes": len(body), "sha256": sha256}
+        with database.writing() as session:
+            key = path.relative_to(settings.data).as_posix()
+            artifacts.publish(session, running.id, running.attempt, event, key)
+
+
+@pytest.mark.parametrize(
+    ("name", "media_type"),
+    [
+        ("samples.txt", "text/plain; charset=utf-8"),
+        ("grid.png", "image/png"),
+        ("page.html", "application/octet-stream"),
+    ],
+)
+def test_file_is_sent_as_nothing_that_runs(
+    saved: None, script: TestClient, name: str, media_type: str
+) -> None:
+    """Types come from a short list, and the sandbox and nosniff hold whatever the file is."""
+    files = {each["name"]: each["id"] for each in script.get("/api/runs/1/artifacts").json()}
+    answer = script.get(f"/runs/1/artifacts/{files[name]}/download")
+    assert answer.content == FILES[name]
+    assert answer.headers["content-type"] == media_type
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    disposition = f'attachment; filename="digits-fp16-run1-step100-{name}"'
+    assert answer.headers["content-disposition"] == disposition
+
+
+def test_part_of_a_file_is_enough_for_a_preview(saved: None, script: TestClient) -> None:
+    """Ranges work as for checkpoints."""
+    answer = script.get("/runs/1/artifacts/1/download", headers={"Range": "bytes=0-3"})
+    assert (answer.status_code, answer.content) == (206, b"<scr")
+    assert answer.headers["content-range"] == "bytes 0-3/8"
+
+
+def test_page_shows_pictures_and_texts(saved: None, browser: TestClient) -> None:
+    """A picture is in the page, a text is fetched into it, anything else is a link."""
+    page = browser.get("/runs/1").text
+    assert '<img src="/runs/1/artifacts/2/download"' in page
+    assert '<pre data-preview="/runs/1/artifacts/1/download">' in page
+    assert 'href="/runs/1/artifacts/3/download"' in page
+
+
+def test_strangers_get_nothing(saved: None, stranger: TestClient) -> None:
+    """Artifacts are behind the sign-in."""
+    answer = stranger.get("/runs/1/artifacts/1/download")
+    assert answer.status_code == 303
+    assert answer.headers["location"].startswith("/sign-in")
+
+
+def test_artifact_of_another_run_is_not_there(saved: None, script: TestClient) -> None:
+    """The address names the run that the file belongs to."""
+    assert script.get("/runs/2/artifacts/1/download").status_code == 404
+    assert script.get("/runs/1/artifacts/9/download").status_code == 404

@@ -1,0 +1,122 @@
+"""The same run in four precisions: what is queued, and what stands side by side."""
+
+import math
+from typing import Any
+
+import numpy as np
+from starlette.testclient import TestClient
+
+from app import comparison
+from db import queue, runs
+from db.database import Database
+from db.settings import Settings
+from db.tables import Run, Status, User
+from tests.app.conftest import submit
+from tests.db.telemetry_made import make_events, make_metric, make_steps, record
+
+LABELS = ["fp32", "fp16 without scaler", "fp16", "bf16"]
+
+
+def test_one_call_queues_four(
+    database: Database, ada: User, offered: None, script: TestClient
+) -> None:
+    """Precision and scaler.enabled differ, nothing else does, and the four know their group."""
+    source = submit(database, ada, name="mine", priority=3)
+    answer = script.post(f"/api/runs/{source.id}/comparison")
+    assert answer.status_code == 201
+    assert [each["label"] for each in answer.json()["runs"]] == LABELS
+    assert answer.json()["differences"] == {
+        "precision": ["fp32", "fp16", "fp16", "bf16"],
+        "scaler.enabled": [True, False, True, True],
+    }
+    with database.reading() as session:
+        found = [runs.get(session, run_id) for run_id in (2, 3, 4, 5)]
+        assert {run.group_id for run in found} == {2}
+        assert {run.priority for run in found} == {3}
+        assert [run.name for run in found] == [f"mine {label}" for label in LABELS]
+        assert runs.get(session, source.id).group_id is None
+
+
+def test_button_leads_to_the_group(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """The page of a run queues its comparison and shows it; each of its runs leads there too."""
+    submit(database, ada)
+    answer = browser.post("/runs/1/comparison")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/groups/2")
+    page = browser.get("/groups/2").text
+    assert all(f">{label}</a>" in page for label in LABELS)
+    assert "<code>scaler.enabled</code>" in page
+    assert "<code>training.batch_size</code>" not in page
+    assert 'href="/groups/2"' in browser.get("/runs/3").text
+
+
+def test_numbers_stand_beside_their_ratio_to_fp32(
+    database: Database, settings: Settings, ada: User, offered: None, browser: TestClient
+) -> None:
+    """Time and memory come from ended runs, ratios from finite numbers; a NaN is called one."""
+    submit(database, ada)
+    browser.post("/runs/1/comparison")
+    browser.post("/runs/1/cancellation")
+    _train(database, 2, seconds=2.0, losses=[2.0, 1.0])
+    _train(database, 3, seconds=3.0, losses=[2.0, np.nan])
+    _train(database, 4, seconds=6.0, losses=[2.0, 1.5], skipped=[1], end=False)
+
+    with database.reading() as session:
+        columns = comparison.lay_out(session, 2, settings).columns
+    fp32, bare, fp16, bf16 = (column.figures for column in columns)
+    assert fp32["run/seconds"] == comparison.Figure(2.0, 1.0)
+    assert bare["run/seconds"] == comparison.Figure(3.0, 1.5)
+    assert math.isnan(bare["loss"].value or 0)
+    assert bare["loss"].ratio is None
+    assert fp16["run/seconds"] == comparison.Figure(None, None)
+    assert fp16["loss"] == comparison.Figure(1.5, 1.5)
+    assert fp16["val/accuracy"] == comparison.Figure(0.5, 1.0)
+    assert bf16["loss"] == comparison.Figure(None, None)
+
+    page = browser.get("/groups/2").text
+    assert "3.0 s<small>× 1.50</small>" in "".join(map(str.strip, page.splitlines()))
+    assert "NaN" in page
+    assert browser.get("/api/groups/2").json()["runs"][1]["figures"]["loss"]["value"] is None
+
+
+def test_configuration_that_is_no_longer_allowed_is_refused(
+    database: Database, ada: User, offered: None, script: TestClient
+) -> None:
+    """Nothing is queued, and the answer names the field."""
+    config: dict[str, Any] = {"precision": "fp16", "training": {"steps": 5, "batch_size": 5000}}
+    submit(database, ada, config=config)
+    answer = script.post("/api/runs/1/comparison")
+    assert answer.status_code == 422
+    assert "training.batch_size" in answer.text
+    assert [run["id"] for run in script.get("/api/runs").json()["runs"]] == [1]
+
+
+def test_group_that_there_is_not(database: Database, ada: User, browser: TestClient) -> None:
+    """A run that was not compared names no group."""
+    submit(database, ada)
+    assert browser.get("/groups/1").status_code == 404
+
+
+def _train(
+    database: Database,
+    run_id: int,
+    *,
+    seconds: float,
+    losses: list[float],
+    skipped: list[int] | None = None,
+    end: bool = True,
+) -> Run:
+    offer = {"recipes": ["digits"], "precisions": ["fp32", "fp16", "bf16"], "free_devices": [0]}
+    with database.writing() as session:
+        run = queue.claim(session, 1, lease_seconds=60.0, **offer)
+        assert run is not None
+        assert run.id == run_id
+        queue.start(session, run_id, 1)
+    steps, skips = make_steps(losses, skipped=skipped or []), make_events(skipped or [])
+    metrics = [make_metric(2, 0.5), make_metric(2, seconds, "run/seconds")]
+    record(database, run, steps, events=[*skips, *metrics])
+    if end:
+        with database.writing() as session:
+            queue.end(session, run_id, 1, Status.FINISHED)
+    return run

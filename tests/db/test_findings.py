@@ -1,0 +1,107 @@
+"""What figures say in words: from made evidence, and from rows of both databases."""
+
+from typing import Any
+
+import pytest
+
+from db import findings, verdict
+from db.database import Database
+from db.findings import Evidence
+from db.tables import Run, ScalerEvent, User
+from tests.db.conftest import config, submit
+from tests.db.telemetry_made import make_histogram, make_module, make_skip, make_steps, record
+
+
+def _verdict(word: str) -> verdict.Verdict:
+    return verdict.Verdict(word, "Because.", verdict.count(100, [], 1.0))
+
+
+def _skips(*names: str, loss_nonfinite: bool = False) -> list[ScalerEvent]:
+    culprits = [{"name": name} for name in names]
+    return [ScalerEvent(culprits=culprits, loss_nonfinite=loss_nonfinite) for _ in range(3)]
+
+
+MODULES = [make_module("body", -10, [90]), make_module("head", -10, [10])]
+SINKING = [make_module("body", -10, [90], underflow=0.02), make_module("head", -10, [10])]
+
+
+@pytest.mark.parametrize(
+    ("word", "changes", "titles"),
+    [
+        ("healthy", {"scale": 2.0**16, "skips": _skips("head.bias")}, []),
+        ("collapsing", {"scale": 0.25}, ["The loss scale is below 1"]),
+        (
+            "healthy",
+            {"lost_losses": 3},
+            ["The loss is not finite, but its gradients are"],
+        ),
+        (
+            "collapsing",
+            {"skips": _skips("body.weight", "head.bias", loss_nonfinite=True)},
+            ["The forward pass overflows"],
+        ),
+        (
+            "oscillating",
+            {"skips": _skips("body.weight", "head.bias"), "modules": MODULES},
+            ["Only the backward pass overflows"],
+        ),
+        (
+            "oscillating",
+            {"skips": _skips("head.weight", "head.bias"), "modules": MODULES},
+            ["Only the backward pass overflows", "Only one module overflows"],
+        ),
+        ("healthy", {"modules": SINKING}, ["Gradients underflow"]),
+        ("healthy", {"modules": MODULES, "has_bf16": True}, []),
+        ("dead", {"has_bf16": True}, ["bf16 is available"]),
+        (
+            "healthy",
+            {"variant": "fp16", "seconds": {"fp32": 2.0, "fp16": 3.0}},
+            ["Mixed precision is slower here than fp32"],
+        ),
+        ("healthy", {"variant": "fp16", "seconds": {"fp32": 3.0, "fp16": 2.0}}, []),
+        ("healthy", {"variant": "fp32", "seconds": {"fp32": 3.0}}, []),
+    ],
+)
+def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: list[str]) -> None:
+    """Each trouble is named by its own evidence, and a healthy run has none."""
+    found = findings.find(Evidence(verdict=_verdict(word), **changes))
+    assert [each.title for each in found] == titles
+
+
+def test_texts_hold_the_figures() -> None:
+    """The share, the module and the ratio stand in the words."""
+    evidence = Evidence(
+        verdict=_verdict("healthy"),
+        modules=SINKING,
+        variant="bf16",
+        seconds={"fp32": 2.0, "bf16": 3.0},
+    )
+    underflow, slower = (each.text for each in findings.find(evidence))
+    assert "1.8 % of the gradients" in underflow
+    assert "most in body (2 %)" in underflow
+    assert "3 s to 2 s for the same run, 1.5 times as long" in slower
+
+
+def test_evidence_comes_from_the_rows(database: Database, running: Run) -> None:
+    """Skips, losses, the newest histogram and the scale are those of the run."""
+    losses = [1.0] * 40
+    losses[30] = float("nan")
+    skipped = range(32, 41)
+    events = [make_skip(step, "body.bias", "head.bias") for step in skipped]
+    histogram = make_histogram(20, make_module("body", -40, [1], underflow=1.0))
+    record(database, running, make_steps(losses, skipped=skipped), events=[*events, histogram])
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    assert [each.title for each in found] == [
+        "The loss is not finite, but its gradients are",
+        "Only the backward pass overflows",
+        "Gradients underflow",
+    ]
+
+
+def test_run_that_has_not_begun_shows_nothing(database: Database, ada: User) -> None:
+    """Without a step there is no evidence, in any precision."""
+    with database.writing() as session:
+        for precision in ("fp16", "bf16", "fp32"):
+            run = submit(session, ada, config=config(precision=precision))
+            assert findings.of_run(session, run) == []

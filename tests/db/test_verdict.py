@@ -1,0 +1,78 @@
+"""Verdicts: from tables of skips, and from rows of both databases."""
+
+import numpy as np
+import pytest
+
+from db import verdict
+from db.database import Database
+from db.tables import Run, User
+from tests.db.conftest import config, submit
+from tests.db.telemetry_made import make_steps, record
+from trainer.policies import CALIBRATED_AFTER
+
+SEARCH = list(range(1, 7))  # the skips that lead from 2^24 down to 2^18
+
+
+@pytest.mark.parametrize(
+    ("attempts", "skips", "scale", "word", "part"),
+    [
+        (6, SEARCH, 2.0**18, "calibrating", "6 of the last 6 steps (100 %) skipped"),
+        (20, SEARCH, 2.0**18, "calibrating", "25 steps in a row without a skip"),
+        (10, [], 2.0**16, "calibrating", "0 of the last 10 steps"),
+        (60, SEARCH, 2.0**18, "healthy", "at most 6 in a row, the last 54 steps ago"),
+        (60, [], 2.0**16, "healthy", "No step was skipped."),
+        (1000, [400], 2.0**16, "healthy", "1 of the last 1,000 steps (0.1 %) skipped"),
+        (400, [*SEARCH, 320, 345, 370, 395], 2.0**19, "oscillating", "4 of the last 100 steps"),
+        (5000, [4925, 4950, 4975, 5000], 2.0**19, "oscillating", "the last just now"),
+        (400, [*SEARCH, *range(391, 401)], 2.0**8, "collapsing", "last 10 steps were all skipped"),
+        (400, [*range(302, 401, 2), 301], 64.0, "collapsing", "more than half of the last"),
+        (400, [100], 0.5, "collapsing", "the scale is 0.5, below 1"),
+        (40, list(range(1, 41)), 2.0**-24, "collapsing", "below 1"),
+        (190, list(range(1, 191)), 2.0**30, "calibrating", "190 of the last 190"),
+        (600, list(range(50, 601)), 2.0**16, "dead", "0 of the last 500 steps changed"),
+        (300, list(range(201, 301)), 0.0, "dead", "the scale is 0"),
+    ],
+)
+def test_word_follows_from_the_skips(
+    attempts: int, skips: list[int], scale: float, word: str, part: str
+) -> None:
+    """Each verdict has its own trace of skips, and says with figures what led to it."""
+    found = verdict.judge(verdict.count(attempts, sorted(skips), scale))
+    assert (found.word, part.lower() in found.reason.lower()) == (word, True), found.reason
+
+
+def test_search_ends_as_the_trainer_has_it() -> None:
+    """The page and the training agree on when a run is calibrated."""
+    assert verdict.CALIBRATED_AFTER == CALIBRATED_AFTER
+
+
+def test_figures_come_from_the_rows(database: Database, running: Run) -> None:
+    """Only skips within each window count; the last one is found however long ago it was."""
+    record(database, running, make_steps([1.0] * 1100, skipped=[40, 90, 91, 92]))
+    with database.reading() as session:
+        run = session.get_one(Run, running.id)
+        found = verdict.figures(session, run)
+    assert (found.attempts, found.skips_1000, found.longest_streak) == (1100, 0, 0)
+    assert (found.steps_since_skip, found.seconds_since_skip) == (1008, 5.04)
+
+    record(database, running, make_steps([np.nan] * 50, first=1101, skipped=range(1120, 1151)))
+    with database.reading() as session:
+        run = session.get_one(Run, running.id)
+        found = verdict.figures(session, run)
+        judged = verdict.verdict(session, run)
+    assert (found.skips_100, found.streak, found.applied_500) == (31, 31, 469)
+    assert judged is not None
+    assert judged.word == "collapsing"
+
+
+@pytest.mark.parametrize(
+    ("precision", "scaler"), [("bf16", {}), ("fp32", {}), ("fp16", {"enabled": False})]
+)
+def test_what_is_not_scaled_has_no_verdict(
+    database: Database, ada: User, precision: str, scaler: dict[str, bool]
+) -> None:
+    """bf16, fp32 and fp16 without a scaler skip nothing, so there is nothing to judge."""
+    with database.writing() as session:
+        run = submit(session, ada, config=config(precision=precision) | {"scaler": scaler})
+        run.step = 10
+        assert verdict.verdict(session, run) is None
