@@ -21,7 +21,7 @@ export const comparisonFigure = ({ runs, view }, colors) => {
       { ...raw, x, y: smoothed(y, view.smooth), line: { color, width: 3.4 - 0.5 * i } },
     ]
   })
-  runs.forEach(({ label, points }, i) => data.push(skips(label, points.skips, i, runs.length, colors)))
+  runs.forEach(({ label, points }, i) => data.push(skips(label, points.skips.steps, i, runs.length, colors)))
   const title = (text) => ({ text, standoff: 6 })
   const layout = {
     margin: { l: 62, r: 14, t: 30, b: 42 }, autosize: true, height: 420, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',

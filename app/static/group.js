@@ -16,9 +16,8 @@ const points = new Map()
 
 /** @param {string} id of a run */
 const fetchPoints = async (id) => {
-  const fetched = async (path) => (await fetch(`/api/runs/${id}/${path}`)).json()
-  const [page, flagged] = await Promise.all([fetched('series?points=2000'), fetched('flagged')])
-  points.set(id, new Points(page, flagged, []))
+  const page = await (await fetch(`/api/runs/${id}/series?points=2000`)).json()
+  points.set(id, new Points(page))
 }
 
 const draw = () => {
