@@ -13,16 +13,16 @@ from obstore.store import ObjectStore
 
 from app.auth import SignedIn
 from app.context import Db, TheSettings
+from app.file_names import file_name
+from app.parameters import RowId, RunId
 from db import checkpoints, runs
 from db.errors import NotFound
 from db.storage import open_store
-from db.tables import Checkpoint, Run
+from db.tables import Checkpoint
 
 router = APIRouter()
 
 CHUNK_BYTES = 1 << 20
-SUFFIXES = {"checkpoint": ".pt", "weights": ".safetensors"}
-
 
 PATH = "/runs/{run_id}/checkpoints/{checkpoint_id}/download"
 
@@ -31,8 +31,8 @@ PATH = "/runs/{run_id}/checkpoints/{checkpoint_id}/download"
 @router.get(PATH, response_class=Response, tags=["checkpoints"])
 def download(
     request: Request,
-    run_id: int,
-    checkpoint_id: int,
+    run_id: RunId,
+    checkpoint_id: RowId,
     session: Db,
     settings: TheSettings,
     _visitor: SignedIn,
@@ -61,13 +61,6 @@ def download(
     headers["Content-Length"] = str(last - first + 1)
     body = _chunks(store, row.key, first, last) if request.method == "GET" else iter(())
     return StreamingResponse(body, status, headers, media_type="application/octet-stream")
-
-
-def file_name(run: Run, row: Checkpoint) -> str:
-    """Return a name that says the run and the step: digits-fp16-run12-step400.pt."""
-    recipe = re.sub(r"[^A-Za-z0-9._-]+", "-", run.recipe).strip("-.") or "run"
-    suffix = SUFFIXES.get(row.kind, "")
-    return f"{recipe}-{run.precision}-run{run.id}-step{row.step}{suffix}"
 
 
 def parse_range(header: str, size: int) -> range | str | None:

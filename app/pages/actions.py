@@ -5,6 +5,7 @@ from fastapi.responses import RedirectResponse
 
 from app.auth import SignedIn, local_path
 from app.context import Db, Posted
+from app.parameters import RunId, as_run_id
 from db import runs
 
 router = APIRouter()
@@ -13,8 +14,8 @@ router = APIRouter()
 @router.post("/runs/cancellation")
 def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectResponse:
     """Cancel the ticked runs that have not ended."""
-    for text in posted.getlist("run"):
-        run = runs.get(session, int(str(text)))
+    for run_id in [as_run_id("run", str(text)) for text in posted.getlist("run")]:
+        run = runs.get(session, run_id)
         if run.ended_at is None:
             runs.cancel(session, run.id, visitor.user)
     back = local_path(str(posted.get("back", "/runs")))
@@ -22,32 +23,32 @@ def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectRespo
 
 
 @router.post("/runs/{run_id}/cancellation")
-def cancel(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+def cancel(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Cancel."""
     runs.cancel(session, run_id, visitor.user)
     return _back(run_id)
 
 
 @router.post("/runs/{run_id}/pause")
-def pause(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+def pause(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Pause."""
     runs.pause(session, run_id, visitor.user)
     return _back(run_id)
 
 
 @router.post("/runs/{run_id}/resumption")
-def resume(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+def resume(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Resume."""
     runs.resume(session, run_id, visitor.user)
     return _back(run_id)
 
 
 @router.post("/runs/{run_id}/checkpoints")
-def save_checkpoint(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+def save_checkpoint(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Save a checkpoint now."""
     runs.request_checkpoint(session, run_id, visitor.user)
     return _back(run_id)
 
 
-def _back(run_id: int) -> RedirectResponse:
+def _back(run_id: RunId) -> RedirectResponse:
     return RedirectResponse(f"/runs/{run_id}", status_code=303)
