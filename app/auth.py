@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import Depends, Request, Response
 from sqlalchemy.orm import Session
 
-from app.context import SAFE_METHODS, Db, Posted
+from app.context import SAFE_METHODS, Db, Posted, TheDatabase
 from db import accounts
 from db.errors import HalfstepError
 from db.settings import Settings
@@ -34,12 +34,18 @@ class Visitor:
     csrf_token: str
 
 
-def _signed_in(request: Request, session: Db, posted: Posted) -> Visitor:
+def _signed_in(request: Request, session: Db, database: TheDatabase, posted: Posted) -> Visitor:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         user = accounts.find_api_token(session, token.strip())
         if user is None:
             raise SignInNeeded
+        if not accounts.is_use_noted(session, token.strip()):
+            if request.method in SAFE_METHODS:  # whose own session only reads
+                with database.writing() as writing:
+                    accounts.note_use(writing, token.strip())
+            else:
+                accounts.note_use(session, token.strip())
         return Visitor(user, csrf_token="")
     secret = request.cookies.get(cookie_name(request.app.state.settings), "")
     found = accounts.find_session(session, secret)

@@ -13,16 +13,17 @@ from obstore.store import ObjectStore
 
 from app.auth import SignedIn
 from app.context import Db, TheSettings
+from app.file_names import artifact_name, file_name
+from app.parameters import RowId, RunId
 from db import artifacts, checkpoints, runs
 from db.errors import NotFound
 from db.settings import Settings
 from db.storage import open_store
-from db.tables import Artifact, Checkpoint, Run
+from db.tables import Artifact, Checkpoint
 
 router = APIRouter()
 
 CHUNK_BYTES = 1 << 20
-SUFFIXES = {"checkpoint": ".pt", "weights": ".safetensors"}
 OCTETS = "application/octet-stream"
 #: Of artifacts: nothing that a browser would run, whatever a recipe calls it.
 MEDIA_TYPES = {
@@ -40,8 +41,8 @@ PATH = "/runs/{run_id}/checkpoints/{checkpoint_id}/download"
 @router.get(PATH, response_class=Response, tags=["checkpoints"])
 def download(
     request: Request,
-    run_id: int,
-    checkpoint_id: int,
+    run_id: RunId,
+    checkpoint_id: RowId,
     session: Db,
     settings: TheSettings,
     _visitor: SignedIn,
@@ -58,8 +59,8 @@ ARTIFACT_PATH = "/runs/{run_id}/artifacts/{artifact_id}/download"
 @router.get(ARTIFACT_PATH, response_class=Response, tags=["artifacts"])
 def download_artifact(
     request: Request,
-    run_id: int,
-    artifact_id: int,
+    run_id: RunId,
+    artifact_id: RowId,
     session: Db,
     settings: TheSettings,
     _visitor: SignedIn,
@@ -105,25 +106,6 @@ def _send(
     headers["Content-Length"] = str(last - first + 1)
     body = _chunks(store, row.key, first, last) if request.method == "GET" else iter(())
     return StreamingResponse(body, status, headers)
-
-
-def file_name(run: Run, row: Checkpoint) -> str:
-    """Return a name that says the run and the step: digits-fp16-run12-step400.pt."""
-    return f"{_stem(run, row)}{SUFFIXES.get(row.kind, '')}"
-
-
-def artifact_name(run: Run, row: Artifact) -> str:
-    """Return a name that says the run, the step and what it is: …-step400-samples.txt."""
-    return f"{_stem(run, row)}-{_plain(row.name)}"
-
-
-def _stem(run: Run, row: Checkpoint | Artifact) -> str:
-    recipe = _plain(run.recipe).strip("-.") or "run"
-    return f"{recipe}-{run.precision}-run{run.id}-step{row.step}"
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
 
 
 def parse_range(header: str, size: int) -> range | str | None:

@@ -79,11 +79,21 @@ def _without_database(request: Request, error: BaseException | None) -> Response
 def _answer(
     request: Request, status: int, message: str, fields: dict[str, str] | None = None
 ) -> Response:
+    message = _encodable(message)
     if _wants_json(request):
-        content = {"errors": fields} if fields else {"detail": message}
+        content = (
+            {"errors": {_encodable(k): _encodable(v) for k, v in fields.items()}}
+            if fields
+            else {"detail": message}
+        )
         return JSONResponse(content, status_code=status)
     title = HTTPStatus(status).phrase
     return page(request, "error.html", status_code=status, title=title, message=message)
+
+
+def _encodable(text: str) -> str:
+    """Spell out lone surrogates, which JSON can carry and UTF-8 cannot."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _wants_json(request: Request) -> bool:

@@ -1,22 +1,31 @@
 """What live streams send: changes of a run, and changed rows of the list of runs."""
 
 import json
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from app.live import Look, News
+from app.parameters import LARGEST_ID
 from app.rendering import fragment
 from app.rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.summary import summarise
-from db import artifacts, findings, runs, series
+from db import artifacts, findings, runs, series, waiting
 from db.database import Database
 from db.settings import Settings
 from db.tables import Artifact, Metric, ScalerEvent
+from db.waiting import Queue
 
 #: Rows of the table of skipped steps; the API has all of them.
 SKIPS_SHOWN = 200
+#: Rows that one list page can follow: those that it showed, and new ones that came in since.
+ROWS_FOLLOWED = 200
+PLACES_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -104,26 +113,37 @@ def _dumped(model: Any, rows: list[Any]) -> list[dict[str, Any]]:
     return [model.model_validate(row).model_dump(mode="json") for row in rows]
 
 
-def of_list(database: Database, settings: Settings) -> Look:
+def of_list(
+    database: Database, settings: Settings, clock: Callable[[], float] = time.monotonic
+) -> Look:
     """Return what looks for changed rows of the list.
 
-    A cursor is the newest run's id and the marks of all runs that had not ended.
+    A cursor is the newest run's id and the marks of those runs that its page shows and that had
+    not ended. However long the queue is, a look costs what a page shows; the places in the queue,
+    which one claim changes for all, are read anew every few seconds.
     """
+    places: dict[int, int] = {}
+    read_at = -math.inf
 
     def look(cursor: str) -> News | None:
+        nonlocal places, read_at
         seen_newest, seen = _parse(cursor)
         with database.reading() as session:
-            marks, newest = runs.live_marks(session), runs.newest_id(session)
+            if clock() - read_at >= PLACES_SECONDS:
+                places, read_at = waiting.places(session), clock()
+            newest = runs.newest_id(session)
+            new = set(range(max(seen_newest, newest - 50) + 1, newest + 1))
+            marks = waiting.live_marks(session, seen.keys() | new, places)
             now = list_cursor(newest, marks)
             if now == cursor:
                 return None
             changed = {run_id for run_id, mark in marks.items() if seen.get(run_id) != mark}
-            changed |= seen.keys() - marks.keys()
-            changed |= set(range(max(seen_newest, newest - 50) + 1, newest + 1))
+            changed |= (seen.keys() - marks.keys()) | new
+            queue = Queue.read(session)
             rows = {
                 run.id: fragment(
                     "_row.html",
-                    run=summarise(session, run, owner, settings),
+                    run=summarise(session, run, owner, settings, queue),
                     sparkline=series.sparkline(session, run),
                 )
                 for run, owner in runs.owned(session, changed)
@@ -135,11 +155,18 @@ def of_list(database: Database, settings: Settings) -> Look:
 
 def list_cursor(newest: int, marks: dict[int, str]) -> str:
     """Return the cursor of somebody who sees the list as it is."""
-    return ".".join((str(newest), *(f"{run_id}-{mark}" for run_id, mark in marks.items())))
+    followed = islice(marks.items(), ROWS_FOLLOWED)
+    return ".".join((str(newest), *(f"{run_id}-{mark}" for run_id, mark in followed)))
 
 
 def _parse(cursor: str) -> tuple[int, dict[int, str]]:
-    newest, *marks = cursor.split(".")
+    newest, *marks = cursor.split(".")[: ROWS_FOLLOWED + 1]
     pairs = (mark.partition("-") for mark in marks)
-    seen = {int(run_id): mark for run_id, _, mark in pairs if run_id.isdigit()}
-    return int(newest) if newest.isdigit() else 0, seen
+    seen = {_number(run_id): mark for run_id, _, mark in pairs if _number(run_id)}
+    return _number(newest), seen
+
+
+def _number(text: str) -> int:
+    """Read an id out of a cursor; 0 if it is none."""
+    number = int(text) if text.isdecimal() and len(text) < 19 else 0
+    return number if number <= LARGEST_ID else 0

@@ -1,11 +1,12 @@
 """What addresses, forms and submissions may hold: the bounds of ids, and texts that can be kept."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Interval
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from db.errors import Invalid
 from db.tables import Status
 
 LARGEST_ID = 2**31 - 1
@@ -24,6 +25,29 @@ def flaw(text: str) -> str | None:
         if character == "\0" or "\ud800" <= character <= "\udfff":
             return f"{text[:100]!r} has the character {character!r}, which cannot be kept"
     return None
+
+
+def flaws(value: Any, path: str = "") -> dict[str, str]:
+    """Find the texts that cannot be stored within a value of JSON, by their paths."""
+    found = {}
+    if isinstance(value, str) and (wrong := flaw(value)):
+        found[path] = wrong
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            below = f"{path}.{name}" if path else name
+            found |= {below: wrong} if (wrong := flaw(name)) else flaws(each, below)
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            found |= flaws(each, f"{path}.{number}")
+    return found
+
+
+def as_run_id(field: str, text: str) -> int:
+    """Read a run's id out of a form. Raises Invalid."""
+    number = int(text) if text.isdecimal() and len(text) < 19 else 0
+    if not 1 <= number <= LARGEST_ID:
+        raise Invalid({field: f"{text[:100]!r} is not allowed; allowed: the number of a run"})
+    return number
 
 
 def _text(text: str) -> str:

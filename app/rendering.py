@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app import formats
 from app.auth import Visitor
+from app.file_names import file_name
 
 _environment = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -18,6 +19,7 @@ _environment = Environment(
     lstrip_blocks=True,
 )
 _environment.filters.update(formats.FILTERS)
+_environment.globals["file_name"] = file_name
 
 
 def page(

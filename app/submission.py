@@ -6,11 +6,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from app import schemas
+from app.parameters import LARGEST_ID, LARGEST_STEP, flaw, flaws
 from db import runs, workers
 from db.errors import Invalid, NotFound
 from db.tables import Run, User
 
-LIMITS = {"priority": (-100, 100), "devices_per_node": (1, 1024)}
+LIMITS = {
+    "priority": (-100, 100),
+    "devices_per_node": (1, 1024),
+    "after_id": (1, LARGEST_ID),
+    "parent_id": (1, LARGEST_ID),
+    "parent_step": (1, LARGEST_STEP),
+}
 LENGTHS = {"name": 100, "tags": 200}
 
 
@@ -52,20 +59,28 @@ def submit(session: Session, user: User, submission: Submission) -> Run:
 
 def check(session: Session, submission: Submission) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the whole configuration and what is wrong, by the path of each field."""
+    if wrong := flaw(submission.recipe):
+        return {}, {"recipe": wrong}
     try:
         schema = workers.recipe(session, submission.recipe)["schema"]
     except NotFound as error:
         return {}, {"recipe": str(error)}
     config = schemas.with_defaults(schema, submission.config)
-    errors = schemas.mistakes(schema, config)
+    errors = schemas.mistakes(schema, config) | flaws(config)
     for name, (low, high) in LIMITS.items():
         value = getattr(submission, name)
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             errors[name] = f"{value} is not allowed; allowed: a whole number from {low} to {high}"
     for name, most in LENGTHS.items():
-        length = len(getattr(submission, name))
-        if length > most:
-            errors[name] = f"it has {length} characters; allowed: at most {most}"
-    if submission.after_id is not None and not runs.owned(session, [submission.after_id]):
-        errors["after_id"] = f"there is no run {submission.after_id}"
+        text = getattr(submission, name)
+        if len(text) > most:
+            errors[name] = f"it has {len(text)} characters; allowed: at most {most}"
+        elif wrong := flaw(text):
+            errors[name] = wrong
+    if submission.parent_step is not None and submission.parent_id is None:
+        message = f"{submission.parent_step} says nothing without parent_id"
+        errors.setdefault("parent_step", f"{message}, the run whose checkpoint it is")
+    after_id = submission.after_id
+    if after_id is not None and "after_id" not in errors and not runs.owned(session, [after_id]):
+        errors["after_id"] = f"there is no run {after_id}"
     return config, errors

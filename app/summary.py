@@ -7,11 +7,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, PlainSerializer
 from sqlalchemy.orm import Session
 
-from db import queue, runs
 from db import verdict as verdicts
+from db import waiting
 from db.series import plain
 from db.settings import Settings
 from db.tables import ACTIVE, ENDED, Run, Status
+from db.waiting import Queue
 
 #: A number whose NaN is null and whose infinities are "Infinity" and "-Infinity".
 Number = Annotated[float | None, PlainSerializer(plain, return_type=float | str | None)]
@@ -76,12 +77,15 @@ class RunSummary(BaseModel):
         return 100 * min(self.step / self.steps_total, 1.0)
 
 
-def summarise(session: Session, run: Run, owner: str, settings: Settings) -> RunSummary:
-    """Sum up a run."""
-    queued = run.status == Status.QUEUED
-    waiting = None
-    if queued:
-        waiting = queue.reason_for_waiting(session, run, runs_per_user=settings.runs_per_user)
+def summarise(
+    session: Session, run: Run, owner: str, settings: Settings, queue: Queue | None = None
+) -> RunSummary:
+    """Sum up a run. queue: as read once for all runs that are shown together."""
+    reason = ahead = None
+    if run.status == Status.QUEUED:
+        queue = queue or Queue.read(session)
+        reason = waiting.reason(session, run, queue, runs_per_user=settings.runs_per_user)
+        ahead = queue.places.get(run.id, 0)
     row: dict[str, Any] = {name: getattr(run, name) for name in _COLUMNS}
     return RunSummary(
         **row,
@@ -91,8 +95,8 @@ def summarise(session: Session, run: Run, owner: str, settings: Settings) -> Run
         verdict=_verdict(session, run),
         seconds=_seconds(run),
         seconds_left=_seconds_left(run),
-        waiting=waiting,
-        ahead=runs.ahead_in_queue(session, run) if queued else None,
+        waiting=reason,
+        ahead=ahead,
     )
 
 

@@ -4,7 +4,7 @@ import hashlib
 import secrets
 
 from pwdlib import PasswordHash
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from db.database import now
@@ -12,6 +12,8 @@ from db.errors import Invalid, Refused
 from db.tables import ApiToken, SignInLink, SignInSession, User
 
 SESSION_SECONDS = 30 * 24 * 3600.0
+#: A token that is used all the time is written down so often.
+USE_NOTED_SECONDS = 60.0
 LINK_SECONDS = 24 * 3600.0
 PASSWORD_LENGTH = (8, 200)
 LINK_REFUSED = "This sign-in link was used already or has expired. Sign in below instead."
@@ -132,6 +134,19 @@ def find_api_token(session: Session, token: str) -> User | None:
     """Return whom a token belongs to, or None."""
     query = select(User).join(ApiToken, ApiToken.user_id == User.id)
     return session.scalar(query.where(ApiToken.token_hash == _hash(token)))
+
+
+def is_use_noted(session: Session, token: str) -> bool:
+    """Tell whether a token's use within the last minute is written down."""
+    recent = ApiToken.used_at > now() - USE_NOTED_SECONDS
+    query = select(ApiToken.id).where(ApiToken.token_hash == _hash(token), recent)
+    return session.scalar(query) is not None
+
+
+def note_use(session: Session, token: str) -> None:
+    """Write down that a token is used now."""
+    used = update(ApiToken).where(ApiToken.token_hash == _hash(token))
+    session.execute(used.values(used_at=now()))
 
 
 def _hash(secret: str) -> str:

@@ -127,17 +127,6 @@ def get_owned(session: Session, run_id: int) -> tuple[Run, str]:
     return run, session.get_one(User, run.owner_id).name
 
 
-def live_marks(session: Session) -> dict[int, str]:
-    """Return a mark for each run that has not ended: when it differs, so does what a list shows."""
-    query = select(Run.id, Run.status, Run.revision).order_by(Run.priority.desc(), Run.position)
-    rows = session.execute(query.where(Run.status.in_((Status.QUEUED, *ACTIVE)))).all()
-    marks, place = {}, 0
-    for run_id, status, revision in rows:
-        place += status == Status.QUEUED
-        marks[run_id] = f"{revision}q{place}" if status == Status.QUEUED else str(revision)
-    return marks
-
-
 def newest_id(session: Session) -> int:
     """Return the id of the newest run, 0 if there is none."""
     return session.scalar(select(func.max(Run.id))) or 0

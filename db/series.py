@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.tables import Checkpoint, Diagnosis, LogLine, Metric, Run, ScalerEvent, Step, SystemSample
+from db.tables import Checkpoint, Diagnosis, LogLine, Metric, Run, ScalerEvent, Step
 
 #: No count is larger, and both databases can still add to it.
 MOST = 2**62
@@ -153,13 +153,6 @@ def metrics(session: Session, run_id: int) -> list[Metric]:
     """Return all that a recipe named itself, in order of step."""
     query = select(Metric).where(Metric.run_id == run_id).order_by(Metric.step, Metric.id)
     return list(session.scalars(query))
-
-
-def system_samples(session: Session, run_id: int, *, most: int = 5000) -> list[SystemSample]:
-    """Return the latest samples of the machine, oldest first."""
-    query = select(SystemSample).where(SystemSample.run_id == run_id)
-    newest_first = query.order_by(SystemSample.elapsed_ms.desc(), SystemSample.device)
-    return list(reversed(session.scalars(newest_first.limit(most)).all()))
 
 
 def plain(value: Any) -> Any:

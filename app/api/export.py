@@ -7,6 +7,7 @@ from fastapi.responses import StreamingResponse
 
 from app.auth import SignedIn
 from app.context import Db, TheDatabase
+from app.parameters import RunId
 from db import export, runs
 
 router = APIRouter(prefix="/runs/{run_id}/export", tags=["series"])
@@ -22,7 +23,7 @@ CONTENT = {media_type: {"schema": {"type": "string"}} for _, media_type in FORMA
     "/{name}.{kind}", response_class=StreamingResponse, responses={200: {"content": CONTENT}}
 )
 def export_rows(
-    run_id: int,
+    run_id: RunId,
     name: Literal["steps", "events", "metrics"],
     kind: Literal["csv", "parquet"],
     session: Db,

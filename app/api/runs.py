@@ -7,10 +7,12 @@ from pydantic import BaseModel, Field
 
 from app.auth import SignedIn
 from app.context import Db, TheSettings
+from app.parameters import RunId, StatusFilter, Text
 from app.submission import Submission, submit
 from app.summary import RunSummary, summarise
 from db import runs
 from db.tables import Status
+from db.waiting import Queue
 
 router = APIRouter(prefix="/runs", tags=["runs"])
 
@@ -41,7 +43,7 @@ class RunDetail(RunSummary):
 class Place(BaseModel):
     """Where in the queue a run shall be."""
 
-    before_id: Annotated[int, Field(description="The run that it goes before")]
+    before_id: Annotated[RunId, Field(description="The run that it goes before")]
 
 
 class Priority(BaseModel):
@@ -73,14 +75,15 @@ def list_runs(
     session: Db,
     settings: TheSettings,
     _visitor: SignedIn,
-    status: Annotated[str, Query(description='A status, or "active"')] = "",
-    text: Annotated[str, Query(description="In name, recipe, precision, tags or owner")] = "",
-    before: Annotated[int | None, Query(description="Only runs older than this id")] = None,
+    status: Annotated[StatusFilter, Query(description='A status, or "active"')] = "",
+    text: Annotated[Text, Query(description="In name, recipe, precision, tags or owner")] = "",
+    before: Annotated[RunId | None, Query(description="Only runs older than this id")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> RunList:
     """List runs, newest first."""
     rows = runs.newest(session, status=status, text=text, before=before, limit=limit)
-    return RunList(runs=[summarise(session, run, owner, settings) for run, owner in rows])
+    queue = Queue.read(session)
+    return RunList(runs=[summarise(session, run, owner, settings, queue) for run, owner in rows])
 
 
 @router.post("", status_code=201)
@@ -93,7 +96,7 @@ def submit_run(
 
 
 @router.get("/{run_id}")
-def get_run(run_id: int, session: Db, settings: TheSettings, _visitor: SignedIn) -> RunDetail:
+def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedIn) -> RunDetail:
     """Look at one run."""
     summary = _summary(session, run_id, settings)
     statuses = [
@@ -105,53 +108,53 @@ def get_run(run_id: int, session: Db, settings: TheSettings, _visitor: SignedIn)
 
 
 @router.get("/{run_id}/config")
-def get_config(run_id: int, session: Db, _visitor: SignedIn) -> dict[str, Any]:
+def get_config(run_id: RunId, session: Db, _visitor: SignedIn) -> dict[str, Any]:
     """Return a run's configuration, to be submitted again."""
     return runs.get(session, run_id).config
 
 
 @router.post("/{run_id}/cancellation")
-def cancel_run(run_id: int, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+def cancel_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
     """Cancel: a training run leaves a checkpoint first; asked again, it does not wait for it."""
     runs.cancel(session, run_id, visitor.user)
     return _summary(session, run_id, settings)
 
 
 @router.post("/{run_id}/pause")
-def pause_run(run_id: int, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+def pause_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
     """Pause, with a checkpoint."""
     runs.pause(session, run_id, visitor.user)
     return _summary(session, run_id, settings)
 
 
 @router.post("/{run_id}/resumption")
-def resume_run(run_id: int, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+def resume_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
     """Queue a paused run again."""
     runs.resume(session, run_id, visitor.user)
     return _summary(session, run_id, settings)
 
 
 @router.post("/{run_id}/checkpoints", status_code=202)
-def request_checkpoint(run_id: int, session: Db, visitor: SignedIn) -> Asked:
+def request_checkpoint(run_id: RunId, session: Db, visitor: SignedIn) -> Asked:
     """Ask for a checkpoint now."""
     return Asked(id=runs.request_checkpoint(session, run_id, visitor.user).id)
 
 
 @router.post("/{run_id}/scale", status_code=202)
-def set_scale(run_id: int, wanted: WantedScale, session: Db, visitor: SignedIn) -> Asked:
+def set_scale(run_id: RunId, wanted: WantedScale, session: Db, visitor: SignedIn) -> Asked:
     """Ask a running fp16 run to go on with another loss scale."""
     return Asked(id=runs.request_scale(session, run_id, visitor.user, wanted.scale).id)
 
 
 @router.post("/{run_id}/replays", status_code=202)
-def replay_step(run_id: int, wanted: WantedReplay, session: Db, visitor: SignedIn) -> Asked:
+def replay_step(run_id: RunId, wanted: WantedReplay, session: Db, visitor: SignedIn) -> Asked:
     """Ask a running run to replay a step, to name the operation that overflowed."""
     return Asked(id=runs.request_replay(session, run_id, visitor.user, wanted.step).id)
 
 
 @router.put("/{run_id}/priority")
 def set_priority(
-    run_id: int, wanted: Priority, session: Db, settings: TheSettings, _visitor: SignedIn
+    run_id: RunId, wanted: Priority, session: Db, settings: TheSettings, _visitor: SignedIn
 ) -> RunSummary:
     """Change the priority of a run that waits."""
     runs.set_priority(session, run_id, wanted.priority)
@@ -160,13 +163,13 @@ def set_priority(
 
 @router.put("/{run_id}/place")
 def set_place(
-    run_id: int, wanted: Place, session: Db, settings: TheSettings, _visitor: SignedIn
+    run_id: RunId, wanted: Place, session: Db, settings: TheSettings, _visitor: SignedIn
 ) -> RunSummary:
     """Move a run that waits before another one in the queue."""
     runs.move(session, run_id, wanted.before_id)
     return _summary(session, run_id, settings)
 
 
-def _summary(session: Db, run_id: int, settings: TheSettings) -> RunSummary:
+def _summary(session: Db, run_id: RunId, settings: TheSettings) -> RunSummary:
     run, owner = runs.get_owned(session, run_id)
     return summarise(session, run, owner, settings)

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from app.auth import SignedIn
 from app.context import Db
+from app.parameters import RunId, Step
 from app.rows import CheckpointFile, Event, LogLine, MetricPoint
 from db import checkpoints, history, runs, series, windows
 from db.pyramid import STEP_SERIES
@@ -69,11 +70,11 @@ class FlaggedSteps(BaseModel):
 
 @router.get("/series")
 def get_series(
-    run_id: int,
+    run_id: RunId,
     session: Db,
     _visitor: SignedIn,
-    first: Annotated[int, Query(ge=1)] = 1,
-    last: Annotated[int | None, Query(ge=1)] = None,
+    first: Step = 1,
+    last: Step | None = None,
     points: Annotated[int, Query(ge=LEAST_POINTS, le=MOST_POINTS)] = MOST_POINTS,
 ) -> SeriesPage:
     """Return the series from step first to step last."""
@@ -127,21 +128,21 @@ def _skips_before(session: Session, run_id: int, step: int) -> int:
 
 
 @router.get("/flagged")
-def get_flagged_steps(run_id: int, session: Db, _visitor: SignedIn) -> FlaggedSteps:
+def get_flagged_steps(run_id: RunId, session: Db, _visitor: SignedIn) -> FlaggedSteps:
     """Return all steps that were skipped or not finite, never sampled."""
     runs.get(session, run_id)
     return FlaggedSteps(**history.flagged_steps(session, run_id))
 
 
 @router.get("/events")
-def get_events(run_id: int, session: Db, _visitor: SignedIn) -> list[Event]:
+def get_events(run_id: RunId, session: Db, _visitor: SignedIn) -> list[Event]:
     """Return all that the scaler did, with the parameters that overflowed."""
     runs.get(session, run_id)
     return [Event.model_validate(row) for row in history.events(session, run_id)]
 
 
 @router.get("/metrics")
-def get_metrics(run_id: int, session: Db, _visitor: SignedIn) -> list[MetricPoint]:
+def get_metrics(run_id: RunId, session: Db, _visitor: SignedIn) -> list[MetricPoint]:
     """Return all that the recipe measured."""
     runs.get(session, run_id)
     return [MetricPoint.model_validate(row) for row in series.metrics(session, run_id)]
@@ -149,10 +150,10 @@ def get_metrics(run_id: int, session: Db, _visitor: SignedIn) -> list[MetricPoin
 
 @router.get("/log")
 def get_log(
-    run_id: int,
+    run_id: RunId,
     session: Db,
     _visitor: SignedIn,
-    before: Annotated[int | None, Query(description="Only lines before this number")] = None,
+    before: Annotated[Step | None, Query(description="Only lines before this number")] = None,
     limit: Annotated[int, Query(ge=1, le=5000)] = 1000,
 ) -> list[LogLine]:
     """Return the latest lines, oldest first."""
@@ -162,7 +163,7 @@ def get_log(
 
 
 @router.get("/checkpoints")
-def get_checkpoints(run_id: int, session: Db, _visitor: SignedIn) -> list[CheckpointFile]:
+def get_checkpoints(run_id: RunId, session: Db, _visitor: SignedIn) -> list[CheckpointFile]:
     """Return the run's files, newest step first."""
     runs.get(session, run_id)
     return [CheckpointFile.model_validate(row) for row in checkpoints.of_run(session, run_id)]

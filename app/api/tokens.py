@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.auth import SignedIn
 from app.context import Db
+from app.parameters import RowId, Text
 from db import accounts
 
 router = APIRouter(prefix="/tokens", tags=["tokens"])
@@ -15,7 +16,7 @@ router = APIRouter(prefix="/tokens", tags=["tokens"])
 class TokenName(BaseModel):
     """What a token is for."""
 
-    name: str
+    name: Text
 
 
 class TokenRow(BaseModel):
@@ -48,6 +49,6 @@ def make_token(wanted: TokenName, session: Db, visitor: SignedIn) -> NewToken:
 
 
 @router.delete("/{token_id}", status_code=204)
-def revoke_token(token_id: int, session: Db, visitor: SignedIn) -> None:
+def revoke_token(token_id: RowId, session: Db, visitor: SignedIn) -> None:
     """Revoke one of your tokens."""
     accounts.delete_api_token(session, visitor.user, token_id)

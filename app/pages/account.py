@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from app.auth import SignedIn, Visitor, sign_in
 from app.context import Db
+from app.parameters import RowId, Text
 from app.rendering import page
 from db import accounts
 from db.errors import Invalid
@@ -39,7 +40,7 @@ def set_password(
 
 @router.post("/tokens")
 def make_token(
-    request: Request, session: Db, visitor: SignedIn, name: Annotated[str, Form()] = ""
+    request: Request, session: Db, visitor: SignedIn, name: Annotated[Text, Form()] = ""
 ) -> HTMLResponse:
     """Make a token and show it, this once."""
     try:
@@ -50,7 +51,7 @@ def make_token(
 
 
 @router.post("/tokens/{token_id}/revocation")
-def revoke_token(token_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+def revoke_token(token_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Revoke a token."""
     accounts.delete_api_token(session, visitor.user, token_id)
     return RedirectResponse("/account", status_code=303)

@@ -7,6 +7,7 @@ from fastapi.responses import RedirectResponse
 
 from app.auth import SignedIn, local_path
 from app.context import Db, Posted
+from app.parameters import RunId, as_run_id
 from db import runs
 
 router = APIRouter()
@@ -15,8 +16,8 @@ router = APIRouter()
 @router.post("/runs/cancellation")
 def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectResponse:
     """Cancel the ticked runs that have not ended."""
-    for text in posted.getlist("run"):
-        run = runs.get(session, int(str(text)))
+    for run_id in [as_run_id("run", str(text)) for text in posted.getlist("run")]:
+        run = runs.get(session, run_id)
         if run.ended_at is None:
             runs.cancel(session, run.id, visitor.user)
     back = local_path(str(posted.get("back", "/runs")))
@@ -24,28 +25,28 @@ def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectRespo
 
 
 @router.post("/runs/{run_id}/cancellation")
-def cancel(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+def cancel(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Cancel."""
     runs.cancel(session, run_id, visitor.user)
     return _back(run_id)
 
 
 @router.post("/runs/{run_id}/pause")
-def pause(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+def pause(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Pause."""
     runs.pause(session, run_id, visitor.user)
     return _back(run_id)
 
 
 @router.post("/runs/{run_id}/resumption")
-def resume(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+def resume(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Resume."""
     runs.resume(session, run_id, visitor.user)
     return _back(run_id)
 
 
 @router.post("/runs/{run_id}/checkpoints")
-def save_checkpoint(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+def save_checkpoint(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Save a checkpoint now."""
     runs.request_checkpoint(session, run_id, visitor.user)
     return _back(run_id)
@@ -53,7 +54,7 @@ def save_checkpoint(run_id: int, session: Db, visitor: SignedIn) -> RedirectResp
 
 @router.post("/runs/{run_id}/scale")
 def set_scale(
-    run_id: int, session: Db, visitor: SignedIn, scale: Annotated[float, Form()]
+    run_id: RunId, session: Db, visitor: SignedIn, scale: Annotated[float, Form()]
 ) -> RedirectResponse:
     """Go on with another loss scale."""
     runs.request_scale(session, run_id, visitor.user, scale)
@@ -62,7 +63,7 @@ def set_scale(
 
 @router.post("/runs/{run_id}/replays")
 def replay(
-    run_id: int, session: Db, visitor: SignedIn, step: Annotated[int, Form()]
+    run_id: RunId, session: Db, visitor: SignedIn, step: Annotated[int, Form()]
 ) -> RedirectResponse:
     """Replay a step."""
     runs.request_replay(session, run_id, visitor.user, step)

@@ -7,14 +7,15 @@ from app import comparison
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.news import list_cursor
+from app.parameters import RunId
 from app.rendering import page
-from db import runs
+from db import runs, waiting
 
 router = APIRouter()
 
 
 @router.post("/runs/{run_id}/comparison")
-def compare(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
+def compare(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Queue the run in each precision, and lead to where they are compared."""
     queued = comparison.queue(session, visitor.user, runs.get(session, run_id))
     return RedirectResponse(f"/groups/{queued[0].group_id}", status_code=303)
@@ -22,10 +23,12 @@ def compare(run_id: int, session: Db, visitor: SignedIn) -> RedirectResponse:
 
 @router.get("/groups/{group_id}")
 def show_group(
-    group_id: int, request: Request, session: Db, settings: TheSettings, visitor: SignedIn
+    group_id: RunId, request: Request, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> HTMLResponse:
     """Lay the runs side by side; the browser fetches the page anew while they change."""
     laid_out = comparison.lay_out(session, group_id, settings)
+    shown = [column.run.id for column in laid_out.columns]
+    marks = waiting.live_marks(session, shown, waiting.places(session))
     return page(
         request,
         "group.html",
@@ -34,5 +37,5 @@ def show_group(
         comparison=laid_out,
         labels=comparison.MEASURED,
         is_over=all(column.run.is_over for column in laid_out.columns),
-        cursor=list_cursor(runs.newest_id(session), runs.live_marks(session)),
+        cursor=list_cursor(runs.newest_id(session), marks),
     )

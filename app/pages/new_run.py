@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from app import forms
 from app.auth import SignedIn, Visitor
 from app.context import Db, Posted
+from app.parameters import RunId, Step, Text
 from app.rendering import page
 from app.submission import Submission, check, submit
 from db import runs, workers
@@ -32,9 +33,9 @@ def new_run(
     request: Request,
     session: Db,
     visitor: SignedIn,
-    recipe: str = "",
-    source: Annotated[int | None, Query(alias="from")] = None,
-    step: int | None = None,
+    recipe: Text = "",
+    source: Annotated[RunId | None, Query(alias="from")] = None,
+    step: Step | None = None,
 ) -> HTMLResponse:
     """Show the form, filled with the defaults or with what another run had.
 
@@ -83,7 +84,7 @@ def _numbers(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
             if values[name]:
                 numbers[name] = int(values[name])
         except ValueError:
-            errors[name] = f"{values[name]} is not allowed; allowed: a whole number"
+            errors[name] = f"{values[name]:.100} is not allowed; allowed: a whole number"
     return numbers, errors
 
 

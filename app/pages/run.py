@@ -10,6 +10,7 @@ from app import schemas
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.news import by_name, by_step, skipped_steps
+from app.parameters import RunId
 from app.rendering import page
 from app.summary import summarise
 from db import artifacts, checkpoints, findings, histograms, history, runs, series, workers
@@ -23,7 +24,7 @@ LOG_LINES_SHOWN = 1000
 
 @router.get("/runs/{run_id}")
 def show_run(
-    run_id: int, request: Request, session: Db, settings: TheSettings, visitor: SignedIn
+    run_id: RunId, request: Request, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> HTMLResponse:
     """Show all there is of a run; the browser goes on from the cursor of this moment."""
     run, owner = runs.get_owned(session, run_id)

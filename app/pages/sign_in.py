@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from app.auth import Forgery, SignedIn, cookie_name, local_path, sign_in
 from app.brake import TooManyTries
 from app.context import Db, TheBrake, TheDatabase, TheSettings
+from app.parameters import Text
 from app.rendering import page
 from db import accounts
 from db.errors import Refused
@@ -45,7 +46,7 @@ def sign_in_with_password(
     request: Request,
     database: TheDatabase,
     brake: TheBrake,
-    name: Annotated[str, Form()] = "",
+    name: Annotated[Text, Form()] = "",
     password: Annotated[str, Form()] = "",
     next: Annotated[str, Form()] = "/",  # noqa: A002
 ) -> Response:

@@ -33,7 +33,9 @@ const draw = () => {
   charts.draw(points, view)
 }
 
-let fetches = 0
+let [fetches, answered] = [0, 0]
+/** Steps that came by news while a fetch was under way. @type {Record<string, any[]>[]} */
+const heard = []
 /** A zoom into buckets fetches finer ones or raw steps; back from it, the whole. */
 const refetch = async ({ anew = false } = {}) => {
   const range = view.range ? points.steps(view.range, view.x) : null
@@ -42,8 +44,18 @@ const refetch = async ({ anew = false } = {}) => {
   const asked = range ? [Math.max(1, Math.floor(range[0])), Math.max(1, Math.ceil(range[1]))] : [1, Infinity]
   const query = new URLSearchParams({ first: String(asked[0]), ...(range ? { last: String(asked[1]) } : {}) })
   const number = ++fetches
+  heard.length = 0
   const page = await fetched(`series?${query}`)
-  if (number === fetches) points.setPage(page, asked)
+  if (number !== fetches) return
+  points.setPage(page, asked)
+  for (const steps of heard) points.addSteps(steps) // which the page may be too old to hold
+  answered = number
+}
+
+let renewing = null
+/** One after another: a slow answer is not asked for again meanwhile. */
+const renew = () => {
+  renewing ??= refetch({ anew: true }).then(draw).finally(() => { renewing = null })
 }
 
 const changeView = async () => {
@@ -89,8 +101,9 @@ if (article.dataset.over === 'false') {
     // After a resume steps run again, and a bucket cannot be cut.
     const runsAgain = points.bucket > 1 && news.steps.step[0] <= newest
     newest = news.steps.step.at(-1)
+    if (answered !== fetches) heard.push(news.steps)
     points.addSteps(news.steps)
     draw()
-    if (runsAgain || points.count > POINTS_KEPT) refetch({ anew: true }).then(draw)
+    if (runsAgain || points.count > POINTS_KEPT) renew()
   })
 }

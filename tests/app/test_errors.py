@@ -10,6 +10,7 @@ from app.main import create_app
 from db import errors
 from db.database import Database
 from db.settings import Settings
+from db.tables import Run
 
 
 def test_every_error_of_the_database_layer_has_a_status() -> None:
@@ -51,3 +52,39 @@ def test_strangers_learn_nothing_about_a_silent_database(
         assert not re.search("boss|127.0.0.1|prod|sesame|HALFSTEP", answer.text)
     assert "127.0.0.1" in caplog.text
     assert "sesame" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "message"),
+    [
+        ("runs/99999999999999999999", "run_id", "'99999999999999999999': Input should be less"),
+        ("runs/0", "run_id", "'0': Input should be greater"),
+        ("runs?before=99999999999999999999", "before", "'99999999999999999999': Input should"),
+        ("runs?status=foo", "status", "'foo': allowed: active, queued, starting, running"),
+        ("runs?text=a%00", "text", "allowed: text without NUL"),
+    ],
+)
+def test_no_address_is_an_internal_error(
+    running: Run, browser: TestClient, path: str, field: str, message: str
+) -> None:
+    """Page and API name the parameter, its value and what is allowed."""
+    answer = browser.get(f"/api/{path}")
+    assert answer.status_code == 422
+    assert message in answer.json()["errors"][field]
+    page = browser.get(f"/{path}")
+    assert page.status_code == 422
+    assert field in page.text
+
+
+@pytest.mark.parametrize("wrong", ["x", "", "0", "²", "9" * 30, "\0"])
+def test_ticked_runs_must_be_numbers(browser: TestClient, wrong: str) -> None:
+    """The bulk action names the value that is no run's number."""
+    answer = browser.post("/runs/cancellation", data={"run": wrong})
+    assert answer.status_code == 422
+    assert "the number of a run" in answer.text
+
+
+@pytest.mark.parametrize("step", ["first=99999999999999999999", "last=99999999999999999999"])
+def test_steps_of_a_chart_are_bounded(running: Run, script: TestClient, step: str) -> None:
+    """A step beyond all numbers is refused."""
+    assert script.get(f"/api/runs/1/series?{step}").status_code == 422

@@ -88,3 +88,14 @@ def test_user_name_is_bounded(database: Database, name: str) -> None:
     """A user's name has 1 to 64 characters."""
     with pytest.raises(Invalid, match="1 to 64"), database.writing() as session:
         accounts.user_named(session, name)
+
+
+def test_use_of_a_token_is_noted_once_a_minute(database: Database, ada: User) -> None:
+    """A token in steady use costs one write a minute."""
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, ada, "laptop")
+        assert not accounts.is_use_noted(session, token)
+        accounts.note_use(session, token)
+        assert accounts.is_use_noted(session, token)
+        session.execute(update(ApiToken).values(used_at=now() - accounts.USE_NOTED_SECONDS))
+        assert not accounts.is_use_noted(session, token)

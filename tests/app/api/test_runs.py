@@ -1,5 +1,7 @@
 """Runs by the JSON API."""
 
+import json
+
 import pytest
 from starlette.testclient import TestClient
 
@@ -35,6 +37,14 @@ def test_submit_fills_in_defaults(offered: None, script: TestClient) -> None:
         ({"recipe": "digits", "devices_per_node": 0}, "devices_per_node", "from 1 to"),
         ({"recipe": "digits", "name": "x" * 101}, "name", "at most 100"),
         ({"recipe": "digits", "after_id": 99}, "after_id", "no run 99"),
+        ({"recipe": "digits", "after_id": 10**30}, "after_id", "from 1 to 2147483647"),
+        ({"recipe": "digits", "parent_id": -1}, "parent_id", "from 1 to 2147483647"),
+        ({"recipe": "digits", "parent_step": 5}, "parent_step", "without parent_id"),
+        ({"recipe": "digits", "name": "a\0"}, "name", "cannot be kept"),
+        ({"recipe": "digits", "tags": "\ud800"}, "tags", "cannot be kept"),
+        ({"recipe": "\ud800"}, "recipe", "cannot be kept"),
+        ({"recipe": "digits", "config": {"precision": "\0"}}, "precision", "cannot be kept"),
+        ({"recipe": "digits", "config": {"\udfff": 1}}, "\\udfff", "cannot be kept"),
         ({"recipe": "digits", "colour": "red"}, "colour", "Extra inputs"),
         ({"recipe": "digits", "config": "fast"}, "config", "'fast'"),
     ],
@@ -43,7 +53,9 @@ def test_bad_submission_names_each_field(
     offered: None, script: TestClient, body: object, field: str, message: str
 ) -> None:
     """422 maps the path of a field to its value and what is allowed, and nothing is queued."""
-    answer = script.post("/api/runs", json=body)
+    headers = {"content-type": "application/json"}
+    text = json.dumps(body)  # spells out what UTF-8 cannot hold
+    answer = script.post("/api/runs", content=text, headers=headers)
     assert answer.status_code == 422
     assert message in answer.json()["errors"][field]
     assert script.get("/api/runs").json()["runs"] == []

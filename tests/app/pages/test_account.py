@@ -1,5 +1,6 @@
 """Password and tokens, and the page of workers."""
 
+import pytest
 from starlette.testclient import TestClient
 
 
@@ -40,3 +41,14 @@ def test_workers_show_devices_and_versions(offered: None, browser: TestClient) -
     page = browser.get("/workers").text
     assert "8 GB" in page
     assert "torch 2" in page
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_account_shows_when_a_token_was_last_used(
+    browser: TestClient, script: TestClient, method: str
+) -> None:
+    """A token that nobody used says so; reading and writing both count as a use."""
+    assert "<td>never</td>" in browser.get("/account").text
+    script.request(method, "/api/tokens", json={"name": "x"} if method == "POST" else None)
+    page = browser.get("/account").text
+    assert page.count("<td>never</td>") == (1 if method == "POST" else 0)

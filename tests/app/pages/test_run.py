@@ -2,9 +2,11 @@
 
 from starlette.testclient import TestClient
 
+from app.file_names import file_name
 from db import checkpoints, history, queue, series, telemetry
 from db.database import Database
-from db.tables import Run, Status
+from db.tables import Checkpoint, Run, Status, User
+from tests.app.conftest import submit
 from tests.db.telemetry_made import make_metric, make_steps, record
 
 
@@ -94,3 +96,25 @@ def test_buttons_ask_and_lead_back(running: Run, browser: TestClient) -> None:
     answer = browser.post("/runs/1/resumption")
     assert answer.status_code == 409
     assert "only a paused one can be resumed" in answer.text
+
+
+def test_line_that_loads_names_the_file_as_it_is_downloaded(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """A recipe that is a path gives the same cleaned name in the header and on the page."""
+    run = submit(database, ada, recipe="/my recipes/a'b.py:Net")
+    with database.writing() as session:
+        row = Checkpoint(
+            run_id=run.id,
+            attempt=1,
+            step=5,
+            kind="checkpoint",
+            key="a.pt",
+            size_bytes=1,
+            sha256="ab",
+            reason="end",
+        )
+        session.add(row)
+        session.flush()
+    assert file_name(run, row) == "my-recipes-a-b.py-Net-fp16-run1-step5.pt"
+    assert file_name(run, row) in browser.get(f"/runs/{run.id}").text

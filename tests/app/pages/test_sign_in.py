@@ -1,11 +1,12 @@
 """Coming in by link and by password, and going out."""
 
 import pytest
+from fastapi import FastAPI
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
-from app.brake import FREE_TRIES
+from app.brake import FREE_TRIES, Brake
 from db import accounts
 from db.database import Database
 from db.tables import User
@@ -85,8 +86,9 @@ def test_verifying_a_password_holds_no_lock(
         assert session.scalar(select(User).where(User.name == "written meanwhile"))
 
 
-def test_guessing_is_braked(ada: User, stranger: TestClient) -> None:
+def test_guessing_is_braked(ada: User, app: FastAPI, stranger: TestClient) -> None:
     """Who is wrong too often is told how long to wait, whatever the password."""
+    app.state.brake = Brake(lambda: 0.0)
     form = {"name": "ada", "password": "wrong"}
     for _ in range(FREE_TRIES["address"]):
         assert stranger.post("/sign-in", data=form).status_code == 401

@@ -1,0 +1,27 @@
+"""What a downloaded file is called, the same in its header and on the run's page."""
+
+import re
+
+from app.summary import RunSummary
+from db.tables import Artifact, Checkpoint, Run
+
+SUFFIXES = {"checkpoint": ".pt", "weights": ".safetensors"}
+
+
+def file_name(run: Run | RunSummary, row: Checkpoint) -> str:
+    """Return a name that says the run and the step: digits-fp16-run12-step400.pt."""
+    return f"{_stem(run, row)}{SUFFIXES.get(row.kind, '')}"
+
+
+def artifact_name(run: Run | RunSummary, row: Artifact) -> str:
+    """Return a name that says the run, the step and what it is: …-step400-samples.txt."""
+    return f"{_stem(run, row)}-{_plain(row.name)}"
+
+
+def _stem(run: Run | RunSummary, row: Checkpoint | Artifact) -> str:
+    recipe = _plain(run.recipe).strip("-.") or "run"
+    return f"{recipe}-{run.precision}-run{run.id}-step{row.step}"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
