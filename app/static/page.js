@@ -35,9 +35,10 @@ document.addEventListener('submit', async (event) => {
   if (!form.matches('[data-action]')) return
   event.preventDefault()
   const button = event.submitter ?? form.querySelector('button')
+  // A disabled button's own value would not be sent.
+  const { csrf_token: _, ...fields } = Object.fromEntries(new FormData(form, event.submitter))
   button.disabled = true
   try {
-    const { csrf_token: _, ...fields } = Object.fromEntries(new FormData(form, event.submitter))
     const token = document.querySelector('meta[name=csrf-token]').content
     const answer = await fetch(`/api${new URL(form.action).pathname}`, {
       method: 'POST',

@@ -34,7 +34,7 @@ export const replaceRows = (body, html) => {
 /** Make a table body hold exactly these rows. @param {Element} body @param {Element} fresh */
 export const matchRows = (body, fresh) => {
   const old = new Map([...body.children].map((row) => [row.dataset.key, row]))
-  body.replaceChildren(...[...fresh.children].map((row) => {
+  const rows = [...fresh.children].map((row) => {
     const html = row.outerHTML
     const known = old.get(row.dataset.key)
     if (known && sources.get(known) === html) return known
@@ -43,7 +43,11 @@ export const matchRows = (body, fresh) => {
     sources.set(row, html)
     localTimes(row)
     return row
-  }))
+  })
+  // A row that stays is not moved, or a click that has begun on its button would be lost.
+  const staying = new Set(rows)
+  for (const row of [...body.children]) if (!staying.has(row)) row.remove()
+  rows.forEach((row, i) => { if (body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null) })
 }
 
 /** Show a fragment; its table keeps the rows that did not change. @param {Element} box @param {string} html */

@@ -182,7 +182,10 @@ def test_pages_fit_their_width(
     """No page scrolls sideways, on a desk or on a phone."""
     record(database, running, make_steps([1.0] * 9, skipped=[3]), events=make_events([3]))
     page.set_viewport_size({"width": width, "height": 800})
-    for path in ("/runs", "/runs/new", "/runs/1", "/workers", "/account", "/api/docs"):
+    page.goto("/runs/1")
+    page.get_by_role("button", name="Compare precisions").click()
+    page.wait_for_url("**/groups/2")
+    for path in ("/runs", "/runs/new", "/runs/1", "/groups/2", "/workers", "/account", "/api/docs"):
         page.goto(path)
         overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         assert overflow <= 0, path

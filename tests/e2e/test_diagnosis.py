@@ -1,0 +1,72 @@
+"""The diagnosis in a real browser: what a person sees and asks for."""
+
+from playwright.sync_api import Page, expect
+from sqlalchemy import select
+
+from db.database import Database
+from db.tables import Request, Run
+from tests.db.telemetry_made import (
+    make_events,
+    make_histogram,
+    make_module,
+    make_replay,
+    make_skip,
+    make_steps,
+    record,
+)
+
+
+def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, page: Page) -> None:
+    """A button asks for a replay, whose finding comes by itself; a wrong scale is told in words."""
+    skips = [make_skip(2, "model.head.bias")]
+    record(database, running, make_steps([1.0] * 60, skipped=[2]), events=skips)
+    page.goto("/runs/1")
+    expect(page.locator(".fact.verdict")).to_contain_text("healthy")
+    page.get_by_role("button", name="Replay").click()
+    expect(page.locator("[data-toast]")).to_have_text("Replay: asked for.")
+    record(database, running, events=[make_replay(2)])
+    expect(page.locator(".replay")).to_contain_text("largest input 70,123 of at most 65,504")
+
+    page.get_by_label("Loss scale from the next step on").fill("1024")
+    page.get_by_role("button", name="Set scale").click()
+    expect(page.locator("[data-toast]")).to_have_text("Set scale: asked for.")
+    page.get_by_label("Loss scale from the next step on").fill("1e39")
+    page.get_by_role("button", name="Set scale").click()
+    expect(page.locator("[data-toast]")).to_contain_text("allowed: more than 0, at most 2^127")
+    with database.reading() as session:
+        asked = session.scalars(select(Request).order_by(Request.id)).all()
+        assert [(each.kind, each.value) for each in asked] == [("replay", 2), ("scale", 1024)]
+
+
+def test_gradients_are_drawn_and_slid_to_another_scale(
+    database: Database, running: Run, page: Page
+) -> None:
+    """The map appears with the first histogram, by module, and says what another scale loses."""
+    page.goto("/runs/1")
+    expect(page.locator("[data-gradients]")).to_be_hidden()
+    modules = [make_module("body", -30, [50]), make_module("head", -10, [50])]
+    record(database, running, make_steps([1.0]), events=[make_histogram(1, *modules)])
+    page.locator("[data-gradients]").scroll_into_view_if_needed()
+    page.wait_for_selector('[data-heat][data-drawn="1"]')
+    lost = page.locator("[data-lost]")
+    expect(lost).to_contain_text("0 % of the gradients of step 1 underflow")
+    page.locator("[data-slide-scale]").fill("5")
+    expect(lost).to_contain_text("At a scale of 25, 50 % of the gradients")
+    page.get_by_label("Module").select_option("head")
+    expect(lost).to_contain_text("At a scale of 25, 0 % of the gradients")
+    page.get_by_role("button", name="As used").click()
+    expect(lost).to_contain_text("At its scale, 216")
+
+
+def test_comparison_is_one_click_and_draws_its_runs(
+    database: Database, running: Run, page: Page
+) -> None:
+    """The button queues four runs and leads to their chart and table."""
+    record(database, running, make_steps([3.0, 2.0], skipped=[1]), events=make_events([1]))
+    page.goto("/runs/1")
+    page.get_by_role("button", name="Compare precisions").click()
+    page.wait_for_url("**/groups/2")
+    expect(page.locator(".comparison thead a")).to_have_text(
+        ["fp32", "fp16 without scaler", "fp16", "bf16"]
+    )
+    page.wait_for_selector("[data-drawn]")
