@@ -136,13 +136,16 @@ def is_outage(error: Exception) -> bool:
 
 def _engine(url: str, backend: str) -> Engine:
     if backend == "sqlite":
-        engine = create_engine(url, connect_args={"timeout": 30})
+        # A request holds its connection between threads: were there fewer than requests at once,
+        # threads would wait for connections whose holders wait for threads.
+        engine = create_engine(url, max_overflow=-1, connect_args={"timeout": 30})
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_on_sqlite)
         return engine
     return create_engine(
         url,
         pool_pre_ping=True,
+        max_overflow=50,  # of the 100 connections that PostgreSQL allows by default
         # A peer that vanished without a word is noticed within seconds, not after TCP's minutes.
         connect_args={"connect_timeout": 5, "tcp_user_timeout": 10_000, "keepalives_idle": 5},
     )

@@ -1,15 +1,15 @@
 """Runs from the side of the workers: claim, lease, start, end. Every write names the attempt."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import exists, func, select, update
 from sqlalchemy.orm import Session, aliased
 
-from db import runs, workers
+from db import runs
 from db.database import now
 from db.errors import Fenced
-from db.tables import ACTIVE, ENDED, Request, Run, RunNode, ScalerEvent, Status, Worker
+from db.tables import ACTIVE, ENDED, Request, Run, RunNode, ScalerEvent, Status
 
 
 @dataclass(frozen=True)
@@ -78,33 +78,6 @@ def claim(
     )
     runs.set_status(session, run, Status.STARTING, reason="claimed by a worker")
     return run
-
-
-def reason_for_waiting(session: Session, run: Run, *, runs_per_user: int = 0) -> str:
-    """Say in words what a queued run waits for, the hardest obstacle first."""
-    alive = [worker for worker, is_alive in workers.everyone(session) if is_alive]
-    if not alive:
-        return "no worker is up"
-    able = [worker for worker in alive if any(_offers(worker, run.recipe))]
-    if not able:
-        return f"no worker that is up offers the recipe {run.recipe}"
-    able = [worker for worker in able if run.precision in workers.precisions(worker.devices)]
-    if not able:
-        return f"no worker that is up has devices for {run.precision}"
-    most = max(len(worker.devices) for worker in able)
-    if most < run.devices_per_node:
-        return f"it needs {run.devices_per_node} devices, and no worker has more than {most}"
-    if run.after_id is not None and runs.get(session, run.after_id).status not in ENDED:
-        return f"it waits for the end of run {run.after_id}"
-    own = select(func.count()).where(Run.status.in_(ACTIVE), Run.owner_id == run.owner_id)
-    if runs_per_user and (session.scalar(own) or 0) >= runs_per_user:
-        return f"its owner has {runs_per_user} runs in training, as many as are allowed"
-    ahead = runs.ahead_in_queue(session, run)
-    return f"{ahead} ahead of it" if ahead else "it is next: no device is free"
-
-
-def _offers(worker: Worker, recipe: str) -> Iterator[bool]:
-    return (offer["name"] == recipe and "schema" in offer for offer in worker.recipes)
 
 
 def node(session: Session, run_id: int, attempt: int) -> RunNode:

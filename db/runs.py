@@ -138,16 +138,6 @@ def statuses(session: Session, run_id: int) -> list[RunStatus]:
     return list(session.scalars(query))
 
 
-def ahead_in_queue(session: Session, run: Run) -> int:
-    """Count the queued runs that are to start before this queued one."""
-    sooner = or_(
-        Run.priority > run.priority,
-        (Run.priority == run.priority) & (Run.position < run.position),
-    )
-    query = select(func.count()).select_from(Run).where(Run.status == Status.QUEUED, sooner)
-    return session.scalar(query) or 0
-
-
 def cancel(session: Session, run_id: int, user: User) -> Run:
     """End a run: at once if it waits, with a last checkpoint if it trains.
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.auth import SignedIn
 from app.context import Db
+from app.parameters import RunId
 from db import artifacts, findings, histograms, runs
 
 router = APIRouter(prefix="/runs/{run_id}", tags=["diagnosis"])
@@ -54,7 +55,7 @@ class ArtifactFile(BaseModel):
 
 
 @router.get("/findings")
-def get_findings(run_id: int, session: Db, _visitor: SignedIn) -> list[Finding]:
+def get_findings(run_id: RunId, session: Db, _visitor: SignedIn) -> list[Finding]:
     """Return what is wrong with a run, the gravest first."""
     found = findings.of_run(session, runs.get(session, run_id))
     return [Finding.model_validate(each) for each in found]
@@ -62,7 +63,7 @@ def get_findings(run_id: int, session: Db, _visitor: SignedIn) -> list[Finding]:
 
 @router.get("/histograms")
 def get_histograms(
-    run_id: int,
+    run_id: RunId,
     session: Db,
     _visitor: SignedIn,
     module: Annotated[str | None, Query(description="Without it: all modules together")] = None,
@@ -77,14 +78,14 @@ def get_histograms(
 
 
 @router.get("/replays")
-def get_replays(run_id: int, session: Db, _visitor: SignedIn) -> list[dict[str, Any]]:
+def get_replays(run_id: RunId, session: Db, _visitor: SignedIn) -> list[dict[str, Any]]:
     """Return what replays of skipped steps found, in order of step."""
     runs.get(session, run_id)
     return [row.content for row in artifacts.diagnoses(session, run_id, "replay")]
 
 
 @router.get("/artifacts")
-def get_artifacts(run_id: int, session: Db, _visitor: SignedIn) -> list[ArtifactFile]:
+def get_artifacts(run_id: RunId, session: Db, _visitor: SignedIn) -> list[ArtifactFile]:
     """Return the files that the recipe left, newest step first."""
     runs.get(session, run_id)
     return [ArtifactFile.model_validate(row) for row in artifacts.of_run(session, run_id)]

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from app import comparison
 from app.auth import SignedIn
 from app.context import Db, TheSettings
+from app.parameters import RowId, RunId
 from app.summary import Number, RunSummary
 from db import runs
 
@@ -38,7 +39,7 @@ class Comparison(BaseModel):
 
 
 @router.post("/runs/{run_id}/comparison", status_code=201)
-def compare(run_id: int, session: Db, settings: TheSettings, visitor: SignedIn) -> Comparison:
+def compare(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> Comparison:
     """Queue a run's configuration and seed as fp32, fp16 without a scaler, fp16, and bf16."""
     queued = comparison.queue(session, visitor.user, runs.get(session, run_id))
     session.flush()
@@ -47,13 +48,13 @@ def compare(run_id: int, session: Db, settings: TheSettings, visitor: SignedIn) 
 
 @router.get("/groups/{group_id}")
 def get_comparison(
-    group_id: int, session: Db, settings: TheSettings, _visitor: SignedIn
+    group_id: RowId, session: Db, settings: TheSettings, _visitor: SignedIn
 ) -> Comparison:
     """Look at a comparison."""
     return _comparison(session, group_id, settings)
 
 
-def _comparison(session: Db, group_id: int, settings: TheSettings) -> Comparison:
+def _comparison(session: Db, group_id: RowId, settings: TheSettings) -> Comparison:
     laid_out = comparison.lay_out(session, group_id, settings)
     return Comparison(
         id=group_id,

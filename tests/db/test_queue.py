@@ -5,12 +5,18 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
+from sqlalchemy.orm import Session
 
-from db import accounts, queue, runs
+from db import accounts, queue, runs, waiting
 from db.database import Database, now
 from db.errors import Fenced, Invalid
 from db.tables import Run, RunNode, Status, User, Worker
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
+
+
+def why(session: Session, run: Run, *, runs_per_user: int = 0) -> str:
+    """What a queued run waits for."""
+    return waiting.reason(session, run, waiting.Queue.read(session), runs_per_user=runs_per_user)
 
 
 def test_claims_go_by_priority_then_by_age(database: Database, ada: User, worker: Worker) -> None:
@@ -184,7 +190,7 @@ def test_a_run_waits_for_the_end_of_another(database: Database, ada: User, worke
         second = submit(session, ada, after_id=first.id, priority=9)
         assert getattr(claim(session, worker), "id", None) == first.id
         assert claim(session, worker) is None
-        assert "end of run 1" in queue.reason_for_waiting(session, second)
+        assert "end of run 1" in why(session, second)
         queue.end(session, first.id, 1, Status.FAILED)
         assert getattr(claim(session, worker), "id", None) == second.id
 
@@ -197,7 +203,7 @@ def test_a_user_has_so_many_runs_in_training(database: Database, ada: User, work
         other = submit(session, accounts.user_named(session, "bob"))
         order = [claim(session, worker, runs_per_user=1) for _ in range(3)]
         assert [run and run.id for run in order] == [1, other.id, None]
-        assert "as many as are allowed" in queue.reason_for_waiting(session, waits, runs_per_user=1)
+        assert "as many as are allowed" in why(session, waits, runs_per_user=1)
 
 
 @pytest.mark.parametrize(
@@ -214,10 +220,10 @@ def test_what_a_run_waits_for_is_said(
 ) -> None:
     """A run that no worker can take says so, instead of waiting for ever in silence."""
     with database.writing() as session:
-        assert queue.reason_for_waiting(session, submit(session, ada)) == "no worker is up"
+        assert why(session, submit(session, ada)) == "no worker is up"
     add_worker(database, "w1", [DIGITS], [CPU])
     with database.writing() as session:
-        assert reason in queue.reason_for_waiting(session, submit(session, ada, **changes))
+        assert reason in why(session, submit(session, ada, **changes))
 
 
 def test_a_run_that_is_killed_again_and_again_fails(

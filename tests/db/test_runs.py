@@ -2,7 +2,7 @@
 
 import pytest
 
-from db import queue, runs
+from db import queue, runs, waiting
 from db.database import Database
 from db.errors import Conflict, NotFound
 from db.tables import Run, Status, User
@@ -14,7 +14,7 @@ def test_submitted_run_waits_in_the_queue(database: Database, ada: User) -> None
     with database.writing() as session:
         first, second = submit(session, ada), submit(session, ada)
         assert (first.status, first.name, first.steps_total) == ("queued", "digits-fp16", 100)
-        assert [runs.ahead_in_queue(session, run) for run in (first, second)] == [0, 1]
+        assert waiting.places(session) == {first.id: 0, second.id: 1}
 
 
 def test_list_is_filtered_and_paged(database: Database, ada: User) -> None:
@@ -100,7 +100,6 @@ def test_a_waiting_run_is_moved_before_another(database: Database, running: Run,
         a, b, c, d = (submit(session, ada) for _ in range(4))
         for moved, before in ((d, b), (c, b), (a, d), (b, a)):
             runs.move(session, moved.id, before.id)
-        order = sorted((a, b, c, d), key=lambda run: runs.ahead_in_queue(session, run))
-        assert [run.id for run in order] == [b.id, a.id, d.id, c.id]
+        assert list(waiting.places(session)) == [b.id, a.id, d.id, c.id]
     with pytest.raises(Conflict, match="running"), database.writing() as session:
         runs.move(session, running.id, a.id)

@@ -24,8 +24,10 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         expect.set_options(timeout=PATIENCE)
-        page.goto(link, timeout=PATIENCE)
-        expect(page.get_by_text("A worker is up")).to_be_visible()
+        page.set_default_timeout(PATIENCE)
+        page.goto(link)
+        while not page.get_by_text("A worker is up").is_visible():
+            page.reload()
         for precision, steps in RUNS:
             submit(page, precision, steps)
         expect(page.locator(".facts .status")).to_have_text("finished")
