@@ -1,1 +1,1 @@
-"""The command and the client for people at a keyboard."""
+"""The `halfstep` command, for people at a keyboard."""
