@@ -1,5 +1,6 @@
 """The `halfstep` command."""
 
+import signal
 import socket
 import subprocess
 import sys
@@ -31,19 +32,19 @@ def up() -> None:
     """Start server and worker on this machine, and print a link that signs you in."""
     settings, database = _open()
     listening = _listen(settings)
-    _print_link(settings, database)
+    server = Server(settings, database)
     # A session of its own, so that a Ctrl-C reaches the worker once: from us.
     worker = subprocess.Popen([sys.executable, "-m", "trainer.worker"], start_new_session=True)
-    server = Server(settings, database)
     watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
     watcher.start()
     try:
-        _serve(server, listening)
+        _serve(server, listening, settings, database)
     finally:
         typer.echo("Stopping: runs leave a checkpoint and will go on from it at the next start.")
         worker.terminate()
         worker.wait()
-    if worker.returncode:
+    # One that we stopped before it was ready has died of our signal, and had no runs yet.
+    if worker.returncode not in (0, -signal.SIGTERM):
         raise typer.Exit(1)
 
 
@@ -52,8 +53,7 @@ def server() -> None:
     """Start the server alone."""
     settings, database = _open()
     listening = _listen(settings)
-    _print_link(settings, database)
-    _serve(Server(settings, database), listening)
+    _serve(Server(settings, database), listening, settings, database)
 
 
 @cli.command()
@@ -175,8 +175,11 @@ def _listen(settings: Settings) -> socket.socket:
     return listening
 
 
-def _serve(server: Server, listening: socket.socket) -> None:
+def _serve(
+    server: Server, listening: socket.socket, settings: Settings, database: Database
+) -> None:
     with suppress(KeyboardInterrupt):  # which uvicorn raises once more when it has stopped
+        _print_link(settings, database)
         server.run(sockets=[listening])
 
 

@@ -86,6 +86,14 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
         assert not any(map(is_running, family))
 
 
+def test_up_stops_cleanly_before_the_worker_is_ready(tmp_path: Path) -> None:
+    """Ctrl-C as soon as the link is there is no failure, and leaves nothing behind."""
+    with up(tmp_path) as (process, _link):
+        family = psutil.Process(process.pid).children(recursive=True)
+    assert process.returncode == 0
+    assert not any(map(is_running, family))
+
+
 def answers(base: str) -> bool:
     try:
         return bool(httpx2.get(f"{base}/healthz").status_code == 200)
