@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 from sqlalchemy import func, select
 
@@ -34,13 +38,13 @@ class Site:
         with self.database.writing() as session:
             return runs.submit(session, owner=self.owner, **(values | changes)).id
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"HALFSTEP_DATA": str(self.data), "HALFSTEP_DATABASE_URL": self.url}
+
     @contextmanager
     def worker(self, name: str = "w1", **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-        environment = {
-            "HALFSTEP_DATA": str(self.data),
-            "HALFSTEP_DATABASE_URL": self.url,
-            "HALFSTEP_WORKER_NAME": name,
-        } | environment
+        environment = {**self.environment, "HALFSTEP_WORKER_NAME": name, **environment}
         command = [sys.executable, "-m", "trainer.worker"]
         process = subprocess.Popen(command, env={**os.environ, **environment})
         try:
@@ -100,6 +104,46 @@ class Site:
     def supervisor_pid(self, run_id: int, attempt: int = 1) -> int:
         handle = self.data / "runs" / str(run_id) / f"supervisor-{attempt}.json"
         return int(json.loads(handle.read_text())["pid"])
+
+
+@contextmanager
+def up(**environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `halfstep up` and yield it with the link that it prints."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "halfstep.cli", "up"],
+        env={
+            **os.environ,
+            "HALFSTEP_PORT": str(free_port()),
+            "PYTHONUNBUFFERED": "1",
+            **environment,
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if link := re.search(r"http://\S+", line):
+                break
+        else:
+            raise AssertionError("it printed no link")
+        yield process, link.group()
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECONDS)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(base: str) -> bool:
+    try:
+        return bool(httpx2.get(f"{base}/healthz").status_code == 200)
+    except httpx2.TransportError:
+        return False
 
 
 def until(condition: Callable[[], bool]) -> None:

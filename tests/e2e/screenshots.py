@@ -6,7 +6,7 @@ from pathlib import Path
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.e2e.conftest import CHROMIUM
-from tests.halfstep.test_cli import up
+from tests.site import up
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 PATIENCE = 120_000  # milliseconds
@@ -18,7 +18,7 @@ def main() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as data,
-        up(Path(data)) as (_process, link),
+        up(HALFSTEP_DATA=data) as (_process, link),
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)

@@ -3,24 +3,26 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
+import httpx2
 import psutil
-import torch
-from sqlalchemy import select
+from sqlalchemy import make_url
 
-from db import checkpoints, runs
-from db.tables import ACTIVE, Status, Step
-from tests.faults.conftest import COUNTS, often
-from tests.site import Site, until
+from db import accounts, runs
+from db.tables import Status
+from tests.conftest import postgresql_control
+from tests.faults.conftest import COUNTS, often, only_in_full
+from tests.faults.sameness import assert_same, config
+from tests.faults.viewer import Viewer
+from tests.site import Site, answers, free_port, is_running, until, up
 
-CONFIG: dict[str, Any] = {
-    "precision": "fp16",
-    "training": {"steps": 1500, "schedule": "cosine"},
-    "checkpoints": {"every_steps": 100},
-    "recipe": {"dropout": 0.1, "shift_pixels": 1},
-}
+STEPS = often(full=1500, short=600)
 TRIES = {"HALFSTEP_MAX_ATTEMPTS": "1000", "HALFSTEP_MAX_STALLED_ATTEMPTS": "1000"}
 
 
@@ -28,119 +30,150 @@ def test_killed_trainings_end_as_if_nothing_had_happened(
     site: Site, moments: random.Random
 ) -> None:
     """SIGKILL of the training process: weights, optimizer, scaler and every record are the same."""
-    times = often(full=50, short=2)
-    disturbed = [site.submit(config=CONFIG) for _ in range(max(1, times // 10))]
-    undisturbed = site.submit(config=CONFIG)
-    killed = 0
+    times = often(full=50, short=1)
+
+    def kill_training(run_id: int) -> None:
+        training = site.training(run_id)
+        training.kill()
+        until(lambda: not is_running(training))
+
     with site.worker(**TRIES):
-        for run_id in disturbed:
-            for _ in range(min(10, times)):
-                killed += kill_training(site, run_id, moments)
-            site.wait(run_id)
-        site.wait(undisturbed)
-    for run_id in disturbed:
-        assert_same(site, run_id, undisturbed)
-    assert killed >= times // 2
-    COUNTS.append(f"training killed {killed} times, {len(disturbed)} runs bit-identical")
+        disturbed = disturb(site, times, moments, kill_training)
+        assert_undisturbed(site, disturbed)
+    COUNTS.append(f"training killed {times} times, {len(disturbed)} runs bit-identical")
 
 
+@only_in_full
 def test_killed_workers_do_not_disturb_their_runs(site: Site, moments: random.Random) -> None:
     """SIGKILL of the worker: supervisors and trainings go on, and the next worker finds them."""
-    times = often(full=25, short=2)
-    disturbed, undisturbed = site.submit(config=CONFIG), site.submit(config=CONFIG)
-    for _ in range(times):
-        with site.worker(**TRIES) as worker:
-            time.sleep(moments.uniform(1, 6))
-            worker.kill()
-            worker.wait()
-    with site.worker(**TRIES):
-        for run_id in (disturbed, undisturbed):
-            assert site.wait(run_id).status == Status.FINISHED
-    assert_same(site, disturbed, undisturbed)
-    COUNTS.append(f"worker killed {times} times, both runs bit-identical")
+    times = 25
+    with ExitStack() as stack:
+        workers = [stack.enter_context(site.worker(**TRIES))]
+
+        def kill_worker(_run_id: int) -> None:
+            workers[-1].kill()
+            workers[-1].wait()
+            workers.append(stack.enter_context(site.worker(**TRIES)))
+
+        disturbed = disturb(site, times, moments, kill_worker)
+        assert_undisturbed(site, disturbed)
+    assert {site.run(run_id).attempt for run_id in disturbed} == {1}
+    COUNTS.append(f"worker killed {times} times, {len(disturbed)} runs bit-identical")
 
 
-def test_all_killed_at_once_then_started_again(site: Site, moments: random.Random) -> None:
-    """`kill -9` of everything: queued runs start, running ones resume, and end the same."""
-    first, second = site.submit(config=CONFIG), site.submit(config=CONFIG)
-    with site.worker(**TRIES) as worker:
-        site.wait_for_step(first, moments.randrange(150, 900))
-        family = [psutil.Process(worker.pid), psutil.Process(site.supervisor_pid(first))]
-        for process in [*family, *family[1].children(recursive=True)]:
-            kill(process.pid)
-        worker.wait()
-    with site.worker(**TRIES):
-        for run_id in (first, second):
-            assert site.wait(run_id).status == Status.FINISHED
-    assert site.run(first).attempt == 2
-    assert_same(site, first, second)
-    COUNTS.append("everything killed at once, both runs bit-identical")
+def test_killed_servers_do_not_disturb_runs_or_viewers(site: Site, moments: random.Random) -> None:
+    """SIGKILL of the server: runs go on, and a viewer that comes back has missed nothing."""
+    times, port = often(full=25, short=1), free_port()
+    with site.database.writing() as session:
+        token, _row = accounts.make_api_token(session, site.owner, "viewer")
+    viewers: dict[int, Viewer] = {}
+    with ExitStack() as stack:
+        stack.enter_context(site.worker())
+        servers = [stack.enter_context(serving(site, port))]
 
+        def kill_server(run_id: int) -> None:
+            if run_id not in viewers:
+                viewers[run_id] = Viewer(f"http://127.0.0.1:{port}/api/runs/{run_id}/live", token)
+                viewers[run_id].start()
+                until(lambda: viewers[run_id].cursor != "")
+            servers[-1].kill()
+            servers[-1].wait()
+            servers.append(stack.enter_context(serving(site, port)))
 
-def kill_training(site: Site, run_id: int, moments: random.Random) -> bool:
-    """Kill the training of a run at a random moment of its life; False if it had ended."""
-
-    def began() -> bool:
-        return site.run(run_id).status in ACTIVE and site.has_training(run_id)
-
-    until(lambda: began() or site.run(run_id).ended_at is not None)
-    time.sleep(moments.uniform(0, 4))
-    if not began():
-        return False
-    training = site.training(run_id)
-    kill(training.pid)
-    until(lambda: not training.is_running() or training.status() == psutil.STATUS_ZOMBIE)
-    return True
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-
-
-def assert_same(site: Site, run_id: int, other_id: int) -> None:
-    """Two runs have the same records and ended in the same state, to the bit."""
-    assert site.run(run_id).status == site.run(other_id).status == Status.FINISHED
-    assert records(site, run_id) == records(site, other_id)
-    state, other = final_state(site, run_id), final_state(site, other_id)
-    for part in ("modules", "optimizers", "scaler", "random", "progress"):
-        assert_equal(state[part], other[part])
-
-
-def records(site: Site, run_id: int) -> list[tuple[Any, ...]]:
-    """All that was recorded of each step but its times, which differ."""
-    columns = (
-        Step.step,
-        Step.loss,
-        Step.scale,
-        Step.grad_norm,
-        Step.grad_norm_clipped,
-        Step.lr,
-        Step.flags,
+        disturbed = disturb(site, times, moments, kill_server)
+        assert_undisturbed(site, disturbed)
+        for viewer in viewers.values():
+            viewer.join()
+    assert {site.run(run_id).attempt for run_id in disturbed} == {1}
+    for run_id, viewer in viewers.items():
+        viewer.assert_missed_nothing(site, run_id)
+    returns = sum(viewer.returns for viewer in viewers.values())
+    assert returns >= times
+    COUNTS.append(
+        f"server killed {times} times, {len(disturbed)} runs bit-identical, "
+        f"{len(viewers)} viewers back {returns} times, nothing missed"
     )
-    with site.database.reading() as session:
-        query = select(*columns).where(Step.run_id == run_id).order_by(Step.step)
-        return [tuple(row) for row in session.execute(query)]
 
 
-def final_state(site: Site, run_id: int) -> dict[str, Any]:
-    with site.database.reading() as session:
-        newest = checkpoints.to_resume(session, runs.get(session, run_id))[0]
-    state: dict[str, Any] = torch.load(site.data / newest.key, weights_only=True)
-    return state
+def test_all_killed_at_once_then_up_again(site: Site, moments: random.Random) -> None:
+    """`kill -9` of everything, then `up`: queued runs start, running ones resume, to the bit."""
+    environment = {**site.environment, "HALFSTEP_PORT": str(free_port())}
+    first, second, third = (site.submit(config=config(STEPS)) for _ in range(3))
+    with site.database.writing() as session:
+        runs.move(session, third, before_id=second)
+    with httpx2.Client(follow_redirects=True) as browser:
+        with up(**environment) as (process, link):
+            base = link.split("/?")[0]
+            until(lambda: answers(base))
+            browser.get(link)
+            site.wait_for_step(first, moments.randrange(STEPS // 10, STEPS // 2))
+            for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+                os.kill(each.pid, signal.SIGKILL)
+            process.wait()
+            kill_database(site)
+        assert [site.run(run_id).status for run_id in (second, third)] == [Status.QUEUED] * 2
+        with up(**environment):
+            until(lambda: answers(base))
+            assert browser.get(f"{base}/runs").url.path == "/runs"  # signed in as before
+            ended = [site.wait(run_id) for run_id in (first, second, third)]
+    assert [run.attempt for run in ended] == [2, 1, 1]
+    assert ended[2].started_at < ended[1].started_at  # type: ignore[operator] - both have started
+    for run_id in (first, third):
+        assert_same(site, run_id, second)
+    COUNTS.append("everything killed at once, then `up`: three runs bit-identical")
 
 
-def assert_equal(one: Any, other: Any) -> None:
-    """Compare nested containers of tensors bit for bit."""
-    assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_equal(one[key], other[key])
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for a, b in zip(one, other, strict=True):
-            assert_equal(a, b)
-    else:
-        assert one == other
+def disturb(
+    site: Site, times: int, moments: random.Random, kill: Callable[[int], None]
+) -> list[int]:
+    """Kill something that often, each time while a run trains; return the runs that it took."""
+    disturbed: list[int] = []
+    killed = 0
+    while killed < times:
+        run_id = site.submit(config=config(STEPS))
+        disturbed.append(run_id)
+        while killed < times and is_training(site, run_id):
+            time.sleep(moments.uniform(0, 4))
+            if site.has_training(run_id):
+                kill(run_id)
+                killed += 1
+    return disturbed
+
+
+def is_training(site: Site, run_id: int) -> bool:
+    """Wait until a run trains or has ended; tell which."""
+    until(lambda: site.has_training(run_id) or site.run(run_id).ended_at is not None)
+    return site.run(run_id).ended_at is None
+
+
+def assert_undisturbed(site: Site, run_ids: list[int]) -> None:
+    """The runs end as one does that nobody disturbs."""
+    undisturbed = site.submit(config=config(STEPS))
+    for run_id in (*run_ids, undisturbed):
+        assert site.wait(run_id).status == Status.FINISHED
+    for run_id in run_ids:
+        assert_same(site, run_id, undisturbed)
+
+
+@contextmanager
+def serving(site: Site, port: int) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run `halfstep server`, and wait until it answers."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "halfstep.cli", "server"],
+        env={**os.environ, **site.environment, "HALFSTEP_PORT": str(port)},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: answers(f"http://127.0.0.1:{port}"))
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def kill_database(site: Site) -> None:
+    """Stop PostgreSQL without a word, and start it; SQLite died with those that had it open."""
+    if folder := make_url(site.url).query.get("host"):
+        postgresql_control(Path(str(folder)), "stop", "-m", "immediate")
+        postgresql_control(Path(str(folder)), "start")
+        until(site.reaches_database)

@@ -1,13 +1,9 @@
 """The `halfstep` command, as a person types it."""
 
 import os
-import re
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -18,7 +14,7 @@ from sqlalchemy import select, update
 from db.tables import StepBucket
 from tests.app.conftest import offer_digits, start_run
 from tests.db.telemetry_made import make_steps, record
-from tests.site import SECONDS, Site, is_running, until
+from tests.site import SECONDS, Site, answers, is_running, until, up
 
 
 def halfstep(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -32,44 +28,10 @@ def halfstep(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def up(data: Path, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `halfstep up` and yield it with the link that it prints."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "halfstep.cli", "up"],
-        env={
-            **os.environ,
-            "HALFSTEP_DATA": str(data),
-            "HALFSTEP_PORT": str(free_port()),
-            "PYTHONUNBUFFERED": "1",
-            **environment,
-        },
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            if link := re.search(r"http://\S+", line):
-                break
-        else:
-            raise AssertionError("it printed no link")
-        yield process, link.group()
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=SECONDS)
-
-
 def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
     """The printed link signs in once; Ctrl-C stops server and worker, twice in a row."""
     for _ in range(2):
-        with up(tmp_path) as (process, link):
+        with up(HALFSTEP_DATA=str(tmp_path)) as (process, link):
             base = link.split("/?")[0]
             until(lambda base=base: answers(base))
             with httpx2.Client(follow_redirects=True) as browser:
@@ -88,17 +50,10 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
 
 def test_up_stops_cleanly_before_the_worker_is_ready(tmp_path: Path) -> None:
     """Ctrl-C as soon as the link is there is no failure, and leaves nothing behind."""
-    with up(tmp_path) as (process, _link):
+    with up(HALFSTEP_DATA=str(tmp_path)) as (process, _link):
         family = psutil.Process(process.pid).children(recursive=True)
     assert process.returncode == 0
     assert not any(map(is_running, family))
-
-
-def answers(base: str) -> bool:
-    try:
-        return bool(httpx2.get(f"{base}/healthz").status_code == 200)
-    except httpx2.TransportError:
-        return False
 
 
 def test_port_in_use_is_named(tmp_path: Path) -> None:

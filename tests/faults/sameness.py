@@ -1,0 +1,69 @@
+"""Runs that were disturbed, compared with one that was not."""
+
+from typing import Any
+
+import torch
+from sqlalchemy import select
+
+from db import checkpoints, runs
+from db.tables import Status, Step
+from tests.site import Site
+
+
+def config(steps: int) -> dict[str, Any]:
+    """A run of digits in which whatever a resume could forget plays a part."""
+    return {
+        "precision": "fp16",
+        "training": {"steps": steps, "schedule": "cosine"},
+        "checkpoints": {"every_steps": 100},
+        "recipe": {"dropout": 0.1, "shift_pixels": 1},
+    }
+
+
+def assert_same(site: Site, run_id: int, other_id: int) -> None:
+    """Two runs have the same records and ended in the same state, to the bit."""
+    assert site.run(run_id).status == site.run(other_id).status == Status.FINISHED
+    assert records(site, run_id) == records(site, other_id)
+    state, other = final_state(site, run_id), final_state(site, other_id)
+    for part in ("modules", "optimizers", "scaler", "random", "progress"):
+        assert_equal(state[part], other[part])
+
+
+def records(site: Site, run_id: int) -> list[tuple[Any, ...]]:
+    """All that was recorded of each step but its times, which differ."""
+    columns = (
+        Step.step,
+        Step.loss,
+        Step.scale,
+        Step.grad_norm,
+        Step.grad_norm_clipped,
+        Step.lr,
+        Step.flags,
+    )
+    with site.database.reading() as session:
+        query = select(*columns).where(Step.run_id == run_id).order_by(Step.step)
+        return [tuple(row) for row in session.execute(query)]
+
+
+def final_state(site: Site, run_id: int) -> dict[str, Any]:
+    with site.database.reading() as session:
+        newest = checkpoints.to_resume(session, runs.get(session, run_id))[0]
+    state: dict[str, Any] = torch.load(site.data / newest.key, weights_only=True)
+    return state
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Compare nested containers of tensors bit for bit."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_equal(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_equal(a, b)
+    else:
+        assert one == other
