@@ -1,4 +1,4 @@
-"""Somebody who watches a run, comes back whenever the connection breaks, and keeps what was told."""
+"""Somebody who watches a run, comes back when the connection breaks, and keeps what was told."""
 
 import json
 import threading
