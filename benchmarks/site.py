@@ -86,7 +86,7 @@ def serving(steps: int) -> Iterator[Site]:
         for flush in synthetic.flushes(steps):
             synthetic.record(database, run_id, flush)
         with database.writing() as session:
-            queue.set_started_at(session, runs.get(session, run_id))
+            queue.seconds_since_start(session, runs.get(session, run_id))
             queue.start(session, run_id, 1)
         environment = {"HALFSTEP_DATA": folder, "HALFSTEP_PORT": str(port)}
         process = subprocess.Popen(

@@ -1,7 +1,7 @@
 """Back up database and checkpoints while everything runs, and restore them, into either database.
 
 <folder>/tables/<table>.jsonl.gz    one row a line, all tables as they were at one moment
-<folder>/files/<key>                the store's checkpoint files
+<folder>/files/<key>                the store's files: checkpoints and artifacts
 <folder>/backup.json                written last: a folder without it is not a backup
 """
 

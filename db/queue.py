@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, aliased
 from db import runs
 from db.database import now
 from db.errors import Fenced
-from db.tables import ACTIVE, ENDED, Request, Run, RunNode, ScalerEvent, Status
+from db.tables import ACTIVE, ENDED, Request, Run, RunNode, ScalerEvent, Status, User
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ def claim(
     has one writer. Raising `attempt` shuts out every earlier attempt.
     runs_per_user: how many may train at once for one owner; 0 means any number.
     """
+    if runs_per_user:
+        _take_turns(session)
     earlier, others = aliased(Run), aliased(Run)
     next_run = (
         select(Run.id)
@@ -80,6 +82,13 @@ def claim(
     return run
 
 
+def _take_turns(session: Session) -> None:
+    """Let one claim at a time decide on an owner's runs: two would both find one place left."""
+    waiting = select(Run.owner_id).where(Run.status == Status.QUEUED)
+    owners = select(User.id).where(User.id.in_(waiting)).order_by(User.id)
+    session.execute(owners.with_for_update(key_share=True))
+
+
 def node(session: Session, run_id: int, attempt: int) -> RunNode:
     """Return the one node of an attempt."""
     return session.get_one(RunNode, (run_id, attempt, 0))
@@ -91,11 +100,12 @@ def nodes_of_worker(session: Session, worker_id: int) -> list[RunNode]:
     return list(session.scalars(query))
 
 
-def set_started_at(session: Session, run: Run) -> float:
-    """Return when a run was first started, which is now if it was not. Step times count from it."""
+def seconds_since_start(session: Session, run: Run) -> float:
+    """Return how long ago a run was first started, which is now if it was not."""
+    moment = session.scalars(select(now())).one()
     if run.started_at is None:
-        run.started_at = session.scalars(select(now())).one()
-    return run.started_at
+        run.started_at = moment
+    return moment - run.started_at
 
 
 def start(
@@ -202,14 +212,18 @@ def is_repeatable(session: Session, run_id: int, *, after: int) -> bool:
     )
 
 
-def mark_unreachable(session: Session) -> set[int]:
-    """Mark active runs that have a node whose lease ran out; return the ids of all such runs."""
+def mark_unreachable(session: Session, found_before: Collection[int]) -> set[int]:
+    """Find active runs that have a node whose lease ran out; mark those that were found before.
+
+    One look is not enough: a lease that ran out in an outage, or in a jump of the clock that SQLite
+    takes from its machine, is renewed within a second.
+    """
     silent = (RunNode.run_id == Run.id) & (RunNode.attempt == Run.attempt)
     silent &= RunNode.ended_at.is_(None) & (RunNode.lease_expires_at < now())
     lost = select(Run).where(Run.status.in_(ACTIVE), exists().where(silent))
     found = session.scalars(lost.with_for_update(skip_locked=True)).all()
     for run in found:
-        if run.status != Status.UNREACHABLE:
+        if run.status != Status.UNREACHABLE and run.id in found_before:
             reason = "its supervisor has not been heard of for a whole lease"
             runs.set_status(session, run, Status.UNREACHABLE, reason=reason, fault="infrastructure")
     return {run.id for run in found}
@@ -218,8 +232,7 @@ def mark_unreachable(session: Session) -> set[int]:
 def requeue_unreachable(session: Session, run_ids: Collection[int]) -> list[int]:
     """Queue these runs again if no node of theirs may still train; return the ids of those.
 
-    Only for a caller that has reached the database for a whole lease, and found them unreachable
-    before: a lease that ran out in an outage or a jump of the clock is renewed within a second.
+    Only for a caller that has reached the database for a whole lease: an outage is no death.
     """
     alive = (RunNode.run_id == Run.id) & (RunNode.attempt == Run.attempt)
     alive &= RunNode.ended_at.is_(None) & (RunNode.lease_expires_at >= now())

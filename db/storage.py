@@ -1,4 +1,4 @@
-"""Where checkpoint files are kept: the data folder by default, a bucket by URL."""
+"""Where checkpoints and artifacts are kept: the data folder by default, a bucket by URL."""
 
 import hashlib
 from contextlib import suppress
@@ -12,7 +12,10 @@ from sqlalchemy.orm import Session
 
 from db.errors import Invalid
 from db.settings import Settings
-from db.tables import ACTIVE, Checkpoint, Run
+from db.tables import ACTIVE, Artifact, Checkpoint, Run
+
+#: Of a run's files, those that rows name.
+FOLDERS = ("/checkpoints/", "/artifacts/")
 
 
 def open_store(settings: Settings) -> ObjectStore:
@@ -63,7 +66,7 @@ class Mismatch:
 
     key: str
     problem: str
-    checkpoint_id: int | None
+    row: Checkpoint | Artifact | None
 
 
 def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> list[Mismatch]:
@@ -74,22 +77,22 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
     # In this order: what is not in training now publishes nothing more.
     in_training = session.scalars(select(Run.id).where(Run.status.in_(ACTIVE))).all()
     passed_over = tuple(f"runs/{run_id}/" for run_id in in_training)
-    rows = {row.key: row for row in session.scalars(select(Checkpoint))}
+    rows = {row.key: row for row in _rows(session)}
     files = {
         meta["path"]: meta["size"]
         for page in obstore.list(store, prefix="runs")
         for meta in page
-        if "/checkpoints/" in meta["path"]
+        if any(folder in meta["path"] for folder in FOLDERS)
     }
     found = []
     for key, row in rows.items():
         if key not in files:
-            found.append(Mismatch(key, "the file is missing", row.id))
+            found.append(Mismatch(key, "the file is missing", row))
         elif files[key] != row.size_bytes:
             text = f"the file has {files[key]} bytes, recorded were {row.size_bytes}"
-            found.append(Mismatch(key, text, row.id))
+            found.append(Mismatch(key, text, row))
         elif deep and _sha256(store, key) != row.sha256:
-            found.append(Mismatch(key, "the file is altered: its SHA-256 is another", row.id))
+            found.append(Mismatch(key, "the file is altered: its SHA-256 is another", row))
     strangers = sorted(key for key in files.keys() - rows.keys() if not key.startswith(passed_over))
     return found + [Mismatch(key, "no row names the file", None) for key in strangers]
 
@@ -97,13 +100,16 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
 def mend(session: Session, store: ObjectStore, found: list[Mismatch]) -> None:
     """Delete what does not match: rows without a sound file, and files without a row."""
     for mismatch in found:
-        if mismatch.checkpoint_id is not None:
-            session.execute(delete(Checkpoint).where(Checkpoint.id == mismatch.checkpoint_id))
-    session.flush()
-    named = set(session.scalars(select(Checkpoint.key)))  # also by what came since the comparison
+        if (row := mismatch.row) is not None:
+            session.execute(delete(type(row)).where(type(row).id == row.id))
+    named = {row.key for row in _rows(session)}  # also by what came since the comparison
     for mismatch in found:
         if mismatch.key not in named:
             delete_file(store, mismatch.key)
+
+
+def _rows(session: Session) -> list[Checkpoint | Artifact]:
+    return [*session.scalars(select(Checkpoint)), *session.scalars(select(Artifact))]
 
 
 def _sha256(store: ObjectStore, key: str) -> str:

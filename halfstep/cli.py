@@ -94,7 +94,7 @@ def check_recipe(
     check([file, *options])
 
 
-storage = typer.Typer(no_args_is_help=True, help="Checkpoint files.")
+storage = typer.Typer(no_args_is_help=True, help="Files of checkpoints and artifacts.")
 cli.add_typer(storage, name="storage")
 
 
@@ -103,7 +103,7 @@ def check(
     deep: Annotated[bool, typer.Option(help="Read every file and compare its SHA-256")] = False,
     mend: Annotated[bool, typer.Option(help="Delete what does not match")] = False,
 ) -> None:
-    """List checkpoint rows and files that do not match; exit with 1 if any is left."""
+    """List rows and files that do not match; exit with 1 if any is left."""
     settings, database = _open()
     store = open_store(settings)
     with database.reading() as session:

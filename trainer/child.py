@@ -16,6 +16,14 @@ import psutil
 LINE_BYTES = 8192
 LINES_WAITING = 100_000
 
+#: What opens the database and the store, which recipes have no business with.
+SECRETS = ("HALFSTEP_DATABASE_URL", "HALFSTEP_STORAGE_URL", "PGPASSWORD", "PGPASSFILE")
+
+
+def without_secrets() -> dict[str, str]:
+    """Return our environment as a process may have it that runs a recipe's code."""
+    return {name: value for name, value in os.environ.items() if name not in SECRETS}
+
 
 class Child:
     """One training: a process for one device, torchrun and its ranks for more.
@@ -28,7 +36,7 @@ class Child:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "trainer.process", str(folder), str(attempt)]
             + (["--devices", str(devices)] if devices > 1 else []),
-            env={**os.environ, **env, "HALFSTEP_PARENT_PID": str(os.getpid())},
+            env={**without_secrets(), **env, "HALFSTEP_PARENT_PID": str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -75,7 +83,8 @@ class Child:
                 continue
 
     def _listen(self, stream: IO[bytes], name: str) -> None:
-        for line in iter(lambda: stream.readline(LINE_BYTES), b""):
-            # Of a progress bar that redraws itself, only the last state is worth a line.
-            text = line.decode(errors="replace").rstrip("\r\n").rsplit("\r", 1)[-1]
-            self._lines.append({"time": time.time(), "stream": name, "text": text})
+        with stream:
+            for line in iter(lambda: stream.readline(LINE_BYTES), b""):
+                # Of a progress bar that redraws itself, only the last state is worth a line.
+                text = line.decode(errors="replace").rstrip("\r\n").rsplit("\r", 1)[-1]
+                self._lines.append({"time": time.time(), "stream": name, "text": text})

@@ -11,6 +11,7 @@ from db import artifacts, checkpoints, queue, series, telemetry
 from db.database import Database
 from db.settings import Settings
 from db.storage import delete_file, put_file
+from trainer.guard import clock
 from trainer.samples import Sampler
 from trainer.spool import SpoolReader
 
@@ -48,7 +49,7 @@ class Recorder:
     def begin(self, sampler: Sampler, started_at: float, policy: dict[str, Any]) -> None:
         """From now on sample the devices, and keep the checkpoints that the policy wants.
 
-        started_at: the run's first start, in seconds since the epoch.
+        started_at: the run's first start, by trainer.guard.clock.
         """
         self._sampler, self._started_at, self._policy = sampler, started_at, policy
         self._resumed = None
@@ -130,7 +131,7 @@ class Recorder:
         self._pending_attempt = position.attempt if position else 0
         if self._sampler and time.monotonic() >= self._sample_due:
             self._sample_due = time.monotonic() + SAMPLE_SECONDS
-            elapsed_ms = round((time.time() - self._started_at) * 1000)
+            elapsed_ms = round((clock() - self._started_at) * 1000)
             samples = self._sampler.take()
             self._pending.samples += [{"elapsed_ms": elapsed_ms, **sample} for sample in samples]
 

@@ -109,7 +109,7 @@ class Supervisor:
         """Write the job that the training reads. Raises Fenced."""
         with self.database.writing() as session:
             run = queue.held(session, self.run_id, self.attempt)
-            started_at = queue.set_started_at(session, run)
+            started_at = clock() - queue.seconds_since_start(session, run)
             node = queue.node(session, self.run_id, self.attempt)
             self.devices = node.devices
             self.is_cuda = workers.get(session, node.worker_id).devices[0]["kind"] == "cuda"

@@ -30,6 +30,7 @@ from torch.amp.grad_scaler import GradScaler
 from trainer import artifacts, checkpoint
 from trainer.checkpoint import Progress
 from trainer.config import ConfigError, RunConfig, Scaler, Training
+from trainer.guard import clock
 from trainer.histogram import Histogram
 from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Ranks, Request
@@ -86,11 +87,12 @@ def train(
 ) -> Outcome:
     """Train until the last step or until told to stop, which leaves a checkpoint as well.
 
-    started_at: epoch seconds of the run's first start.  checkpoint_folder: None saves nothing.
+    started_at: when the run was first started, by trainer.guard.clock.  checkpoint_folder: None
+    saves nothing.
     Raises ConfigError, RecipeError or CheckpointError for what the user can put right.
     """
     ranks = ranks or Ranks()
-    started_at = started_at or time.time()
+    started_at = clock() if started_at is None else started_at
     training = config.training
     if ranks.rank > 0:  # one process writes the run's history
         on_steps, on_event = _ignore, _ignore
@@ -162,7 +164,7 @@ def train(
 
     # What happens between steps -----------------------------------------------------------------
     def elapsed_ms() -> int:
-        return int((time.time() - started_at) * 1000)
+        return int((clock() - started_at) * 1000)
 
     def report(metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():

@@ -24,6 +24,7 @@ from db.errors import Fenced, HalfstepError, Invalid
 from db.settings import Settings
 from db.storage import open_store
 from db.tables import Status
+from trainer.child import without_secrets
 from trainer.engine import AlreadyLaunched, Handle, SubprocessEngine
 from trainer.recorder import Recorder
 
@@ -48,7 +49,7 @@ class Worker:
         self.engine = SubprocessEngine()
         self.store = open_store(settings)
         self.running: dict[Attempt, tuple[Handle, list[int]]] = {}
-        self.lost_before: set[int] = set()  # runs found unreachable at the last look
+        self.lost_before: set[int] = set()  # runs whose lease had run out at the last look
         self.stopping = threading.Event()
 
     def run(self) -> None:
@@ -199,9 +200,9 @@ class Worker:
         """Say that we are alive, and look for runs of others that are not."""
         with self.database.writing() as session:
             workers.beat(session, self.id)
-            lost = queue.mark_unreachable(session)
+            lost = queue.mark_unreachable(session, self.lost_before)
             if time.monotonic() - reached_since > self.settings.lease_seconds:
-                for run_id in queue.requeue_unreachable(session, lost & self.lost_before):
+                for run_id in queue.requeue_unreachable(session, lost):
                     _say(f"run {run_id}: unreachable for a whole lease, queued again")
         self.lost_before = lost
 
@@ -223,7 +224,11 @@ class Worker:
 def probe() -> dict[str, Any]:
     """Ask a short-lived child, which may load torch, for devices, recipes and versions."""
     answer = subprocess.run(
-        [sys.executable, "-m", "trainer.probe"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "trainer.probe"],
+        env=without_secrets(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if answer.returncode != 0:
         raise HalfstepError(f"This machine's devices cannot be learnt:\n{answer.stderr[-4000:]}")

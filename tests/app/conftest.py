@@ -192,6 +192,6 @@ def start_run(database: Database, owner: User, **changes: Any) -> Run:
             lease_seconds=60.0,
         )
         assert run is not None
-        queue.set_started_at(session, run)
+        queue.seconds_since_start(session, run)
         queue.start(session, run.id, run.attempt)
         return run

@@ -9,7 +9,7 @@ import pytest
 from obstore.store import MemoryStore
 from sqlalchemy import func, select
 
-from db import accounts, checkpoints, queue, runs, telemetry
+from db import accounts, artifacts, checkpoints, queue, runs, telemetry
 from db.backup import back_up, restore
 from db.database import Database
 from db.errors import Conflict, Invalid
@@ -17,13 +17,16 @@ from db.storage import mend, mismatches
 from db.tables import Run, Status, Table, User
 from tests.db.conftest import submit
 
+CHECKPOINT, ARTIFACT = "runs/1/checkpoints/a.pt", "runs/1/artifacts/step-00000002/a.txt"
+
 
 @pytest.fixture
 def store(database: Database, running: Run) -> MemoryStore:
-    """A store with the one checkpoint of a run that has ended, and steps with a NaN and an inf."""
+    """The checkpoint and the artifact of a run that has ended; steps with a NaN and an inf."""
     store, content = MemoryStore(), b"weights"
     file = {"kind": "checkpoint", "size_bytes": 7, "sha256": hashlib.sha256(content).hexdigest()}
     event = {"step": 2, "reason": "end", "files": [file]}
+    sample = {"step": 2, "name": "a.txt", **file}
     fields = [(name, "f8") for name in telemetry.STEP_COLUMNS[:-1]] + [("flags", "u4")]
     steps = np.array(
         [
@@ -32,10 +35,12 @@ def store(database: Database, running: Run) -> MemoryStore:
         ],
         fields,
     )
-    obstore.put(store, "runs/1/checkpoints/a.pt", content)
+    for key in (CHECKPOINT, ARTIFACT):
+        obstore.put(store, key, content)
     with database.writing() as session:
         telemetry.record(session, running.id, 1, telemetry.Flush(steps=[steps]))
-        checkpoints.publish(session, running.id, 1, event, ["runs/1/checkpoints/a.pt"])
+        checkpoints.publish(session, running.id, 1, event, [CHECKPOINT])
+        artifacts.publish(session, running.id, 1, sample, ARTIFACT)
         queue.end(session, running.id, 1, Status.FINISHED)
     return store
 
@@ -59,7 +64,8 @@ def test_backup_restores_every_row_and_file(
     assert restored == {"rows": saved["rows"], "files": saved["files"]}
     assert saved["left_out"] == []
     assert contents(target) == before
-    assert obstore.get(copy, "runs/1/checkpoints/a.pt").bytes().to_bytes() == b"weights"
+    for key in (CHECKPOINT, ARTIFACT):
+        assert obstore.get(copy, key).bytes().to_bytes() == b"weights"
     with target.writing() as session:
         assert submit(session, accounts.user_named(session, "ada")).id == 2
     target.dispose()
@@ -68,15 +74,16 @@ def test_backup_restores_every_row_and_file(
 def test_a_damaged_file_is_left_out_of_a_backup_by_name(
     database: Database, store: MemoryStore, tmp_path: Path
 ) -> None:
-    """One bad checkpoint does not cost the backup of everything else."""
-    obstore.put(store, "runs/1/checkpoints/a.pt", b"weightz")
+    """One bad file does not cost the backup of everything else."""
+    obstore.put(store, CHECKPOINT, b"weightz")
     saved = back_up(database, store, tmp_path / "backup")
-    assert (saved["files"], saved["left_out"]) == (0, ["runs/1/checkpoints/a.pt"])
+    assert (saved["files"], saved["left_out"]) == (1, [CHECKPOINT])
     target = Database(f"sqlite:///{tmp_path / 'other.db'}")
     target.migrate()
     restore(target, MemoryStore(), tmp_path / "backup")
     with target.reading() as session:
         assert checkpoints.of_run(session, 1) == []
+        assert [row.key for row in artifacts.of_run(session, 1)] == [ARTIFACT]
         assert runs.get(session, 1).status == Status.FINISHED
     target.dispose()
 
@@ -92,8 +99,9 @@ def test_backup_overwrites_nothing(database: Database, store: MemoryStore, tmp_p
         restore(database, store, tmp_path)
 
 
+@pytest.mark.parametrize("key", [CHECKPOINT, ARTIFACT])
 def test_storage_check_names_and_mends_what_does_not_match(
-    database: Database, store: MemoryStore
+    database: Database, store: MemoryStore, key: str
 ) -> None:
     """A missing, a cut, an altered file and a stranger are each named; mending leaves none."""
 
@@ -102,19 +110,20 @@ def test_storage_check_names_and_mends_what_does_not_match(
             return [mismatch.problem for mismatch in mismatches(session, store, deep=deep)]
 
     assert found(deep=True) == []
-    obstore.put(store, "runs/1/checkpoints/stranger.pt", b"x")
-    obstore.put(store, "runs/1/checkpoints/a.pt", b"weightz")
+    obstore.put(store, f"{key}.other", b"x")
+    obstore.put(store, key, b"weightz")
     assert found() == ["no row names the file"]
     assert found(deep=True)[0].startswith("the file is altered")
-    obstore.put(store, "runs/1/checkpoints/a.pt", b"weig")
+    obstore.put(store, key, b"weig")
     assert found()[0] == "the file has 4 bytes, recorded were 7"
-    obstore.delete(store, "runs/1/checkpoints/a.pt")
+    obstore.delete(store, key)
     assert found()[0] == "the file is missing"
     with database.writing() as session:
         mend(session, store, mismatches(session, store))
     assert found(deep=True) == []
     with database.reading() as session:
-        assert checkpoints.of_run(session, 1) == []
+        rows = [*checkpoints.of_run(session, 1), *artifacts.of_run(session, 1)]
+    assert {row.key for row in rows} == {CHECKPOINT, ARTIFACT} - {key}
 
 
 def test_storage_check_passes_over_a_run_in_training(

@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 
 from db import accounts, queue, runs, waiting
@@ -12,11 +12,17 @@ from db.database import Database, now
 from db.errors import Fenced, Invalid
 from db.tables import Run, RunNode, Status, User, Worker
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
+from tests.site import until
 
 
 def why(session: Session, run: Run, *, runs_per_user: int = 0) -> str:
     """What a queued run waits for."""
     return waiting.reason(session, run, waiting.Queue.read(session), runs_per_user=runs_per_user)
+
+
+def find_silent(session: Session) -> set[int]:
+    """Look twice, as a worker does before it marks a run as unreachable."""
+    return queue.mark_unreachable(session, queue.mark_unreachable(session, set()))
 
 
 def test_claims_go_by_priority_then_by_age(database: Database, ada: User, worker: Worker) -> None:
@@ -99,7 +105,7 @@ def test_a_lease_that_runs_out_queues_the_run_again(
     """A silent node makes the run unreachable, then queued; the old attempt is fenced out."""
     with database.writing() as session:
         session.execute(update(RunNode).values(lease_expires_at=now() - 1))
-        assert queue.mark_unreachable(session) == {running.id}
+        assert find_silent(session) == {running.id}
         assert queue.requeue_unreachable(session, {running.id}) == [running.id]
         again = claim(session, worker)
     assert again is not None
@@ -109,13 +115,26 @@ def test_a_lease_that_runs_out_queues_the_run_again(
     assert history == ["queued", "starting", "running", "unreachable", "queued", "starting"]
 
 
+def test_a_lease_is_found_to_have_run_out_twice_before_it_counts(
+    database: Database, running: Run
+) -> None:
+    """After an outage, or a jump of its own clock, a live supervisor renews within a second."""
+    with database.writing() as session:
+        session.execute(update(RunNode).values(lease_expires_at=now() - 1))
+        assert queue.mark_unreachable(session, set()) == {running.id}
+        assert runs.get(session, running.id).status == Status.RUNNING
+        queue.renew(session, running.id, 1, 60.0)
+        assert queue.mark_unreachable(session, {running.id}) == set()
+        assert "unreachable" not in [row.status for row in runs.statuses(session, running.id)]
+
+
 def test_an_unreachable_run_comes_back_with_its_supervisor(
     database: Database, running: Run
 ) -> None:
     """A lease that ran out is no end: whoever holds the attempt renews it and trains on."""
     with database.writing() as session:
         session.execute(update(RunNode).values(lease_expires_at=now() - 1))
-        assert queue.mark_unreachable(session) == {running.id}
+        assert find_silent(session) == {running.id}
         queue.renew(session, running.id, 1, 60.0)
         assert runs.get(session, running.id).status == Status.RUNNING
         assert queue.requeue_unreachable(session, {running.id}) == []
@@ -131,7 +150,7 @@ def test_a_gang_is_queued_again_only_when_every_node_is_gone(
         session.add(RunNode(**values, node=1, lease_expires_at=now() + 60))
         lost.lease_expires_at = now() - 1
         session.flush()
-        assert queue.mark_unreachable(session) == {running.id}
+        assert find_silent(session) == {running.id}
         assert queue.requeue_unreachable(session, {running.id}) == []
         session.execute(update(RunNode).values(lease_expires_at=now() - 1))
         assert queue.requeue_unreachable(session, {running.id}) == [running.id]
@@ -141,7 +160,7 @@ def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> N
     """Renewing keeps the run, and says what people want of it."""
     with database.writing() as session:
         wishes = queue.renew(session, running.id, 1, 60.0)
-        assert queue.mark_unreachable(session) == set()
+        assert find_silent(session) == set()
     assert wishes == queue.Wishes("run")
 
 
@@ -255,6 +274,32 @@ def test_attempts_are_limited(database: Database, running: Run) -> None:
         run = runs.get(session, running.id)
     told = "Killed\nkilled; 1 attempts were killed, as many as are allowed"
     assert (run.status, run.error) == ("failed", told)
+
+
+@pytest.mark.only_on("postgresql")
+def test_two_claims_at_once_keep_to_the_limit_of_a_user(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """While one claim is not committed yet, the next waits for it, and then takes nothing."""
+    claimed: list[Run | None] = []
+    is_waiting = select(func.count()).where(text("wait_event_type = 'Lock'"))
+    is_waiting = is_waiting.select_from(text("pg_stat_activity"))
+    with database.writing() as session:
+        submit(session, ada)
+        submit(session, ada)
+
+    def claim_another() -> None:
+        with database.writing() as session:
+            claimed.append(claim(session, worker, runs_per_user=1))
+
+    other = threading.Thread(target=claim_another)
+    with database.writing() as session:
+        assert claim(session, worker, runs_per_user=1) is not None
+        other.start()
+        with database.reading() as looking:
+            until(lambda: not other.is_alive() or bool(looking.scalar(is_waiting)))
+    other.join()
+    assert claimed == [None]
 
 
 @pytest.mark.parametrize("said", [Status.PAUSED, Status.QUEUED])

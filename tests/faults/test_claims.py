@@ -76,9 +76,10 @@ def work(url: str, number: int) -> None:
         worker = workers.register(
             session, name=f"w{number}", host="host", pid=1, devices=[], recipes=[], versions={}
         )
+    lost: set[int] = set()
     while True:
         with database.writing() as session:
-            lost = queue.mark_unreachable(session)
+            lost = queue.mark_unreachable(session, lost)
             queue.requeue_unreachable(session, lost)
             run = queue.claim(
                 session,
