@@ -211,6 +211,13 @@ def move(session: Session, run_id: int, before_id: int) -> Run:
     return run
 
 
+def move_to_front(session: Session, run_id: int) -> Run:
+    """Put a waiting run before all others. Raises Conflict if it does not wait."""
+    waiting = select(Run.id).where(Run.status == Status.QUEUED)
+    first = session.scalar(waiting.order_by(Run.priority.desc(), Run.position).limit(1))
+    return get(session, run_id) if first == run_id else move(session, run_id, first or run_id)
+
+
 def request_checkpoint(session: Session, run_id: int, user: User) -> Request:
     """Ask for a checkpoint at the next step. Raises Conflict if the run does not train."""
     _obeying(session, run_id, "save a checkpoint")

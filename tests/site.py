@@ -22,7 +22,7 @@ from db.database import Database
 from db.errors import DatabaseUnreachable
 from db.tables import Run, Status, Step, User
 
-SECONDS = 90  # patience with a slow machine; nothing here is asserted about time
+SECONDS = 240  # patience with a slow machine; nothing here is asserted about time
 
 
 class Site:
@@ -146,9 +146,9 @@ def answers(base: str) -> bool:
         return False
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
     """Wait for something that other processes bring about."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)

@@ -18,12 +18,16 @@ class SavedFile(NamedTuple):
 def write_whole(path: Path, write: Callable[[Any], None]) -> SavedFile:
     """Let `write` fill a binary file, which then appears under its name with all of its bytes."""
     temporary = partial_name(path)
-    with temporary.open("wb") as file:
-        hashing = _HashingFile(file)
-        write(hashing)
-        file.flush()
-        os.fsync(file.fileno())
-        size = file.tell()
+    try:
+        with temporary.open("wb") as file:
+            hashing = _HashingFile(file)
+            write(hashing)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+    except OSError:
+        temporary.unlink(missing_ok=True)  # on a full disk others need the room
+        raise
     publish(temporary, path)
     return SavedFile(path, size, hashing.sha256.hexdigest())
 

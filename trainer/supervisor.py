@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import obstore
@@ -49,8 +50,8 @@ OUTCOMES = {
 }
 
 
-class LostCheckpoint(Exception):
-    """A run cannot start from the checkpoint that it was to start from."""
+class CannotStart(Exception):
+    """The attempt cannot begin, and another one could not either; the message says why."""
 
 
 class Supervisor:
@@ -75,10 +76,7 @@ class Supervisor:
     def run(self) -> None:
         """Start the training, record it until it ends, and close the attempt."""
         try:
-            self._renew()
-            self._recover()
-            self._prepare()
-            self._renew()
+            self._begin()
             child = Child(self.folder, self.attempt, len(self.devices), self._environment())
             threading.Thread(target=self._watch, args=(child,), daemon=True).start()
             try:
@@ -86,19 +84,27 @@ class Supervisor:
             finally:
                 child.kill()
                 self.ended.set()
-        except LostCheckpoint as error:
+        except CannotStart as error:
             with self.database.writing() as session:
-                reason, fault = str(error), "infrastructure"
-                attempt = (self.run_id, self.attempt)
-                queue.end(
-                    session, *attempt, Status.FAILED, reason=reason, error=reason, fault=fault
-                )
+                self._fail(session, str(error), str(error))
         except Fenced:
-            print("fenced: another attempt may be running", file=sys.stderr)  # noqa: T201
+            _say("fenced: another attempt may be running")
 
     def preempt(self, *_signal: Any) -> None:
         """Ask the training to leave a checkpoint and let the run go back to the queue."""
         self.preempted.set()
+
+    def _begin(self) -> None:
+        """Do all that comes before the training. Raises CannotStart, Fenced."""
+        try:
+            self._renew()
+            self._recover()
+            self._prepare()
+            self._renew()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise CannotStart(self._disk_full()) from error
 
     def _recover(self) -> None:
         """Record what an earlier attempt spooled and nobody recorded."""
@@ -117,7 +123,7 @@ class Supervisor:
         resume = next(filter(None, map(self._fetch, states)), None)
         if run.parent_id is not None and resume is None:
             text = f"the checkpoint of run {run.parent_id} at step {run.parent_step} that it was to"
-            raise LostCheckpoint(f"{text} start from is missing or damaged")
+            raise CannotStart(f"{text} start from is missing or damaged")
         job = {
             "run": self.run_id,
             "attempt": self.attempt,
@@ -168,7 +174,7 @@ class Supervisor:
                 if not _may_pass(error):
                     raise
                 # What is pending waits, the spool keeps what comes, and the watchdog counts.
-                print(f"waiting: {error}", file=sys.stderr, flush=True)  # noqa: T201 - our own log
+                _say(f"waiting: {error}")
                 pause = min(pause * 2, OUTAGE_SECONDS)
             time.sleep(pause)
 
@@ -232,48 +238,62 @@ class Supervisor:
 
     def _end_as_said(self, session: Session, outcome: dict[str, Any]) -> None:
         status, reason, fault = OUTCOMES[outcome["status"]], None, None
+        error = outcome["error"]
+        if status == Status.FAILED and os.strerror(errno.ENOSPC) in error:
+            self._fail(session, self._disk_full(), error)
+            return
         if status == Status.FAILED:
-            reason = outcome["error"].splitlines()[-1]
-            fault = "infrastructure" if os.strerror(errno.ENOSPC) in reason else "code"
+            reason, fault = error.splitlines()[-1], "code"
         elif status == Status.QUEUED:
             reason = "its worker was stopped" if self.preempted.is_set() else LOST_LEASE
             fault = "infrastructure"
-        error = outcome["error"]
         queue.end(
             session, self.run_id, self.attempt, status, reason=reason, error=error, fault=fault
         )
 
     def _end_killed(self, session: Session, exit_code: int) -> None:
         reason = LOST_LEASE if clock() > self.lease["kill"] else _death(exit_code)
+        attempt = (self.run_id, self.attempt)
         if exit_code == errno.ENOSPC:  # even its outcome could not be written
-            status, error = Status.FAILED, "the disk is full: no space left on device"
+            self._fail(session, self._disk_full(), self._disk_full())
         elif self.preempted.is_set():
-            status, error = Status.QUEUED, None
+            fault = "infrastructure"
+            queue.end(session, *attempt, Status.QUEUED, reason=reason, fault=fault)
         else:
             queue.end_killed(
                 session,
-                self.run_id,
-                self.attempt,
+                *attempt,
                 reason=reason,
                 max_attempts=self.settings.max_attempts,
                 max_stalled_attempts=self.settings.max_stalled_attempts,
             )
-            return
+
+    def _fail(self, session: Session, reason: str, error: str) -> None:
+        """Fail the run for what is not its recipe's doing. Raises Fenced."""
         queue.end(
             session,
             self.run_id,
             self.attempt,
-            status,
-            reason=error or reason,
+            Status.FAILED,
+            reason=reason,
             error=error,
             fault="infrastructure",
         )
+
+    def _disk_full(self) -> str:
+        return f"no space left on the disk that holds {self.folder}"
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         """Write a file so that a reader sees the old one or the new one, never a part."""
         temporary = self.folder / f".{name}.{threading.get_ident()}"
         temporary.write_text(json.dumps(content))
         temporary.replace(self.folder / name)
+
+
+def _say(text: str) -> None:
+    """Add a line to our own log, unless its disk is full."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _may_pass(error: Exception) -> bool:

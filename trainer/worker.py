@@ -138,12 +138,13 @@ class Worker:
                 attempt = (run.id, run.attempt)
                 devices = queue.node(session, *attempt).devices
             _say(f"run {run.id}: attempt {run.attempt} on device {devices}")
+            folder = self.settings.run_folder(run.id)
             argv = [sys.executable, "-m", "trainer.supervisor", str(run.id), str(run.attempt)]
             try:
-                handle = self.engine.launch(self.settings.run_folder(run.id), run.attempt, argv, {})
+                handle = self.engine.launch(folder, run.attempt, argv, {})
             except (AlreadyLaunched, OSError) as error:
                 # Such as a data folder that belongs to another database.
-                self._fail(*attempt, f"its supervisor could not be started: {error}")
+                self._fail(*attempt, f"its supervisor could not be started in {folder}: {error}")
                 continue
             self.running[attempt] = (handle, devices)
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Form
 from fastapi.responses import RedirectResponse
+from starlette.datastructures import FormData
 
 from app.auth import SignedIn, local_path
 from app.context import Db, Posted
@@ -20,8 +21,29 @@ def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectRespo
         run = runs.get(session, run_id)
         if run.ended_at is None:
             runs.cancel(session, run.id, visitor.user)
-    back = local_path(str(posted.get("back", "/runs")))
-    return RedirectResponse(back, status_code=303)
+    return _back_to_list(posted)
+
+
+@router.post("/runs/{run_id}/place")
+def move_to_front(
+    run_id: RunId, session: Db, posted: Posted, _visitor: SignedIn
+) -> RedirectResponse:
+    """Put a waiting run before all others."""
+    runs.move_to_front(session, run_id)
+    return _back_to_list(posted)
+
+
+@router.post("/runs/{run_id}/priority")
+def set_priority(
+    run_id: RunId,
+    session: Db,
+    posted: Posted,
+    _visitor: SignedIn,
+    priority: Annotated[int, Form(ge=-100, le=100)],
+) -> RedirectResponse:
+    """Let a waiting run start sooner or later than others."""
+    runs.set_priority(session, run_id, priority)
+    return _back_to_list(posted)
 
 
 @router.post("/runs/{run_id}/cancellation")
@@ -68,6 +90,11 @@ def replay(
     """Replay a step."""
     runs.request_replay(session, run_id, visitor.user, step)
     return _back(run_id)
+
+
+def _back_to_list(posted: FormData) -> RedirectResponse:
+    """Return to the list with the filter that it had."""
+    return RedirectResponse(local_path(str(posted.get("back", "/runs"))), status_code=303)
 
 
 def _back(run_id: int) -> RedirectResponse:

@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import httpx2
+from sqlalchemy import QueuePool
 from starlette.testclient import TestClient
 
 from db.database import Database
@@ -11,6 +13,7 @@ from db.settings import Settings
 from db.tables import Run
 from tests.app.conftest import serving
 from tests.db.telemetry_made import make_steps, record
+from tests.site import until
 
 
 def test_stream_goes_on_where_it_was_lost(
@@ -43,6 +46,21 @@ def test_server_stops_while_pages_are_open(
             server.should_exit = True
             # The server says goodbye in HTTP's terms: a cut connection would raise here.
             assert list(events) == []
+
+
+def test_open_streams_hold_no_connection(
+    database: Database, running: Run, script: TestClient, address: str
+) -> None:
+    """However many pages are open, the pool is everybody else's."""
+    headers = {"authorization": script.headers["authorization"]}
+    record(database, running, make_steps([1.0] * 3))
+    with ExitStack() as stack:
+        for path in ("/api/runs/live", f"/api/runs/{running.id}/live") * 5:
+            stream = stack.enter_context(httpx2.stream("GET", f"{address}{path}", headers=headers))
+            next(_events(stream))
+        pool = database.engine.pool
+        assert isinstance(pool, QueuePool)
+        until(lambda: pool.checkedout() == 0)
 
 
 def _events(stream: httpx2.Response) -> Iterator[dict[str, object]]:

@@ -16,7 +16,7 @@ from tests.site import Site, until
 @pytest.mark.only_on("postgresql")
 def test_runs_train_on_while_postgresql_is_stopped(site: Site) -> None:
     """Stopped at once in the middle of three runs and started again later: every step is there."""
-    seconds, steps = often(full=30, short=4), often(full=20_000, short=4_000)
+    seconds, steps = often(full=30, short=4), often(full=15_000, short=3_000)
     ids = [site.submit(steps=steps) for _ in range(3)]
     folder = Path(str(make_url(site.url).query["host"]))
     with site.worker(HALFSTEP_CPU_DEVICES="3"):

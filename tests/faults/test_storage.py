@@ -1,15 +1,18 @@
 """Disks that are full and checkpoints that are damaged: named, and never loaded."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from db import checkpoints, runs
+from db.database import Database
 from db.tables import Status
-from tests.faults.conftest import COUNTS, often
-from tests.site import Site
+from tests.faults.conftest import COUNTS, often, only_in_full
+from tests.site import Site, until
 from trainer import checkpoint
 from trainer.checkpoint import CheckpointError
 
@@ -28,27 +31,62 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+CONFIG = {
+    "precision": "fp16",
+    "training": {"steps": 100_000},
+    "checkpoints": {"every_steps": 100},
+}
+
+
 def test_a_full_disk_fails_the_run_and_leaves_its_last_checkpoint_whole(
     site: Site, small_disk: Path
 ) -> None:
-    """The reason is given, and the newest published checkpoint is sound."""
+    """The disk is named, the fault is not the code's, the newest published checkpoint is sound."""
     site.data = small_disk
-    config = {
-        "precision": "fp16",
-        "training": {"steps": 100_000},
-        "checkpoints": {"every_steps": 100},
-    }
-    run_id = site.submit(config=config)
+    run_id = site.submit(config=CONFIG)
     with site.worker():
-        run = site.wait(run_id)
-    assert run.status == Status.FAILED
-    assert "No space left on device" in (run.error or "") or "disk is full" in (run.error or "")
+        site.wait(run_id)
+    assert_disk_full(site, run_id)
     with site.database.reading() as session:
         saved = checkpoints.of_run(session, run_id)
     newest = next(row for row in saved if row.kind == "checkpoint")
     state = checkpoint.load(small_disk / newest.key, sha256=newest.sha256)
     assert state["progress"]["step"] == newest.step
     COUNTS.append(f"disk of {SMALL} bytes full: run failed, checkpoint of step {newest.step} whole")
+
+
+@only_in_full
+@pytest.mark.only_on("sqlite")
+def test_a_disk_full_of_spool_and_database_fails_the_run_once_there_is_room(
+    site: Site, small_disk: Path
+) -> None:
+    """Nothing can be written down while both are full; then the run fails for that reason."""
+    site.database.dispose()  # which leaves one file, with no journal beside it
+    path = shutil.copy(make_url(site.url).database, small_disk)
+    site.data, site.url = small_disk, f"sqlite:///{path}"
+    site.database = Database(site.url)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(SMALL // 3))
+    run_id = site.submit(config={**CONFIG, "checkpoints": {}})
+    with site.worker():
+        until(lambda: site.has_training(run_id))
+        until(lambda: not site.has_training(run_id))
+        recorded = site.count_steps(run_id)
+        assert site.run(run_id).ended_at is None
+        ballast.unlink()
+        run = site.wait(run_id)
+    assert_disk_full(site, run_id)
+    assert site.count_steps(run_id) == run.step >= recorded
+    site.database.dispose()
+    COUNTS.append(f"disk full of spool and database: run failed, all {run.step} steps recorded")
+
+
+def assert_disk_full(site: Site, run_id: int) -> None:
+    """The run failed, and says which disk was full."""
+    with site.database.reading() as session:
+        last = runs.statuses(session, run_id)[-1]
+    reason = f"no space left on the disk that holds {site.data / 'runs' / str(run_id)}"
+    assert (last.status, last.fault, last.reason) == (Status.FAILED, "infrastructure", reason)
 
 
 @pytest.mark.only_on("sqlite")

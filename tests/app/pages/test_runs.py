@@ -2,7 +2,7 @@
 
 from starlette.testclient import TestClient
 
-from db import runs
+from db import runs, waiting
 from db.database import Database
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
@@ -70,3 +70,34 @@ def test_ticked_runs_are_cancelled_together(
     with database.reading() as session:
         found = [runs.get(session, run_id).status for run_id in (1, 2, 3)]
     assert found == [Status.STOPPING, Status.CANCELLED, Status.CANCELLED]
+
+
+def test_waiting_runs_are_put_in_another_order(
+    database: Database, ada: User, running: Run, browser: TestClient
+) -> None:
+    """A row's buttons move it to the front or change its priority, and lead back to the list."""
+    for _ in range(3):
+        submit(database, ada)
+    page = browser.get("/runs").text
+    assert "/runs/1/place" not in page  # it trains
+    assert "/runs/2/place" not in page  # it is next
+    assert 'formaction="/runs/4/place"' in page
+    assert 'formaction="/runs/3/priority" name="priority" value="-1"' in page
+    answer = browser.post("/runs/4/place", data={"back": "/runs?text=d&status="})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs?text=d&status=")
+    assert queued(database) == [4, 2, 3]
+    browser.post("/runs/3/priority", data={"priority": "1"})
+    assert queued(database) == [3, 4, 2]
+    assert "priority 1" in browser.get("/runs").text
+    browser.post("/runs/2/place")  # takes over the priority of the first
+    assert queued(database) == [2, 3, 4]
+    assert browser.post("/runs/2/place").status_code == 303  # it is there already
+    assert browser.post("/runs/1/place").status_code == 409
+    assert browser.post("/runs/3/priority", data={"priority": "101"}).status_code == 422
+    assert queued(database) == [2, 3, 4]
+
+
+def queued(database: Database) -> list[int]:
+    """The ids of waiting runs, next first."""
+    with database.reading() as session:
+        return list(waiting.places(session))
