@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from db.tables import Status
-from tests.faults.conftest import COUNTS, often
+from tests.faults.conftest import COUNTS, IS_FULL, often
 from tests.site import SECONDS, Site, is_running, until
 
 
@@ -25,7 +25,7 @@ def supervisor(family: list[psutil.Process]) -> psutil.Process:
 
 
 @pytest.mark.only_on("sqlite")
-@pytest.mark.parametrize("victim", [torchrun, rank, supervisor])
+@pytest.mark.parametrize("victim", [torchrun, rank, supervisor] if IS_FULL else [rank])
 def test_no_process_of_a_gang_survives(
     site: Site, victim: Callable[[list[psutil.Process]], psutil.Process]
 ) -> None:
