@@ -52,12 +52,15 @@ def of_run(database: Database, settings: Settings, run_id: int) -> Look:
             skipped = skipped_steps(session, run_id) if is_told else None
             found = findings.of_run(session, run) if is_told else None
             files = artifacts.of_run(session, run_id)
+            forks = runs.forks(session, run_id)
             metrics = series.metrics(session, run_id) if changes.metrics else None
         fragments = {
             "facts": fragment("_facts.html", run=summary),
             "problem": fragment("_problem.html", run=summary, statuses=statuses),
             "history": fragment("_history.html", statuses=statuses),
-            "checkpoints": fragment("_checkpoints.html", run=summary, files=changes.checkpoints),
+            "checkpoints": fragment(
+                "_checkpoints.html", run=summary, files=changes.checkpoints, forks=forks
+            ),
             "artifacts": fragment("_artifacts.html", run=summary, artifacts=by_step(files)),
         }
         if skipped is not None:

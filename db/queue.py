@@ -11,6 +11,10 @@ from db.database import now
 from db.errors import Fenced
 from db.tables import ACTIVE, ENDED, Request, Run, RunNode, ScalerEvent, Status, User
 
+GIB = 2.0**30  # bytes
+#: What a run's configuration asks of each device.
+MEMORY_GIB = Run.config["training"]["device_memory_gib"]
+
 
 @dataclass(frozen=True)
 class Wishes:
@@ -30,12 +34,14 @@ def claim(
     precisions: Collection[str],
     free_devices: Collection[int],
     lease_seconds: float,
+    device_memory_bytes: float = 0.0,
     runs_per_user: int = 0,
 ) -> Run | None:
     """Take the next queued run that fits, or None: one statement, the same on both databases.
 
     SKIP LOCKED lets workers pass each other by; SQLite has no such clause and needs none, since it
     has one writer. Raising `attempt` shuts out every earlier attempt.
+    device_memory_bytes: what every device has.
     runs_per_user: how many may train at once for one owner; 0 means any number.
     """
     if runs_per_user:
@@ -48,6 +54,7 @@ def claim(
             Run.recipe.in_(recipes),
             Run.precision.in_(precisions),
             Run.devices_per_node <= len(free_devices),
+            func.coalesce(MEMORY_GIB.as_float(), 0.0) * GIB <= device_memory_bytes,
             ~exists().where(earlier.id == Run.after_id, earlier.status.not_in(ENDED)),
         )
         .order_by(Run.priority.desc(), Run.position)

@@ -127,6 +127,11 @@ def get_owned(session: Session, run_id: int) -> tuple[Run, str]:
     return run, session.get_one(User, run.owner_id).name
 
 
+def forks(session: Session, run_id: int) -> list[Run]:
+    """List the runs that started from a checkpoint of this one, oldest first."""
+    return list(session.scalars(select(Run).where(Run.parent_id == run_id).order_by(Run.id)))
+
+
 def newest_id(session: Session) -> int:
     """Return the id of the newest run, 0 if there is none."""
     return session.scalar(select(func.max(Run.id))) or 0

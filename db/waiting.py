@@ -8,6 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db import runs, workers
+from db.queue import GIB
 from db.tables import ACTIVE, ENDED, Run, Status, Worker
 
 
@@ -45,6 +46,14 @@ def reason(session: Session, run: Run, queue: Queue, *, runs_per_user: int = 0) 
     able = [worker for worker in able if run.precision in workers.precisions(worker.devices)]
     if not able:
         return f"no worker that is up has devices for {run.precision}"
+    if memory_gib := run.config["training"].get("device_memory_gib"):
+        largest_gib = max(workers.device_memory_bytes(each.devices) for each in able) / GIB
+        if largest_gib < memory_gib:
+            text = f"it needs devices of {memory_gib:g} GiB"
+            return f"{text}, and no worker that is up has more than {largest_gib:.1f} GiB"
+        able = [
+            each for each in able if workers.device_memory_bytes(each.devices) >= memory_gib * GIB
+        ]
     most = max(len(worker.devices) for worker in able)
     if most < run.devices_per_node:
         return f"it needs {run.devices_per_node} devices, and no worker has more than {most}"

@@ -75,6 +75,11 @@ def precisions(devices: list[dict[str, Any]]) -> list[str]:
     return ["fp32", *(name for name in ("fp16", "bf16") if all(each[name] for each in devices))]
 
 
+def device_memory_bytes(devices: list[dict[str, Any]]) -> float:
+    """Return the memory that every one of a worker's devices has."""
+    return min((float(each["memory_bytes"]) for each in devices), default=0.0)
+
+
 def recipes(session: Session) -> list[dict[str, Any]]:
     """List the recipes that can be submitted, each once; living workers' word counts first."""
     offers = sorted(everyone(session), key=lambda row: (not row[1], -row[0].seen_at))

@@ -98,6 +98,12 @@ class Training(Group):
         description="Use only algorithms that give the same bits each time, so that a resumed run "
         "repeats itself exactly.",
     )
+    device_memory_gib: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        title="Device memory (GiB)",
+        description="Wait for a worker all of whose devices have so much memory. Empty: any will "
+        "do.",
+    )
     threads: int = Field(
         1,
         ge=1,

@@ -101,6 +101,7 @@ class Worker:
                 _say(f"recipe {recipe['name']} cannot be offered: {recipe['error']}")
         self.device_indexes = {device["index"] for device in offer["devices"]}
         self.recipes = [recipe["name"] for recipe in offer["recipes"] if "schema" in recipe]
+        self.device_memory_bytes = workers.device_memory_bytes(offer["devices"])
         self.precisions = workers.precisions(offer["devices"])
         with self.database.writing() as session:
             worker = workers.register(
@@ -130,6 +131,7 @@ class Worker:
                     recipes=self.recipes,
                     precisions=self.precisions,
                     free_devices=free,
+                    device_memory_bytes=self.device_memory_bytes,
                     lease_seconds=self.settings.lease_seconds,
                     runs_per_user=self.settings.runs_per_user,
                 )

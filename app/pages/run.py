@@ -40,6 +40,7 @@ def show_run(
         histogram=histograms.newest(session, run_id),
         artifacts=by_step(artifacts.of_run(session, run_id)),
         files=checkpoints.of_run(session, run_id),
+        forks=runs.forks(session, run_id),
         metrics=by_name(series.metrics(session, run_id)),
         log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),
         config=run.config,

@@ -9,12 +9,12 @@ from db import queue, runs, workers
 from db.database import Database
 from db.tables import Run, User, Worker
 
-CPU = {"kind": "cpu", "index": 0, "fp16": True, "bf16": False}
+CPU = {"kind": "cpu", "index": 0, "memory_bytes": 8 * 2**30, "fp16": True, "bf16": False}
 DIGITS = {"name": "digits", "title": "Digits", "description": "", "schema": {"type": "object"}}
 
 
-def config(steps: int = 100, precision: str = "fp16") -> dict[str, Any]:
-    return {"precision": precision, "training": {"steps": steps}}
+def config(steps: int = 100, precision: str = "fp16", **training: Any) -> dict[str, Any]:
+    return {"precision": precision, "training": {"steps": steps, **training}}
 
 
 def submit(session: Session, owner: User, **changes: Any) -> Run:

@@ -35,13 +35,14 @@ def test_claims_go_by_priority_then_by_age(database: Database, ada: User, worker
 
 
 def test_claim_passes_over_what_does_not_fit(database: Database, ada: User, worker: Worker) -> None:
-    """A run of another recipe, precision or size waits while a later one that fits starts."""
+    """A run of another recipe, precision, size or memory waits; a later one that fits starts."""
     with database.writing() as session:
         submit(session, ada, recipe="gpt")
         submit(session, ada, config=config(precision="bf16"))
         submit(session, ada, devices_per_node=2)
-        fits = submit(session, ada)
-        claimed = claim(session, worker)
+        submit(session, ada, config=config(device_memory_gib=8.5))
+        fits = submit(session, ada, config=config(device_memory_gib=8))
+        claimed = claim(session, worker, device_memory_bytes=8 * 2**30)
     assert claimed is not None
     assert claimed.id == fits.id
 
@@ -231,6 +232,7 @@ def test_a_user_has_so_many_runs_in_training(database: Database, ada: User, work
         ({"recipe": "gpt"}, "offers the recipe gpt"),
         ({"config": config(precision="bf16")}, "devices for bf16"),
         ({"devices_per_node": 2}, "needs 2 devices"),
+        ({"config": config(device_memory_gib=80)}, "of 80 GiB, and no worker that is up has more"),
         ({}, "1 ahead"),
     ],
 )

@@ -63,6 +63,7 @@ def test_a_supervisor_cut_off_from_its_database_gives_up_in_time(
             run = site.wait(run_id)
         first.kill()
     assert (run.status, run.attempt) == (Status.FINISHED, 2)
+    assert run.resumed_step  # it was asked for a checkpoint before it was to be dead
     assert site.count_steps(run_id) == 400
     assert_apart(tmp_path)
     COUNTS.append("database connection hung: no overlap, nothing written after takeover")

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url, select
 
+from db import checkpoints, runs
 from db.tables import Status, Step
 from tests.conftest import postgresql_control
-from tests.faults.conftest import COUNTS, often
-from tests.site import Site, until
+from tests.faults.conftest import COUNTS, often, only_in_full
+from tests.site import Site, is_running, until
 
 
 @pytest.mark.only_on("postgresql")
@@ -56,3 +57,47 @@ def ratio(site: Site, ids: list[int], began: float, ended: float) -> float:
                 away = began < started_at + elapsed_ms / 1000 < ended
                 (during if away else other).append(step_us)
     return statistics.median(during) / statistics.median(other)
+
+
+@only_in_full
+@pytest.mark.only_on("postgresql")
+def test_an_outage_longer_than_the_lease_is_no_death(site: Site) -> None:
+    """Its training leaves a checkpoint and ends in time; the run goes on from that very step."""
+    run_id = site.submit(steps=20_000)
+    folder = Path(str(make_url(site.url).query["host"]))
+    with site.worker(HALFSTEP_LEASE_SECONDS="6"):
+        site.wait_for_step(run_id, 100)
+        training = site.training(run_id)
+        postgresql_control(folder, "stop", "-m", "immediate")
+        until(lambda: not is_running(training))
+        time.sleep(6)
+        postgresql_control(folder, "start")
+        until(lambda: site.reaches_database())
+        run = site.wait(run_id)
+    assert (run.status, run.attempt) == (Status.FINISHED, 2)
+    assert site.count_steps(run_id) == run.step == 20_000
+    with site.database.reading() as session:
+        reasons = [row.reason for row in runs.statuses(session, run_id)]
+        states = checkpoints.of_run(session, run_id)
+    assert "its lease could not be renewed" in reasons
+    assert f"resumed at step {run.resumed_step}, exactly" in reasons
+    assert "preempt" in [row.reason for row in states if row.step == run.resumed_step]
+    COUNTS.append(f"PostgreSQL away for longer than the lease: resumed at step {run.resumed_step}")
+
+
+@only_in_full
+@pytest.mark.only_on("sqlite")
+def test_a_locked_database_holds_nothing_up_but_the_records(site: Site) -> None:
+    """Locked for longer than anybody waits for a lock: training goes on, every step is there."""
+    run_id = site.submit(steps=20_000)
+    with site.worker():
+        site.wait_for_step(run_id, 100)
+        with site.database.writing() as session:
+            session.connection()  # from here on nobody else writes
+            before = spool_bytes(site, run_id)
+            time.sleep(35)
+            assert spool_bytes(site, run_id) > before
+        run = site.wait(run_id)
+    assert (run.status, run.attempt) == (Status.FINISHED, 1)
+    assert site.count_steps(run_id) == run.step == 20_000
+    COUNTS.append("SQLite locked for 35 s: all steps there, one attempt")

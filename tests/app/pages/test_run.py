@@ -118,3 +118,18 @@ def test_line_that_loads_names_the_file_as_it_is_downloaded(
         session.flush()
     assert file_name(run, row) == "my-recipes-a-b.py-Net-fp16-run1-step5.pt"
     assert file_name(run, row) in browser.get(f"/runs/{run.id}").text
+
+
+def test_parent_and_child_link_each_other(
+    database: Database, ada: User, running: Run, browser: TestClient
+) -> None:
+    """A run names the one that it started from; that one's checkpoint names who started from it."""
+    file = {"kind": "checkpoint", "path": "", "size_bytes": 1, "sha256": "aa"}
+    event = {"step": 40, "reason": "interval", "request": None, "files": [file]}
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, running.attempt, event, ["key"])
+    fork = submit(database, ada, parent_id=running.id, parent_step=40)
+    assert 'from <a href="/runs/1">run 1</a>, step 40' in browser.get(f"/runs/{fork.id}").text
+    assert f'<a href="/runs/{fork.id}" title="{fork.name} started from it">' in (
+        browser.get("/runs/1").text
+    )
