@@ -58,7 +58,7 @@ class Worker:
         self._register()
         self._adopt()
         beat_due = 0.0
-        reached_since = time.monotonic()
+        reached_since, is_away = time.monotonic(), False
         while not self.stopping.wait(TICK_SECONDS):
             try:
                 self._reap()
@@ -66,11 +66,13 @@ class Worker:
                 if time.monotonic() >= beat_due:
                     self._beat(reached_since)
                     beat_due = time.monotonic() + BEAT_SECONDS
+                is_away = False
             except Exception as error:
                 if not is_outage(error):
                     raise
-                _say(f"waiting for the database: {error}")
-                reached_since = time.monotonic()
+                if not is_away:  # once an outage
+                    _say(f"waiting for the database: {error}")
+                reached_since, is_away = time.monotonic(), True
         self._stop_runs()
         with self.database.writing() as session:
             workers.stop(session, self.id)
