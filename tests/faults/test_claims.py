@@ -97,6 +97,6 @@ def work(url: str, number: int) -> None:
                 return
             time.sleep(0.05)
             continue
-        time.sleep(0.005)
+        time.sleep(0.05)  # a training, long enough to be killed in
         with database.writing() as session:
             queue.end(session, run.id, run.attempt, Status.FINISHED)

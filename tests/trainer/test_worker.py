@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 from sqlalchemy import func, select
@@ -197,3 +198,31 @@ def test_a_second_worker_of_the_same_name_is_refused(site: Site) -> None:
         )
     assert ended.returncode == 1
     assert "a worker named 'w1' runs here already" in ended.stderr
+
+
+def test_a_training_that_is_stuck_is_waited_for_no_longer_than_wanted(
+    site: Site, tmp_path: Path
+) -> None:
+    """A stopping worker gives it the grace and no more; a second cancel ends it at once."""
+    recipe = tmp_path / "stuck.py"
+    recipe.write_text(
+        "import time\n"
+        "from trainer.recipes.digits import Digits\n\n\n"
+        "class Stuck(Digits):\n"
+        "    name = 'stuck'\n\n"
+        "    def training_step(self, batch):\n"
+        "        print('stuck now', flush=True)\n"
+        "        time.sleep(600)\n"
+    )
+    environment = {"HALFSTEP_RECIPES": f"{recipe}:Stuck", "HALFSTEP_STOP_GRACE_SECONDS": "0.5"}
+    run_id = site.submit(recipe=f"{recipe}:Stuck")
+    with site.worker(**environment):
+        until(lambda: "stuck now" in site.log(run_id))
+    assert site.run(run_id).status == Status.QUEUED
+    with site.worker(**environment):
+        until(lambda: site.log(run_id).count("stuck now") == 2)
+        for _ in range(2):
+            with site.database.writing() as session:
+                runs.cancel(session, run_id, site.owner)
+        run = site.wait(run_id)
+    assert (run.status, run.attempt) == (Status.CANCELLED, 2)
