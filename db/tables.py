@@ -382,7 +382,7 @@ class Artifact(Table):
 
 
 class Diagnosis(Table):
-    """What was found out about one step: a histogram, a replay or a retry.
+    """What was found out: a histogram, a replay or a retry of a step, or, at step 0, shapes.
 
     content is the event of that kind as the spool's module describes it.
     """

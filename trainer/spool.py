@@ -20,6 +20,8 @@ Events. A float that JSON lacks is "NaN", "Infinity" or "-Infinity".
     checkpoint  step, reason, request, files [{"kind", "path", "size_bytes", "sha256"}]
     resumed     step, exact, notes
     artifact    step, name, path "artifacts/step-00000400/<name>", size_bytes, sha256
+    shapes      step 0, share, count, layers, batch_size: sizes that miss tensor cores; share of
+                the weights, count of layers, the largest in words; batch_size: null if it fits
     retry       step, loss, grad_norm, applied: the second attempt, in fp32, at a skipped step
     histogram   step, scale, modules [{"name", "lowest_exponent", "counts", "zeros", "nonfinite",
                 "underflow", "near_overflow"}]; see histogram.py

@@ -27,7 +27,7 @@ import torch.utils.deterministic
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from trainer import artifacts, checkpoint
+from trainer import artifacts, checkpoint, shapes
 from trainer.checkpoint import Progress
 from trainer.config import ConfigError, RunConfig, Scaler, Training
 from trainer.histogram import Histogram
@@ -148,6 +148,8 @@ def train(
             part.load_state_dict(parts[name])
 
     # ---- What is measured, and what comes of it -----------------------------------------------
+    if misfits := shapes.misfits(modules, config):
+        on_event(misfits)
     histogram = Histogram(optimizers, config.diagnosis, device, on_event)
     rig = Rig(recipe, autocast, scaler, scale_rule, optimizers, training, ranks, histogram)
     replay = Replay(rig, modules, sampler, config, device, on_event)

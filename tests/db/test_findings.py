@@ -22,6 +22,14 @@ def _skips(*names: str, loss_nonfinite: bool = False) -> list[ScalerEvent]:
 
 
 MODULES = [make_module("body", -10, [90]), make_module("head", -10, [10])]
+SHAPES = {
+    "event": "shapes",
+    "step": 0,
+    "share": 0.314,
+    "count": 6,
+    "layers": ["model.head (768 to 50257)", "model.body.1 (770 to 770)"],
+    "batch_size": 50,
+}
 SINKING = [make_module("body", -10, [90], underflow=0.02), make_module("head", -10, [10])]
 
 
@@ -59,6 +67,7 @@ SINKING = [make_module("body", -10, [90], underflow=0.02), make_module("head", -
             ["Mixed precision is slower here than fp32"],
         ),
         ("healthy", {"variant": "fp16", "seconds": {"fp32": 3.0, "fp16": 2.0}}, []),
+        ("healthy", {"shapes": SHAPES}, ["Shapes miss tensor cores"]),
         ("healthy", {"variant": "fp32", "seconds": {"fp32": 3.0}}, []),
     ],
 )
@@ -69,33 +78,39 @@ def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: 
 
 
 def test_texts_hold_the_figures() -> None:
-    """The share, the module and the ratio stand in the words."""
+    """Share, modules, ratio and sizes stand in the words."""
     evidence = Evidence(
         verdict=_verdict("healthy"),
         modules=SINKING,
+        shapes=SHAPES,
         variant="bf16",
         seconds={"fp32": 2.0, "bf16": 3.0},
     )
-    underflow, slower = (each.text for each in findings.find(evidence))
+    underflow, slower, shapes = (each.text for each in findings.find(evidence))
     assert "1.8 % of the gradients" in underflow
     assert "most in body (2 %)" in underflow
     assert "3 s to 2 s for the same run, 1.5 times as long" in slower
+    assert "Here 31 % of the weights are in layers that have others" in shapes
+    assert "(768 to 50257), model.body.1 (770 to 770) and 4 more; the batch size is 50" in shapes
 
 
 def test_evidence_comes_from_the_rows(database: Database, running: Run) -> None:
-    """Skips, losses, the newest histogram and the scale are those of the run."""
+    """Skips, losses, the newest histogram, the scale and shapes are those of the run."""
     losses = [1.0] * 40
     losses[30] = float("nan")
     skipped = range(32, 41)
     events = [make_skip(step, "body.bias", "head.bias") for step in skipped]
     histogram = make_histogram(20, make_module("body", -40, [1], underflow=1.0))
-    record(database, running, make_steps(losses, skipped=skipped), events=[*events, histogram])
+    record(
+        database, running, make_steps(losses, skipped=skipped), events=[*events, histogram, SHAPES]
+    )
     with database.reading() as session:
         found = findings.of_run(session, session.get_one(Run, running.id))
     assert [each.title for each in found] == [
         "The loss is not finite, but its gradients are",
         "Only the backward pass overflows",
         "Gradients underflow",
+        "Shapes miss tensor cores",
     ]
 
 

@@ -243,6 +243,7 @@ def test_a_mistake_is_named(tmp_path, capsys, mistake):
 
 
 WARNINGS = {
+    "shapes": ("int = Field(64", "int = Field(60", "multiples of 8: model.0 (10 to 60), model.2"),
     "no metrics": ('return {"val/r2": 1 - unexplained.item()}', "return {}", "returns no metrics"),
     "a metric that is NaN": (
         "1 - unexplained.item()", "float('nan')", 'evaluate returns nan as "val/r2"'
