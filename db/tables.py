@@ -398,7 +398,7 @@ class Diagnosis(Table):
 
 
 class Request(Table):
-    """Something a person asked of a running run, and when the training was told, or obeyed.
+    """Something a person asked of a running run, and when the training told that it had obeyed.
 
     kind: checkpoint; scale, with the new scale as value; replay, with the step as value.
     """

@@ -32,7 +32,7 @@ from trainer.checkpoint import Progress
 from trainer.config import ConfigError, RunConfig, Scaler, Training
 from trainer.histogram import Histogram
 from trainer.policies import ScaleRule, StopRule
-from trainer.ranks import Ranks, Request
+from trainer.ranks import Control, Ranks
 from trainer.recipe import Loss, Recipe, RecipeError
 from trainer.replay import Replay
 from trainer.sampler import Sampler, check_batch
@@ -78,7 +78,7 @@ def train(
     device: torch.device,
     on_steps: Callable[[Steps], None],
     on_event: Callable[[Event], None],
-    control: Callable[[], Request] = Request,
+    control: Callable[[], Control] = Control,
     checkpoint_folder: Path | None = None,
     resume: Path | None = None,
     started_at: float | None = None,
@@ -243,18 +243,20 @@ def train(
 
             # A step boundary: all ranks are at the same step, and the weights are those of a whole
             # number of updates. So this is where the outside is heard.
-            request = ranks.agree(control())
-            stop = None if is_last else request.stop
+            wanted = ranks.agree(control())
+            stop, request = None if is_last else wanted.stop, wanted.request
+            checkpoint_id = request.id if request and request.kind == "checkpoint" else None
             if is_last or stop:
-                save(stop or "end", request.checkpoint)
-            elif request.checkpoint is not None:
-                save("request", request.checkpoint)
+                save(stop or "end", checkpoint_id)
+            elif checkpoint_id is not None:
+                save("request", checkpoint_id)
             elif _is_due(config.checkpoints.every_steps, step):
                 save("interval", None)
-            if request.set_scale is not None:
-                scale_rule.set(scaler, request.set_scale)  # a fill, queued like everything else
-            if request.replay is not None:
-                replay.request(request.replay)
+            if request and request.kind == "scale":
+                scale_rule.set(scaler, request.value)  # a fill, queued like everything else
+                on_event({"event": "obeyed", "step": step, "request": request.id})
+            elif request and request.kind == "replay":
+                replay.request(int(request.value), request.id)
             stop_rule.check()  # of the steps that have arrived: a device's bad news come late
 
     report(stopwatch.metrics())

@@ -7,7 +7,7 @@ from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer import checkpoint
 from trainer.config import ConfigError, Scaler, parse_config
 from trainer.policies import CALIBRATED_AFTER, ScaleUnusableError, StopRule
-from trainer.ranks import Request
+from trainer.ranks import Control, Request
 from trainer.recipe import Loss
 from trainer.recipes.digits import Digits
 from trainer.spool import STEP_DTYPE
@@ -176,7 +176,7 @@ def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
 
     def control():
         asked.append(1)
-        return Request(set_scale=wanted) if len(asked) == 5 else Request()
+        return Control(request=Request(9, "scale", wanted)) if len(asked) == 5 else Control()
 
     values = {
         "training": {"steps": 10},
@@ -185,6 +185,7 @@ def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
     run = run_loop(Digits, values, control=control)
     assert run.records["scale"].tolist() == [64.0] * 5 + [scale] * 5
     [event] = run.of("scaler")
+    assert run.of("obeyed") == [{"event": "obeyed", "step": 5, "request": 9}]
     assert (event["kind"], event["step"]) == ("set", 6)
     assert (event["scale_before"], event["scale_after"]) == (64.0, scale)
 
@@ -195,7 +196,7 @@ def test_a_scale_that_is_none_is_not_set(run_loop, nonsense):
     run = run_loop(
         Digits,
         {"training": {"steps": 4}, "scaler": {"init_scale": 64.0}},
-        control=lambda: Request(set_scale=nonsense),
+        control=lambda: Control(request=Request(1, "scale", nonsense)),
     )
     assert set(run.records["scale"]) == {64.0}
 

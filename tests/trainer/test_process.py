@@ -4,6 +4,7 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from tests.trainer.conftest import assert_same_bits
 from trainer.attempt import ControlFile
 from trainer.checkpoint import load
-from trainer.ranks import Request
+from trainer.ranks import Control, Request
 from trainer.spool import SpoolReader
 
 FAILING = """
@@ -122,7 +123,9 @@ def test_a_signal_preempts_and_another_attempt_goes_on(tmp_path):
 def test_the_control_file_stops_a_run(tmp_path):
     """A cancel written before the start is obeyed after the first step, with a checkpoint."""
     write_job(tmp_path)
-    (tmp_path / "control-1.json").write_text('{"stop": "cancel", "checkpoint": 7}')
+    (tmp_path / "control-1.json").write_text(
+        '{"stop": "cancel", "requests": [{"id": 7, "kind": "checkpoint", "value": 0}]}'
+    )
     assert finish(start(tmp_path))[0] == 0
     outcome, _, events = read(tmp_path)
     assert outcome == {"status": "cancelled", "step": 1, "error": None}
@@ -130,26 +133,31 @@ def test_the_control_file_stops_a_run(tmp_path):
     assert (saved["reason"], saved["request"]) == ("cancel", 7)
 
 
-def test_a_checkpoint_request_is_obeyed_once(tmp_path):
-    """A request counts once, a stop for as long as it stands, and a new id counts anew."""
+def test_each_request_is_obeyed_once(tmp_path):
+    """A request counts once, whatever its value, for as long as it is listed; a stop lasts.
+
+    Catches a scale or a replay that is told from its value, and so ignored when it is asked for
+    again, and a request that is obeyed anew whenever the file changes.
+    """
     path = tmp_path / "control-1.json"
     control = ControlFile(path)
 
-    def replace(text):
-        (tmp_path / "new").write_text(text)
+    def replace(stop, *requests):
+        content = {"stop": stop, "requests": [asdict(each) for each in requests]}
+        (tmp_path / "new").write_text(json.dumps(content))
         (tmp_path / "new").replace(path)
+        return [control.read() for _ in range(3)]
 
-    assert control.read() == Request()
-    replace('{"stop": null, "checkpoint": 4}')
-    assert [control.read(), control.read()] == [Request(None, 4), Request()]
-    replace('{"stop": "pause", "checkpoint": 4}')
-    assert [control.read(), control.read()] == [Request("pause"), Request("pause")]
-    replace('{"stop": null, "checkpoint": 5}')
-    assert control.read() == Request(None, 5)
-    replace('{"stop": null, "checkpoint": 5, "set_scale": 1024, "replay": 31}')
-    assert [control.read(), control.read()] == [Request(None, None, 1024, 31), Request()]
-    replace('{"stop": null, "checkpoint": 5, "set_scale": 512.0, "replay": 31}')
-    assert control.read() == Request(set_scale=512.0)
+    checkpoint, scale = Request(4, "checkpoint"), Request(5, "scale", 512.0)
+    again, replay = Request(6, "scale", 512.0), Request(7, "replay", 31.0)
+    assert control.read() == Control()
+    assert replace(None, checkpoint) == [Control(None, checkpoint), Control(), Control()]
+    expected = [Control("pause", scale), Control("pause"), Control("pause")]
+    assert replace("pause", checkpoint, scale) == expected
+    assert replace(None, scale) == [Control()] * 3
+    expected = [Control(None, again), Control(None, replay), Control()]
+    assert replace(None, scale, again, replay) == expected
+    assert replace(None, again, replay, Request(8, "replay", 31.0))[0].request.id == 8
 
 
 def test_no_training_outlives_its_supervisor(tmp_path):
@@ -226,7 +234,7 @@ RANK = """
 import sys, torch
 from tests.trainer.conftest import Pair
 from trainer.config import parse_config
-from trainer.ranks import Request, joined
+from trainer.ranks import Control, Request, joined
 from trainer.recipes.digits import Digits
 from trainer.train import train
 
@@ -240,9 +248,10 @@ with joined(torch.device("cpu")) as (ranks, device):
 
     def control():
         calls.append(1)
-        if ranks.rank == 0 and len(calls) == 6:
-            return Request(set_scale=64.0, replay=8)
-        return Request("pause") if ranks.rank == 1 and len(calls) == 12 else Request()
+        if ranks.rank == 0 and len(calls) in (5, 6):
+            requests = [Request(7, "scale", 64.0), Request(8, "replay", 8.0)]
+            return Control(request=requests[len(calls) - 5])
+        return Control("pause") if ranks.rank == 1 and len(calls) == 12 else Control()
 
     outcome = train(Kept, parse_config(Digits, {}), device=device,
                     on_steps=lambda records: steps.extend(records["step"].tolist()),
@@ -282,6 +291,8 @@ def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path
     assert first["scaler"]["scale"] == 64.0
     [replay] = [event for event in first["events"] if event["event"] == "replay"]
     assert (replay["step"], replay["exact"]) == (8, False)
+    told = [event["request"] for event in first["events"] if event["event"] == "obeyed"]
+    assert told == [7, 8]
     assert second["events"] == []
 
 

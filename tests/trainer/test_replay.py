@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
-from trainer.ranks import Request
+from trainer.ranks import Control, Request
 from trainer.recipe import Loss
 from trainer.recipes.digits import Digits
 from trainer.recipes.erfnet import ERFNet
@@ -260,32 +260,38 @@ def test_only_the_first_skips_are_replayed(run_loop):
 
 def test_a_step_to_come_is_replayed_on_request(run_loop):
     """It is replayed as soon as it has been attempted, and says that it had not been skipped."""
-    requests = iter([Request(replay=12)])
+    controls = iter([Control(request=Request(id_, "replay", 12.0)) for id_ in (3, 4)])
     run = run_loop(
         Digits,
         {"training": {"steps": 20}, "scaler": {"init_scale": 8.0}},
-        control=lambda: next(requests, Request()),
+        control=lambda: next(controls, Control()),
     )
     [event] = run.of("replay")
     assert (event["step"], event["requested"], event["found"]) == (12, True, False)
     assert event["notes"] == ["the step was not skipped: the weights are those after it"]
+    assert [each["request"] for each in run.of("obeyed")] == [3, 4]
 
 
 def test_a_past_skip_is_replayed_on_request(run_loop):
-    """With the weights of now, at the scale of then, and the event says that it is not exact."""
+    """With the weights of now, at the scale of then, and the event says that it is not exact.
+
+    As often as it is asked for.
+    """
     calls = []
 
     def control():
         calls.append(1)
-        return Request(replay=1) if len(calls) == 80 else Request()
+        is_asked = len(calls) in (80, 90)
+        return Control(request=Request(len(calls), "replay", 1.0)) if is_asked else Control()
 
     run = run_loop(
         Digits, {"training": {"steps": 100}, "diagnosis": {"replay_skips": 0}}, control=control
     )
-    [event] = run.of("replay")
-    assert (event["step"], event["exact"], event["scale"]) == (1, False, 2.0**24)
-    assert event["found"]
-    assert "the weights are those after step 80" in event["notes"]
+    for event, now in zip(run.of("replay"), (80, 90), strict=True):
+        assert (event["step"], event["exact"], event["scale"]) == (1, False, 2.0**24)
+        assert event["found"]
+        assert f"the weights are those after step {now}" in event["notes"]
+    assert [(each["step"], each["request"]) for each in run.of("obeyed")] == [(80, 80), (90, 90)]
 
 
 def test_a_skip_of_one_optimizer_among_two_is_not_called_exact(run_loop):

@@ -5,7 +5,7 @@ import torch
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits, bare_loop
 from trainer import checkpoint
 from trainer.config import ConfigError, parse_config
-from trainer.ranks import Request
+from trainer.ranks import Control, Request
 from trainer.recipe import Loss, RecipeError
 from trainer.recipes import mlp
 from trainer.recipes.digits import Digits
@@ -380,7 +380,7 @@ def test_a_stop_is_obeyed_at_the_next_step_and_leaves_a_checkpoint(
 
     def control():
         asked.append(1)
-        return Request(stop if len(asked) == 7 else None)
+        return Control(stop if len(asked) == 7 else None)
 
     run = run_loop(Digits, folder=tmp_path, control=control)
     assert (run.outcome.status, run.outcome.step) == (status, 7)
@@ -390,12 +390,12 @@ def test_a_stop_is_obeyed_at_the_next_step_and_leaves_a_checkpoint(
 
 def test_checkpoints_come_at_intervals_on_request_and_at_the_end(run_loop, tmp_path):
     """Each says why it was saved, and a request's answer carries the request's id."""
-    requests = iter([None] * 6 + [41] + [None] * 100)
+    requests = iter([None] * 6 + [Request(41, "checkpoint")] + [None] * 100)
     run = run_loop(
         Digits,
         {"training": {"steps": 11}, "checkpoints": {"every_steps": 5}},
         folder=tmp_path / "checkpoints",
-        control=lambda: Request(None, next(requests)),
+        control=lambda: Control(request=next(requests)),
     )
     saved = [(e["step"], e["reason"], e["request"]) for e in run.of("checkpoint")]
     assert saved == [(5, "interval", None), (7, "request", 41), (10, "interval", None),

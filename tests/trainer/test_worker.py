@@ -6,11 +6,12 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
+import pytest
 import torch
 from sqlalchemy import func, select
 
 from db import checkpoints, queue, runs
-from db.tables import ScalerEvent, Status
+from db.tables import Request, ScalerEvent, Status
 from tests.site import Site, is_running, until
 
 
@@ -83,6 +84,29 @@ def test_a_checkpoint_is_saved_on_request(site: Site) -> None:
 
         until(lambda: saved() == ["request"])
         assert site.run(run_id).status == Status.RUNNING
+        with site.database.writing() as session:
+            runs.cancel(session, run_id, site.owner)
+        site.wait(run_id)
+
+
+@pytest.mark.only_on("sqlite")
+def test_what_is_asked_for_again_is_obeyed_again(site: Site) -> None:
+    """The same scale and the same step twice, at once and once more: each request is obeyed."""
+    run_id = site.submit(steps=10**6)
+    with site.worker():
+        site.wait_for_step(run_id, 1)
+        for _ in range(2):
+            with site.database.writing() as session:
+                for _ in range(2):
+                    runs.request_scale(session, run_id, site.owner, 1024.0)
+                    runs.request_replay(session, run_id, site.owner, 1)
+
+            def pending() -> list[Request]:
+                with site.database.reading() as session:
+                    query = select(Request).where(Request.obeyed_at.is_(None))
+                    return list(session.scalars(query))
+
+            until(lambda: not pending())
         with site.database.writing() as session:
             runs.cancel(session, run_id, site.owner)
         site.wait(run_id)
