@@ -53,7 +53,7 @@ class Ranks:
         return value
 
     @contextmanager
-    def local_gradients(self, modules: dict[str, nn.Module]) -> Iterator[None]:
+    def local_gradients(self) -> Iterator[None]:
         """Leave gradients on their rank: all but the last pass of an accumulation need no more."""
         yield
 
@@ -72,11 +72,16 @@ class ProcessGroup(Ranks):
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._hosts = dist.new_group(backend="gloo")
+        # Kept here, because the recipe may call them through a wrapper of torch.compile.
+        self._averaged: list[DistributedDataParallel] = []
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Return the module in DistributedDataParallel; one without parameters as it is."""
-        trained = any(parameter.requires_grad for parameter in module.parameters())
-        return DistributedDataParallel(module) if trained else module
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return module
+        averaged = DistributedDataParallel(module)
+        self._averaged.append(averaged)
+        return averaged
 
     def mean_(self, value: Tensor) -> Tensor:
         """Average a device tensor over the ranks; NCCL queues it behind the work before."""
@@ -84,12 +89,11 @@ class ProcessGroup(Ranks):
         return value
 
     @contextmanager
-    def local_gradients(self, modules: dict[str, nn.Module]) -> Iterator[None]:
+    def local_gradients(self) -> Iterator[None]:
         """Leave gradients on their rank. Forward and backward have both to be inside."""
         with ExitStack() as stack:
-            for module in modules.values():
-                if isinstance(module, DistributedDataParallel):
-                    stack.enter_context(module.no_sync())
+            for module in self._averaged:
+                stack.enter_context(module.no_sync())
             yield
 
     def agree(self, control: Control) -> Control:

@@ -70,7 +70,8 @@ class Replay:
     ) -> None:
         self._rig, self._modules, self._sampler = rig, dict(modules), sampler
         self._device, self._on_event = device, on_event
-        self._left = config.diagnosis.replay_skips if rig.scaler.is_enabled() else 0
+        self._most = config.diagnosis.replay_skips if rig.scaler.is_enabled() else 0
+        self._replayed = 0  # of those, by themselves
         self._calibration = Calibration()
         self._scales: dict[int, float] = {}  # of skipped steps
         self._asked: dict[int, list[int]] = {}  # steps to come: the requests for them
@@ -87,11 +88,22 @@ class Replay:
         while len(self._scales) > SCALES_KEPT:
             del self._scales[next(iter(self._scales))]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run has to know, so as to replay the skips that this one would."""
+        calibration = self._calibration.state_dict()
+        return {"calibration": calibration, "replayed": self._replayed, "scales": self._scales}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put it back."""
+        self._calibration.load_state_dict(state["calibration"])
+        self._replayed, self._scales = state["replayed"], dict(state["scales"])
+
     def before_step(self, step: int) -> None:
         """Keep what makes this step, if it may have to be replayed: before its batch is drawn."""
         self._now = step
         self._coming: _Step | None = None
-        if (self._left and self._calibration.is_over) or step in self._asked:
+        watches = self._replayed < self._most and self._calibration.is_over
+        if watches or step in self._asked:
             random = random_state(self._device)
             buffers = [buffer.clone() for buffer in self._buffers()]
             self._coming = _Step(step, self._sampler.position, random, buffers)
@@ -124,7 +136,7 @@ class Replay:
         elif not skipped.all():
             notes.append("an optimizer was not skipped: its weights are those after the step")
         if skipped.any() and not requests:
-            self._left -= 1
+            self._replayed += 1
         if skipped.any() or requests:
             self._replay(kept, notes, requests)
 

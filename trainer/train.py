@@ -143,9 +143,6 @@ def train(
 
     # Only now: loading an optimizer's state replaces its groups.
     schedule = make_schedule(training, recipe.optimizers, peaks, device)
-    for name, part in (("scale_rule", scale_rule), ("schedule", schedule)):
-        if parts.get(name):
-            part.load_state_dict(parts[name])
 
     # ---- What is measured, and what comes of it -----------------------------------------------
     if misfits := shapes.misfits(modules, config):
@@ -153,6 +150,17 @@ def train(
     histogram = Histogram(optimizers, config.diagnosis, device, on_event)
     rig = Rig(recipe, autocast, scaler, scale_rule, optimizers, training, ranks, histogram)
     replay = Replay(rig, modules, sampler, config, device, on_event)
+
+    # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
+    counting: dict[str, Any] = {
+        "scale_rule": scale_rule,
+        "schedule": schedule,
+        "stop_rule": stop_rule,
+        "replay": replay,
+    }
+    for name, part in counting.items():
+        if parts.get(name):
+            part.load_state_dict(parts[name])
 
     def on_arrival(records: Steps) -> None:
         on_steps(records)
@@ -185,7 +193,7 @@ def train(
         if checkpoint_folder is None or ranks.rank > 0:
             return
         at = Progress(step, telemetry.skipped, sampler.position, retried)
-        parts = {"scale_rule": scale_rule.state_dict(), "schedule": schedule.state_dict()}
+        parts = {name: part.state_dict() for name, part in counting.items()}
         state = checkpoint.capture(recipe, modules, config, at, device, random_states, parts)
         files = [
             {
@@ -367,7 +375,7 @@ def backward_next_loss(rig: Rig, passes: Sequence[Any], loss_sum: Tensor) -> str
         # With several devices, gradients are averaged over them in the last backward only.
         # (Unscaled first, then averaged, an inf on one of them would be found on that one alone;
         # averaged first, it is in every rank's gradients, and all skip together.)
-        with nullcontext() if is_last else rig.ranks.local_gradients(rig.recipe.modules):
+        with nullcontext() if is_last else rig.ranks.local_gradients():
             # Autocast is for the forward pass and the loss. backward() runs each operation in the
             # type that autocast chose for it going forward, and stays outside.
             # Matrix products run in fp16 there, sums and losses in fp32; the weights stay in fp32,

@@ -164,6 +164,23 @@ def test_calibration_is_over_once_and_for_all():
                 rule.check()
 
 
+def test_the_stop_rule_survives_a_resume(run_loop, tmp_path):
+    """Resumed between two skips, a run is stopped at the step at which it would have been.
+
+    Catches a rule that counts skips anew, or takes the steps after a resume for calibration.
+    """
+    values = {"scaler": {"stop_after_skips": 4}, "checkpoints": {"every_steps": 1}}
+    stopped_at = "step 44 was skipped, the last of 4 in a"
+    with pytest.raises(ScaleUnusableError, match=stopped_at):
+        run_loop(Overflowing, values, folder=tmp_path)
+
+    class Resumed(Overflowing):
+        finite_batches = 0
+
+    with pytest.raises(ScaleUnusableError, match=stopped_at):
+        run_loop(Resumed, values, resume=tmp_path / "step-00000042.pt")
+
+
 @pytest.mark.parametrize(
     ("wanted", "scale"), [(512.0, 512.0), (1024, 1024.0), (1.0, 4.0), (2.0**20, 2.0**14)]
 )

@@ -258,6 +258,33 @@ def test_only_the_first_skips_are_replayed(run_loop):
     assert len(run.skipped()) > 5
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_resumed_run_replays_what_the_undisturbed_one_would(run_loop, tmp_path, knows):
+    """Calibration is over and one replay of two is used up, as the checkpoint says; one from
+    before such a state was kept loads as well.
+
+    Catches a resumed run that calibrates anew, and one that begins to count replays anew.
+    """
+    values = {
+        "training": {"steps": 90},
+        "scaler": {"init_scale": 2.0**20},
+        "checkpoints": {"every_steps": 1},
+        "diagnosis": {"replay_skips": 2},
+    }
+    straight = run_loop(Digits, values, folder=tmp_path)
+    first, second = (event["step"] for event in straight.of("replay"))
+    assert len([step for step in straight.skipped() if step > second]) > 0
+    path = tmp_path / f"step-{first:08d}.pt"
+    if not knows:
+        state = torch.load(path, weights_only=True)
+        del state["parts"]["replay"], state["parts"]["stop_rule"]
+        torch.save(state, path)
+    resumed = run_loop(Digits, values, resume=path)
+    assert_same_bits(resumed.weights(), straight.weights())
+    if knows:
+        assert [event["step"] for event in resumed.of("replay")] == [second]
+
+
 def test_a_step_to_come_is_replayed_on_request(run_loop):
     """It is replayed as soon as it has been attempted, and says that it had not been skipped."""
     controls = iter([Control(request=Request(id_, "replay", 12.0)) for id_ in (3, 4)])
