@@ -124,7 +124,7 @@ def _train(recipe_class: type[Recipe], config: RunConfig[Any], witness: Witness)
         raise
     except RecipeError as error:
         witness.found("error", str(error))
-    except Exception as error:  # whatever a recipe raises is a finding
+    except (Exception, SystemExit) as error:  # whatever a recipe raises is a finding
         witness.found("error", _first_line(error), _place_of(error, witness.file))
     return np.concatenate(records)
 

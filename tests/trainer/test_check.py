@@ -56,6 +56,7 @@ def test_recipes_that_come_along_pass(capsys, name):
 
 
 ERRORS = {
+    "an exit": (STEP, "raise SystemExit(3)", "raise SystemExit", "SystemExit: 3"),
     "loss outside autocast": (
         STEP,
         """with torch.autocast(self.device.type, enabled=False):

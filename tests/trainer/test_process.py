@@ -18,6 +18,8 @@ from trainer.ranks import Control, Request
 from trainer.spool import SpoolReader
 
 FAILING = """
+import sys
+
 from tests.trainer.conftest import Regression
 
 class Failing(Regression):
@@ -26,7 +28,7 @@ class Failing(Regression):
     def batch(self, indices, generator):
         self.batches_left -= 1
         if self.batches_left < 0:
-            raise ZeroDivisionError("on purpose")
+            STATEMENT
         return super().batch(indices, generator)
 """
 
@@ -84,16 +86,27 @@ def test_a_job_is_trained_into_spool_checkpoint_and_outcome(tmp_path):
     assert load(tmp_path / saved["files"][0]["path"], saved["files"][0]["sha256"])
 
 
-def test_a_recipe_that_raises_leaves_its_traceback(tmp_path):
-    """The outcome and stderr carry it, the steps before it are kept, the exit code is 1."""
-    (tmp_path / "failing.py").write_text(FAILING)
+@pytest.mark.parametrize(
+    ("statement", "last_line"),
+    [
+        ('raise ZeroDivisionError("on purpose")', "ZeroDivisionError: on purpose"),
+        ("sys.exit(3)", "The recipe called sys.exit(3): raise an error that says why."),
+    ],
+)
+def test_a_recipe_that_raises_leaves_its_traceback(tmp_path, statement, last_line):
+    """The outcome and stderr carry it, the steps before it are kept, the exit code is 1.
+
+    Catches a sys.exit that leaves no outcome, so that the run is taken for killed and tried again.
+    """
+    (tmp_path / "failing.py").write_text(FAILING.replace("STATEMENT", statement))
     write_job(tmp_path, recipe=f"{tmp_path}/failing.py:Failing", config={})
     code, errors = finish(start(tmp_path))
     outcome, records, _ = read(tmp_path)
     assert code == 1
     assert (outcome["status"], outcome["step"]) == ("failed", 3)
-    assert outcome["error"].endswith("ZeroDivisionError: on purpose\n")
-    assert "ZeroDivisionError: on purpose" in errors
+    assert outcome["error"].startswith("Traceback")
+    assert outcome["error"].endswith(f"{last_line}\n")
+    assert last_line in errors
     assert records["step"].tolist() == [1, 2, 3]
 
 
@@ -263,26 +276,24 @@ with joined(torch.device("cpu")) as (ranks, device):
 """
 
 
-def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path):
-    """A stop on rank 1, and a scale and a replay that rank 0 is asked for, reach both at the same
-    step; the weights stay equal; rank 0 alone records."""
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
+def run_ranks(folder, script):
+    """Run a script in two ranks, with the folder as its argument."""
+    path = folder / "rank.py"
+    path.write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            str(script),
-            str(tmp_path),
-        ],
+        [*command, str(path), str(folder)],
         env=os.environ | {"PYTHONPATH": str(Path.cwd())},
         check=True,
         capture_output=True,
         timeout=120,
     )
+
+
+def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path):
+    """A stop on rank 1, and a scale and a replay that rank 0 is asked for, reach both at the same
+    step; the weights stay equal; rank 0 alone records."""
+    run_ranks(tmp_path, RANK)
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
     assert_same_bits(first["weights"], second["weights"])
     assert_same_bits(first["scaler"], second["scaler"])
@@ -294,6 +305,46 @@ def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path
     told = [event["request"] for event in first["events"] if event["event"] == "obeyed"]
     assert told == [7, 8]
     assert second["events"] == []
+
+
+COMPILED = """
+import functools, sys, torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from tests.trainer.conftest import Regression
+from trainer.config import parse_config
+from trainer.ranks import joined
+from trainer.train import train
+
+torch.compile = functools.partial(torch.compile, backend="eager")  # no code generation
+averaged = []
+
+class Counting(Regression):
+    def batch(self, indices, generator):
+        if not hasattr(self, "compiled"):
+            self.compiled = self.modules["model"]
+            self.compiled._orig_mod.register_comm_hook(None, self.average)
+        return super().batch(indices, generator)
+
+    def average(self, state, bucket):
+        averaged.append(1)
+        return allreduce_hook(None, bucket)
+
+with joined(torch.device("cpu")) as (ranks, device):
+    values = {"training": {"steps": 5, "accumulation_steps": 3, "compile": True}}
+    train(Counting, parse_config(Counting, values), device=device,
+          on_steps=lambda records: None, on_event=lambda event: None, ranks=ranks)
+    torch.save(len(averaged), f"{sys.argv[1]}/rank-{ranks.rank}.pt")
+"""
+
+
+def test_compiled_ranks_average_gradients_once_a_step(tmp_path):
+    """However many batches are accumulated, one all-reduce follows the last of them.
+
+    Catches a search for DistributedDataParallel that torch.compile's wrapper hides it from: the
+    gradients are the same, and travel three times as often.
+    """
+    run_ranks(tmp_path, COMPILED)
+    assert [torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1)] == [5, 5]
 
 
 @pytest.mark.parametrize("recipe", ["gpt", "wgan-gp", "erfnet"])
