@@ -17,7 +17,7 @@ class Wishes:
     """What people want of a running attempt."""
 
     wanted: str  # run, pause, cancel, or kill, which is a cancel that does not wait
-    requests: Sequence[Request] = ()  # those that the training has not told to be obeyed, in order
+    requests: Sequence[Request]  # those that the training has not told to be obeyed, in order
 
 
 def claim(

@@ -167,8 +167,8 @@ class Worker(Table):
 class Run(Table):
     """One training run: what was asked for, where it is, and its latest figures.
 
-    step counts attempted steps; applied = step - skipped. `revision` rises with every change, so
-    that a viewer can tell whether it has seen the row. Every write of an attempt names it.
+    step counts attempted steps, skipped those that the scaler skipped. `revision` rises with every
+    change, so that a viewer can tell whether it has seen the row. All writes of an attempt name it.
     stalled_attempts counts those in a row that were killed without a new step.
     resumed_step is the last step before this attempt's own, NULL until it has made one.
     """
