@@ -1,6 +1,6 @@
 """Runs from the side of the workers: claim, lease, start, end. Every write names the attempt."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import exists, func, select, update
@@ -17,7 +17,7 @@ class Wishes:
     """What people want of a running attempt."""
 
     wanted: str  # run, pause, cancel, or kill, which is a cancel that does not wait
-    requests: Sequence[Request]  # those that the training has not told to be obeyed, in order
+    requests: tuple[Request, ...] = ()  # not told to be obeyed, in order
 
 
 def claim(
@@ -119,7 +119,7 @@ def renew(session: Session, run_id: int, attempt: int, lease_seconds: float) -> 
         back = {"run": Status.RUNNING, "pause": Status.PAUSING}.get(run.wanted, Status.STOPPING)
         runs.set_status(session, run, back, reason="its supervisor is back")
     pending = select(Request).where(Request.run_id == run_id, Request.obeyed_at.is_(None))
-    return Wishes(run.wanted, session.scalars(pending.order_by(Request.id)).all())
+    return Wishes(run.wanted, tuple(session.scalars(pending.order_by(Request.id))))
 
 
 def end(

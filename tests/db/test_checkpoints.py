@@ -51,7 +51,7 @@ def test_a_request_is_obeyed_by_its_checkpoint(database: Database, running: Run,
         scale = runs.request_scale(session, running.id, ada, 512.0)
         request = runs.request_checkpoint(session, running.id, ada)
         checkpoints.publish(session, running.id, 1, saved(10, request=request.id), ["key"])
-        assert list(queue.renew(session, running.id, 1, 60.0).requests) == [scale]
+        assert queue.renew(session, running.id, 1, 60.0).requests == (scale,)
 
 
 def test_another_runs_checkpoint_is_not_found(database: Database, running: Run) -> None:
