@@ -257,21 +257,28 @@ with joined(torch.device("cpu")) as (ranks, device):
             super().__init__(config, device)
             kept.append(self)
 
-    kept, calls, steps, events = [], [], [], []
+        def batch(self, indices, generator):
+            images, labels = super().batch(indices, generator)
+            overflows = ranks.rank == 1 and len(calls) == 9  # in step 10, and on this rank alone
+            return images * 1e5 if overflows else images, labels
+
+    kept, calls, scales, steps, events = [], [], [], [], []
 
     def control():
         calls.append(1)
+        scales.append(kept[0].scaler.get_scale())
         if ranks.rank == 0 and len(calls) in (5, 6):
             requests = [Request(7, "scale", 64.0), Request(8, "replay", 8.0)]
             return Control(request=requests[len(calls) - 5])
         return Control("pause") if ranks.rank == 1 and len(calls) == 12 else Control()
 
-    outcome = train(Kept, parse_config(Digits, {}), device=device,
+    config = parse_config(Digits, {"scaler": {"init_scale": 256.0}})
+    outcome = train(Kept, config, device=device,
                     on_steps=lambda records: steps.extend(records["step"].tolist()),
                     on_event=events.append, control=control, ranks=ranks)
     torch.save({"weights": kept[0].modules["model"].module.state_dict(), "steps": steps,
                 "outcome": [outcome.status, outcome.step],
-                "scaler": kept[0].scaler.state_dict(), "events": events},
+                "scaler": kept[0].scaler.state_dict(), "events": events, "scales": scales},
                f"{sys.argv[1]}/rank-{ranks.rank}.pt")
 """
 
@@ -292,14 +299,20 @@ def run_ranks(folder, script):
 
 def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path):
     """A stop on rank 1, and a scale and a replay that rank 0 is asked for, reach both at the same
-    step; the weights stay equal; rank 0 alone records."""
+    step; an overflow on rank 1 makes both skip; the weights stay equal; rank 0 alone records.
+
+    Catches gradients that are unscaled before they are averaged: one rank alone would skip.
+    """
     run_ranks(tmp_path, RANK)
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
     assert_same_bits(first["weights"], second["weights"])
     assert_same_bits(first["scaler"], second["scaler"])
     assert first["outcome"] == second["outcome"] == ["paused", 12]
     assert (first["steps"], second["steps"]) == (list(range(1, 13)), [])
-    assert first["scaler"]["scale"] == 64.0
+    # 64 from step 6 on, as asked, and half of it after the skip of step 10.
+    assert first["scales"] == second["scales"] == [256.0] * 5 + [64.0] * 4 + [32.0] * 3
+    skips = [e for e in first["events"] if e["event"] == "scaler" and e["kind"] == "skip"]
+    assert [skip["step"] for skip in skips] == [10]
     [replay] = [event for event in first["events"] if event["event"] == "replay"]
     assert (replay["step"], replay["exact"]) == (8, False)
     told = [event["request"] for event in first["events"] if event["event"] == "obeyed"]
