@@ -253,6 +253,9 @@ def train(
             # number of updates. So this is where the outside is heard.
             wanted = ranks.agree(control())
             stop, request = None if is_last else wanted.stop, wanted.request
+            if request and request.kind == "scale":  # first, so that a checkpoint has it
+                scale_rule.set(scaler, request.value)  # a fill, queued like everything else
+                on_event({"event": "obeyed", "step": step, "request": request.id})
             checkpoint_id = request.id if request and request.kind == "checkpoint" else None
             if is_last or stop:
                 save(stop or "end", checkpoint_id)
@@ -260,10 +263,7 @@ def train(
                 save("request", checkpoint_id)
             elif _is_due(config.checkpoints.every_steps, step):
                 save("interval", None)
-            if request and request.kind == "scale":
-                scale_rule.set(scaler, request.value)  # a fill, queued like everything else
-                on_event({"event": "obeyed", "step": step, "request": request.id})
-            elif request and request.kind == "replay":
+            if request and request.kind == "replay":
                 replay.request(int(request.value), request.id)
             stop_rule.check()  # of the steps that have arrived: a device's bad news come late
 

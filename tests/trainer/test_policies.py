@@ -207,6 +207,18 @@ def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
     assert (event["scale_before"], event["scale_after"]) == (64.0, scale)
 
 
+def test_a_scale_set_as_a_run_pauses_is_in_its_checkpoint(run_loop, tmp_path):
+    """It was told to be obeyed, so the resumed run goes on with it."""
+    run = run_loop(
+        Digits,
+        {"scaler": {"init_scale": 64.0}},
+        folder=tmp_path,
+        control=lambda: Control("pause", Request(3, "scale", 32.0)),
+    )
+    assert [event["request"] for event in run.of("obeyed")] == [3]
+    assert checkpoint.load(tmp_path / "step-00000001.pt")["scaler"]["scale"] == 32.0
+
+
 @pytest.mark.parametrize("nonsense", [-1.0, 0.0, float("inf"), float("nan")])
 def test_a_scale_that_is_none_is_not_set(run_loop, nonsense):
     """The run goes on with the scale it has."""
