@@ -4,12 +4,19 @@ from typing import Any
 
 import pytest
 
-from db import findings, verdict
+from db import findings, queue, verdict
 from db.database import Database
 from db.findings import Evidence
-from db.tables import Run, ScalerEvent, User
-from tests.db.conftest import config, submit
-from tests.db.telemetry_made import make_histogram, make_module, make_skip, make_steps, record
+from db.tables import Run, ScalerEvent, Status, User
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
+from tests.db.telemetry_made import (
+    make_histogram,
+    make_metric,
+    make_module,
+    make_skip,
+    make_steps,
+    record,
+)
 
 
 def _verdict(word: str) -> verdict.Verdict:
@@ -111,6 +118,29 @@ def test_evidence_comes_from_the_rows(database: Database, running: Run) -> None:
         "Only the backward pass overflows",
         "Gradients underflow",
         "Shapes miss tensor cores",
+    ]
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_group_and_worker_are_evidence_too(database: Database, ada: User, has_bf16: bool) -> None:
+    """Times are those of the group's finished runs, and bf16 is what the run's own worker has."""
+    worker = add_worker(database, "w1", [DIGITS], [CPU | {"bf16": has_bf16}])
+    for precision, seconds in (("fp32", 2.0), ("fp16", 3.0)):
+        with database.writing() as session:
+            submit(session, ada, config=config(250, precision)).group_id = 1
+            run = claim(session, worker)
+            assert run is not None
+        skipped = range(1, 251) if precision == "fp16" else ()  # dead
+        took = make_metric(250, seconds, "run/seconds")
+        record(database, run, make_steps([1.0] * 250, skipped=skipped), events=[took])
+        with database.writing() as session:
+            queue.end(session, run.id, 1, Status.FINISHED)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, run.id))
+    expected = ["bf16 is available"] if has_bf16 else []
+    assert [each.title for each in found] == [
+        *expected,
+        "Mixed precision is slower here than fp32",
     ]
 
 
