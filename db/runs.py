@@ -127,17 +127,6 @@ def get_owned(session: Session, run_id: int) -> tuple[Run, str]:
     return run, session.get_one(User, run.owner_id).name
 
 
-def applied(session: Session, run: Run) -> int:
-    """Return how many steps changed the weights: those not skipped, and those retried in fp32."""
-    retried = 0
-    if run.config.get("scaler", {}).get("retry_in_fp32"):
-        query = select(func.count()).where(Diagnosis.run_id == run.id, Diagnosis.kind == "retry")
-        # The spool brings a retry before its step.
-        query = query.where(Diagnosis.content["applied"].as_boolean(), Diagnosis.step <= run.step)
-        retried = session.scalar(query) or 0
-    return run.step - run.skipped + retried
-
-
 def newest_id(session: Session) -> int:
     """Return the id of the newest run, 0 if there is none."""
     return session.scalar(select(func.max(Run.id))) or 0
@@ -147,6 +136,17 @@ def statuses(session: Session, run_id: int) -> list[RunStatus]:
     """Return the history of a run's status, oldest first."""
     query = select(RunStatus).where(RunStatus.run_id == run_id).order_by(RunStatus.id)
     return list(session.scalars(query))
+
+
+def applied(session: Session, run: Run) -> int:
+    """Return how many steps changed the weights: those not skipped, and those retried in fp32."""
+    retried = 0
+    if run.config.get("scaler", {}).get("retry_in_fp32"):
+        query = select(func.count()).where(Diagnosis.run_id == run.id, Diagnosis.kind == "retry")
+        # The spool brings a retry before its step.
+        query = query.where(Diagnosis.content["applied"].as_boolean(), Diagnosis.step <= run.step)
+        retried = session.scalar(query) or 0
+    return run.step - run.skipped + retried
 
 
 def cancel(session: Session, run_id: int, user: User) -> Run:

@@ -75,21 +75,6 @@ def precisions(devices: list[dict[str, Any]]) -> list[str]:
     return ["fp32", *(name for name in ("fp16", "bf16") if all(each[name] for each in devices))]
 
 
-def precisions_for(session: Session, recipe: str) -> set[str]:
-    """Return the precisions that the living workers which offer a recipe can train it in."""
-    return {
-        precision
-        for worker, is_alive in everyone(session)
-        if is_alive and offers(worker, recipe)
-        for precision in precisions(worker.devices)
-    }
-
-
-def offers(worker: Worker, recipe: str) -> bool:
-    """Tell whether a worker can run a recipe."""
-    return any(offer["name"] == recipe and "schema" in offer for offer in worker.recipes)
-
-
 def recipes(session: Session) -> list[dict[str, Any]]:
     """List the recipes that can be submitted, each once; living workers' word counts first."""
     offers = sorted(everyone(session), key=lambda row: (not row[1], -row[0].seen_at))
@@ -109,3 +94,18 @@ def recipe(session: Session, name: str) -> dict[str, Any]:
             return candidate
     known = ", ".join(str(candidate["name"]) for candidate in offered) or "none: no worker is up"
     raise NotFound(f"There is no recipe {name!r}. Workers offer: {known}.")
+
+
+def precisions_for(session: Session, recipe: str) -> set[str]:
+    """Return the precisions that the living workers which offer a recipe can train it in."""
+    return {
+        precision
+        for worker, is_alive in everyone(session)
+        if is_alive and offers(worker, recipe)
+        for precision in precisions(worker.devices)
+    }
+
+
+def offers(worker: Worker, recipe: str) -> bool:
+    """Tell whether a worker can run a recipe."""
+    return any(offer["name"] == recipe and "schema" in offer for offer in worker.recipes)
