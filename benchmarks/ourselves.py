@@ -1,6 +1,6 @@
 """The same work as peer.py's, by trainer.telemetry and trainer.spool: what the loop calls.
 
-    python -m benchmarks.ourselves 2000 <folder>
+    python -m benchmarks.ourselves 2000 busy <folder>
 
 Prints two lists of nanoseconds a step as JSON: of the way to the spool (ticking, and the draining,
 interpreting and appending that is due now and then), and of that with the row's kernels before it,
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.peer import step_itself
 from trainer.config import Training
 from trainer.spool import SpoolWriter
 from trainer.telemetry import Attempted, Telemetry, Update, watch
@@ -21,7 +22,7 @@ from trainer.telemetry import Attempted, Telemetry, Update, watch
 
 def main() -> None:
     """Log as many steps as asked for; every 500th is skipped."""
-    steps, folder = int(sys.argv[1]), Path(sys.argv[2])
+    steps, kind, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     torch.set_num_threads(1)
     device = torch.device("cpu")
     layer = torch.nn.Linear(2, 2, bias=False)
@@ -43,7 +44,7 @@ def main() -> None:
         ticked = time.perf_counter_ns()
         spooled.append(ticked - written)
         whole.append(ticked - started)
-        time.sleep(0.001)  # the step itself
+        step_itself(kind)
     telemetry.drain()
     print(json.dumps([spooled, whole]))
 

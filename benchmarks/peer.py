@@ -1,14 +1,29 @@
 """Log steps with one tool and print how long each call held the loop: runs in the tool's own venv.
 
-    <python of the venv> benchmarks/peer.py tensorboard 2000 <folder>
+    <python of the venv> benchmarks/peer.py tensorboard 2000 busy <folder>
 
 Three numbers a step: loss, scale, skipped. Imports nothing of ours. Prints nanoseconds, as JSON.
 """
 
+import hashlib
 import json
 import os
 import sys
 import time
+
+BLOCK = bytes(2**20)
+
+
+def step_itself(kind):
+    """Take about a millisecond, without the interpreter's lock, in which a tool's threads may work.
+
+    busy: in native code on a processor, as a training step is. idle: asleep, after which all that
+    the host does is slow, whoever does it.
+    """
+    if kind == "busy":
+        hashlib.sha256(BLOCK)
+    else:
+        time.sleep(0.001)
 
 
 def trackio(folder):
@@ -73,7 +88,7 @@ def mlflow(folder):
 
 def main():
     """Log as many steps as asked for."""
-    name, steps, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    name, steps, kind, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
     log, close = {f.__name__: f for f in (trackio, tensorboard, wandb, aim, mlflow)}[name](folder)
     held = []
     for step in range(1, steps + 1):
@@ -81,7 +96,7 @@ def main():
         started = time.perf_counter_ns()
         log(step, numbers)
         held.append(time.perf_counter_ns() - started)
-        time.sleep(0.001)  # the step itself, in which a tool's own threads may work
+        step_itself(kind)
     close()
     print(json.dumps(held))
 

@@ -103,15 +103,20 @@ def update(connection: Connection, source: Source, points: Points) -> None:
     )
 
 
-def rebuild(session: Session, run_id: int) -> None:
-    """Build a run's pyramid anew from its steps and metrics."""
+def rebuild(session: Session, run_id: int, *, since: int = 0) -> None:
+    """Build a run's pyramid anew from its steps and metrics: all, or what holds steps from since.
+
+    Below `since` the largest buckets are as they were, and so is everything in them.
+    """
     connection = session.connection()
-    session.execute(delete(StepBucket).where(StepBucket.run_id == run_id))
-    session.execute(delete(MetricBucket).where(MetricBucket.run_id == run_id))
+    since -= since % SIZES[-1]
+    for table in (StepBucket, MetricBucket):
+        beyond = (table.run_id == run_id, table.size * table.bucket >= since)
+        session.execute(delete(table).where(*beyond))
     names = session.scalars(select(Metric.name).where(Metric.run_id == run_id).distinct()).all()
     for source in (steps_of(run_id), *(metric_of(run_id, name) for name in names)):
         last = select(func.max(source.points.c.step)).where(*source.of(source.points))
-        for first in range(0, (session.scalar(last) or 0) + 1, SIZES[3]):
+        for first in range(since, (session.scalar(last) or 0) + 1, SIZES[3]):
             points = read_points(connection, source, [(first, first + SIZES[3] - 1)])
             if len(points):
                 update(connection, source, points)

@@ -79,7 +79,7 @@ def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None
     run = held(session, run_id, attempt)
     for table in (Step, ScalerEvent, Metric, Diagnosis):
         session.execute(delete(table).where(table.run_id == run_id, table.step > after))
-    pyramid.rebuild(session, run_id)
+    pyramid.rebuild(session, run_id, since=after)
     run.step = after
     run.skipped = pyramid.count_skips(session.connection(), run_id)
 

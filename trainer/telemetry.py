@@ -17,6 +17,7 @@ in about ten kernels for each 4 million gradients, however many parameters share
 """
 
 import math
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -42,16 +43,15 @@ from trainer.spool import (
     optimizer_skipped,
 )
 
-RING_ROWS = 256  # must exceed what is drained at once plus what may be in flight
-DRAIN_ROWS = 64
+RING_ROWS = 512  # must exceed what is drained at once plus what may be in flight
+DRAIN_ROWS = 128
 DRAIN_SECONDS = 0.1
 LOSS, SCALE, SCALE_AFTER, RATE, FOUND_INF = 0, 1, 2, 3, 4  # columns; the others follow
 COUNTED_AT_ONCE = 2**22  # elements: 16 MiB of fp32 gradients and as much of running counts
 CLIP_EPSILON = 1e-6  # added to the norm by clip_grads_with_norm_
 
-
-#: What only the host knows of a step.
-KNOWN_DTYPE = np.dtype([("step", "i8"), ("elapsed_ms", "i8"), ("step_us", "i4"), ("lr", "f8")])
+#: What the host knows of a step, in the layout of STEP_DTYPE: step, elapsed_ms, step_us and lr.
+KNOWN = struct.Struct("<qqi16xd4x")
 
 
 class Update(NamedTuple):
@@ -183,7 +183,8 @@ class Telemetry:
         self._zero = torch.zeros((), device=device)
         self._ring = torch.zeros(RING_ROWS, columns, device=device)
         self._rows = self._ring.unbind(0)  # views, made once
-        self._known: list[tuple[int, int, int, float]] = [(0, 0, 0, 0.0)] * RING_ROWS
+        self._records = np.zeros(RING_ROWS, STEP_DTYPE)  # beside the ring: what the host knows
+        self._known = self._records.data.cast("B")  # the same, to pack into
         self._last_scale: np.float32 | None = None  # after the last row handed over
         self._skip_flags = [SKIPPED | optimizer_skipped(i) for i in range(len(optimizers))]
         self._written = self._sent = self._read = 0  # rows, ever: read ≤ sent ≤ written
@@ -222,8 +223,8 @@ class Telemetry:
     def tick(self, step: int, elapsed_ms: int, step_us: int, rate: float | Tensor) -> None:
         """Add what the host knows about the row just written, and drain what is due."""
         known_rate = 0.0 if isinstance(rate, Tensor) else rate
-        known = (step, elapsed_ms, min(step_us, 2**31 - 1), known_rate)
-        self._known[self._written % RING_ROWS] = known
+        at = self._written % RING_ROWS * KNOWN.size
+        KNOWN.pack_into(self._known, at, step, elapsed_ms, min(step_us, 2**31 - 1), known_rate)
         self._written += 1
         due = time.monotonic() - self._drained_at >= DRAIN_SECONDS
         self._receive(wait=self._written - self._read == RING_ROWS)
@@ -243,7 +244,7 @@ class Telemetry:
         self._drained_at = time.monotonic()
         if self._pinned is None or self._arrived is None:
             self._sent = self._written
-            self._hand_over(self._ring)
+            self._hand_over()
             return
         # On the same stream as the steps: the rows are complete when the copy begins, and copied
         # before a later step can write over them.
@@ -258,20 +259,17 @@ class Telemetry:
         if wait:
             self._arrived.synchronize()
         if self._arrived.query():  # type: ignore[no-untyped-call]
-            self._hand_over(self._pinned)
+            self._hand_over()
 
-    def _hand_over(self, host_ring: Tensor) -> None:
+    def _hand_over(self) -> None:
         if self._read == self._sent:
             return
         slices = _slices(self._read, self._sent)
-        rows = np.concatenate([host_ring[s].numpy() for s in slices])  # a copy
-        records = np.zeros(len(rows), STEP_DTYPE)
-        known = np.array([each for s in slices for each in self._known[s]], KNOWN_DTYPE)
-        for name in KNOWN_DTYPE.names or ():
-            records[name] = known[name]
+        host_ring = (self._ring if self._pinned is None else self._pinned).numpy()
+        rows = np.concatenate([host_ring[s] for s in slices])  # copies, both
+        records = np.concatenate([self._records[s] for s in slices])
         self._read = self._sent
         events = self._interpret(rows, records)
-        self.skipped += int(np.count_nonzero(records["flags"] & SKIPPED))
         self._on_steps(records)
         for event in events:
             self._on_event(event)
@@ -279,25 +277,41 @@ class Telemetry:
     def _interpret(self, rows: NDArray[np.float32], records: Steps) -> list[Event]:
         """Fill the records in from the rows, and say what the scaler did."""
         count = len(self._optimizers)
-        ends = [FOUND_INF + k * count for k in (1, 2, 3)]
-        found_inf = rows[:, FOUND_INF : ends[0]] != 0  # (steps, O)
-        totals, clipped = rows[:, ends[0] : ends[1]], rows[:, ends[1] : ends[2]]  # (steps, O)
-        bits = np.ascontiguousarray(rows[:, ends[2] :])
-        counts = bits.view(np.int32).reshape(len(rows), -1, 2)  # (steps, P, 2)
-        with np.errstate(all="ignore"):  # inf × 0 is NaN here as it is on the device
-            if self._training.max_grad_value is None:
-                clipped = totals * self._clip_coefficient(totals)
-            records["grad_norm"] = np.sqrt(np.square(totals, dtype=np.float64).sum(axis=1))
-            records["grad_norm_clipped"] = np.sqrt(np.square(clipped, dtype=np.float64).sum(axis=1))
+        totals = rows[:, FOUND_INF + count : FOUND_INF + 2 * count]  # (steps, O)
+        clipped = rows[:, FOUND_INF + 2 * count : FOUND_INF + 3 * count]  # (steps, O)
+        if self._training.max_grad_norm is not None and self._training.max_grad_value is None:
+            clipped = _clip(totals, self._training.max_grad_norm)
+        records["loss"], records["scale"] = rows[:, LOSS], rows[:, SCALE]
+        records["grad_norm"], records["grad_norm_clipped"] = _joint(totals), _joint(clipped)
         if self._training.schedule_counts == "applied":
             records["lr"] = rows[:, RATE]
-        records["loss"], records["scale"] = rows[:, LOSS], rows[:, SCALE]
+        return [] if self._is_uneventful(rows) else self._events(rows, records)
+
+    def _is_uneventful(self, rows: NDArray[np.float32]) -> bool:
+        """Whether all is finite and the scale as it was: nearly always, so it has to be cheap."""
+        count = len(self._optimizers)
+        scales = rows[:, SCALE : SCALE_AFTER + 1]
+        found_inf = rows[:, FOUND_INF : FOUND_INF + count]
+        return bool(
+            (scales == self._last_scale).all()
+            and not found_inf.any()
+            and np.isfinite(rows[:, : FOUND_INF + 2 * count]).all()
+        )
+
+    def _events(self, rows: NDArray[np.float32], records: Steps) -> list[Event]:
+        """Flag the records, and list the scaler's events."""
+        count = len(self._optimizers)
+        found_inf = rows[:, FOUND_INF : FOUND_INF + count] != 0  # (steps, O)
+        totals = rows[:, FOUND_INF + count : FOUND_INF + 2 * count]
+        bits = np.ascontiguousarray(rows[:, FOUND_INF + 3 * count :])
+        counts = bits.view(np.int32).reshape(len(rows), -1, 2)  # (steps, P, 2)
 
         # Finite gradients above about 1.8e19 have an infinite L2 norm; that is no skip.
         overflows = (np.isinf(totals) & ~found_inf).any(axis=1)
         flags = np.bitwise_or.reduce(np.where(found_inf, self._skip_flags, 0), axis=1)
         flags |= np.where(np.isfinite(rows[:, LOSS]), 0, NONFINITE_LOSS)
         records["flags"] = flags | np.where(overflows, NORM_OVERFLOW, 0)
+        self.skipped += int(np.count_nonzero(flags & SKIPPED))
 
         before, after = rows[:, SCALE], rows[:, SCALE_AFTER]
         # A scale that is not the one which the step before left was set by hand in between.
@@ -310,13 +324,6 @@ class Telemetry:
                 events.append(_event("set", records[i], float(left[i]), float(before[i])))
             events += self._scaler_events(records[i], rows[i], found_inf[i], counts[i])
         return events
-
-    def _clip_coefficient(self, totals: NDArray[np.float32]) -> NDArray[np.float32]:
-        if self._training.max_grad_norm is None:
-            return np.ones_like(totals)
-        limit, epsilon = np.float32(self._training.max_grad_norm), np.float32(CLIP_EPSILON)
-        coefficient: NDArray[np.float32] = np.minimum(limit / (totals + epsilon), np.float32(1))
-        return coefficient
 
     def _scaler_events(
         self,
@@ -355,6 +362,22 @@ def _event(kind: str, record: np.void, before: float, after: float) -> Event:
         "culprits": [],
         "loss_nonfinite": bool(record["flags"] & NONFINITE_LOSS),
     }
+
+
+def _clip(totals: NDArray[np.float32], limit: float) -> NDArray[np.float32]:
+    """Return what clip_grads_with_norm_ leaves of the norms, as it reckons."""
+    with np.errstate(all="ignore"):  # inf × 0 is NaN here as it is on the device
+        coefficient = np.float32(limit) / (totals + np.float32(CLIP_EPSILON))
+        clipped: NDArray[np.float32] = totals * np.minimum(coefficient, np.float32(1))
+    return clipped
+
+
+def _joint(norms: NDArray[np.float32]) -> NDArray[Any]:
+    """Return one L2 norm over all optimizers, (steps,), of each one's, (steps, O)."""
+    if norms.shape[1] == 1:
+        return norms[:, 0]
+    joint: NDArray[Any] = np.sqrt(np.square(norms, dtype=np.float64).sum(axis=1))
+    return joint
 
 
 def watch(

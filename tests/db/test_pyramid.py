@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sqlalchemy import select
 
-from db import pyramid
+from db import pyramid, telemetry
 from db.database import Database
 from db.summaries import Points, Summaries, merge
 from db.tables import MetricBucket, Run, StepBucket
@@ -96,6 +96,28 @@ def test_rebuilding_gives_the_same_bytes(
         pyramid.rebuild(session, running.id)
     assert _stones(database) == written
     assert written
+
+
+@given(history=histories(), data=st.data())
+@anyhow
+def test_truncating_leaves_what_a_rebuild_would(
+    database: Database,
+    running: Run,
+    history: tuple[NDArray[Any], list[NDArray[Any]]],
+    data: st.DataObject,
+) -> None:
+    """Forgetting the steps beyond one rebuilds only the end, and no stone keeps any of them."""
+    final, batches = history
+    forget(database, running)
+    metrics = [make_metric(s, s / 3) for s in (1, 70, 900, 262_200)]
+    record(database, running, *batches, events=metrics)
+    after = data.draw(st.integers(0, int(final["step"][-1]) + 1))
+    with database.writing() as session:
+        telemetry.truncate(session, running.id, running.attempt, after=after)
+    left = _stones(database)
+    with database.writing() as session:
+        pyramid.rebuild(session, running.id)
+    assert _stones(database) == left
 
 
 def test_run_counts_each_skip_once(database: Database, running: Run) -> None:

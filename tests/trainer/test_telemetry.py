@@ -4,7 +4,7 @@ import torch
 
 from tests.trainer.conftest import CPU
 from trainer.config import Training
-from trainer.telemetry import RING_ROWS, Attempted, Telemetry, Update, watch
+from trainer.telemetry import DRAIN_ROWS, RING_ROWS, Attempted, Telemetry, Update, watch
 
 
 class SlowEvent:
@@ -62,10 +62,10 @@ def test_a_time_without_news_is_at_most_a_tenth_of_a_second(linear, monkeypatch)
     now, received = [0.0], []
     monkeypatch.setattr("trainer.telemetry.time.monotonic", lambda: now[0])
     telemetry = Telemetry(linear, CPU, Training(), received.append, None)
-    for step in range(1, 65):
+    for step in range(DRAIN_ROWS):
         write(telemetry, step)
-    assert [len(batch) for batch in received] == [64]
-    write(telemetry, 65)
+    assert [len(batch) for batch in received] == [DRAIN_ROWS]
+    write(telemetry, DRAIN_ROWS)
     now[0] = 0.2
-    write(telemetry, 66)
-    assert [len(batch) for batch in received] == [64, 2]
+    write(telemetry, DRAIN_ROWS + 1)
+    assert [len(batch) for batch in received] == [DRAIN_ROWS, 2]

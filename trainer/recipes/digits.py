@@ -11,14 +11,11 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from trainer.config import RecipeConfig, RunConfig
 from trainer.recipe import Loss, Recipe
-
-TRAIN_SIZE = 1437  # four fifths; the rest validates. The split does not depend on the run's seed.
-PIXEL_MAX = 16.0
+from trainer.recipes.handwritten import PIXEL_MAX, TRAIN_SIZE, load_digits
 
 
 class DigitsConfig(RecipeConfig):
@@ -60,10 +57,8 @@ class Digits(Recipe):
         self.device = device
         self.shift_pixels = settings.shift_pixels
 
-        images, labels = load_digits(return_X_y=True)  # (1797, 64) of 0…16, (1797,) of 0…9
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-        images = torch.tensor(images, dtype=torch.float32)[order].to(device) / PIXEL_MAX
-        labels = torch.tensor(labels, dtype=torch.int64)[order].to(device)
+        images, labels = load_digits()
+        images, labels = images.to(device) / PIXEL_MAX, labels.to(device)
         self.train_images, self.val_images = images[:TRAIN_SIZE], images[TRAIN_SIZE:]
         self.train_labels, self.val_labels = labels[:TRAIN_SIZE], labels[TRAIN_SIZE:]
         self.train_size = TRAIN_SIZE

@@ -21,14 +21,12 @@ import numpy as np
 import torch
 from PIL import Image
 from pydantic import Field
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from trainer.config import RecipeConfig, RunConfig
 from trainer.recipe import Loss, Recipe
+from trainer.recipes.handwritten import PIXEL_MAX, TRAIN_SIZE, load_digits
 
-TRAIN_SIZE = 1437  # as in the digits recipe: four fifths, and the rest validates
-PIXEL_MAX = 16.0
 GRID, ZOOM = 8, 4  # the artifact: 8 × 8 digits, each pixel 4 wide
 
 
@@ -72,9 +70,7 @@ class WGANGP(Recipe):
         settings, width = config.recipe, config.recipe.width
         self.device, self.noise, self.penalty = device, settings.noise, settings.penalty
 
-        pixels, _ = load_digits(return_X_y=True)  # (1797, 64) of 0…16
-        order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
-        images = torch.tensor(pixels, dtype=torch.float32)[order].to(device) / (PIXEL_MAX / 2) - 1
+        images = load_digits()[0].to(device) / (PIXEL_MAX / 2) - 1
         self.train_images, self.val_images = images[:TRAIN_SIZE], images[TRAIN_SIZE:]
         self.train_size = TRAIN_SIZE
         # Evaluated on the same noise each time, drawn from a generator of its own.
