@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app import schemas
 from app.submission import LENGTHS, Submission, submit
 from app.summary import RunSummary, summarise
-from db import groups
+from db import groups, workers
 from db.settings import Settings
 from db.tables import ENDED, Run, User
 
@@ -37,22 +37,30 @@ class Column:
 
 @dataclass(frozen=True)
 class Comparison:
-    """names: of the figures, in order; differences: fields of which runs have unequal values."""
+    """names: of the figures, in order; differences: fields of which runs have unequal values.
+
+    left_out: precisions that no worker offered when the comparison was queued.
+    """
 
     columns: list[Column]
     names: list[str]
     differences: list[tuple[str, list[Any]]]
+    left_out: list[str]
 
 
 def queue(session: Session, user: User, source: Run) -> list[Run]:
     """Queue a run's configuration and seed in each precision; the first is named by their group.
 
-    Raises Invalid if the recipe no longer takes this configuration.
+    A precision that no worker offers is left out: it would wait for ever. With no worker up, all
+    are queued.  Raises Invalid if the recipe no longer takes this configuration.
     """
     has_own_name = source.name != f"{source.recipe}-{source.precision}"
     base = source.name if has_own_name else source.recipe
+    offered = workers.precisions_for(session, source.recipe)
     queued = []
     for label, (precision, is_scaled) in groups.VARIANTS.items():
+        if offered and precision not in offered:
+            continue
         config = deepcopy(source.config) | {"precision": precision}
         config["scaler"] = config.get("scaler", {}) | {"enabled": is_scaled}
         ending = f" {label}"
@@ -88,7 +96,9 @@ def lay_out(session: Session, group_id: int, settings: Settings) -> Comparison:
         )
         for run, owner in members
     ]
-    return Comparison(columns, names, _differences([run.config for run, _owner in members]))
+    differences = _differences([run.config for run, _owner in members])
+    left_out = [label for label in groups.VARIANTS if label not in labels.values()]
+    return Comparison(columns, names, differences, left_out)
 
 
 def _measured(session: Session, run: Run) -> dict[str, float | None]:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, PlainSerializer
 from sqlalchemy.orm import Session
 
+from db import runs, waiting
 from db import verdict as verdicts
-from db import waiting
 from db.series import plain
 from db.settings import Settings
 from db.tables import ACTIVE, ENDED, Run, Status
@@ -45,7 +45,7 @@ class RunSummary(BaseModel):
     group_id: Annotated[int | None, Field(description="Comparison that it belongs to")]
     step: Annotated[int, Field(description="Attempted steps")]
     steps_total: int
-    applied: Annotated[int, Field(description="Attempted steps minus skipped ones")]
+    applied: Annotated[int, Field(description="Steps not skipped, or retried in fp32")]
     skipped: int
     loss: Number
     scale: Number
@@ -91,7 +91,7 @@ def summarise(
         **row,
         owner=owner,
         tags=[tag.strip() for tag in run.tags.split(",") if tag.strip()],
-        applied=run.step - run.skipped,
+        applied=runs.applied(session, run),
         verdict=_verdict(session, run),
         seconds=_seconds(run),
         seconds_left=_seconds_left(run),

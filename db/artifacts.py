@@ -1,4 +1,4 @@
-"""Files that recipes leave after an evaluation, and what was found out about single steps."""
+"""Files that recipes leave after an evaluation, and what was found out about runs and steps."""
 
 from typing import Any
 
@@ -37,6 +37,6 @@ def get(session: Session, run_id: int, artifact_id: int) -> Artifact:
 
 
 def diagnoses(session: Session, run_id: int, kind: str) -> list[Diagnosis]:
-    """List what was found out about single steps: kind is histogram, replay or retry."""
+    """List what was found out, in order of step: kind is histogram, replay, retry or shapes."""
     query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
     return list(session.scalars(query.order_by(Diagnosis.step)))

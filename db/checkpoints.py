@@ -37,7 +37,7 @@ def publish(
         session.execute(
             update(Request)
             .where(Request.run_id == run_id, Request.id <= event["request"])
-            .where(Request.obeyed_at.is_(None))
+            .where(Request.kind == "checkpoint", Request.obeyed_at.is_(None))
             .values(obeyed_at=now())
         )
     run.revision += 1

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db import groups, histograms, series, workers
+from db import artifacts, groups, histograms, series, workers
 from db.tables import FLAGGED, SKIPPED, Run, ScalerEvent, Step, Worker
 from db.verdict import Verdict, verdict
 
@@ -29,7 +29,8 @@ class Evidence:
     """What findings go by.
 
     lost_losses: applied steps whose loss was not finite.  skips: the latest, with their culprits.
-    modules: of the newest histogram.  seconds: by variant, of the finished runs of the group.
+    modules: of the newest histogram.  shapes: what misses tensor cores, as the spool's event has
+    it.  seconds: by variant, of the finished runs of the group.
     """
 
     verdict: Verdict | None
@@ -38,6 +39,7 @@ class Evidence:
     skips: Sequence[ScalerEvent] = ()
     modules: Sequence[dict[str, Any]] = ()
     has_bf16: bool = False
+    shapes: dict[str, Any] | None = None
     variant: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -45,6 +47,7 @@ class Evidence:
 def of_run(session: Session, run: Run) -> list[Finding]:
     """Read the evidence of a run and return what it shows."""
     newest = histograms.newest(session, run.id)
+    shapes = artifacts.diagnoses(session, run.id, "shapes")
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
     evidence = Evidence(
         verdict=verdict(session, run),
@@ -53,6 +56,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         skips=series.skips(session, run.id, most=SKIPS_READ) if run.skipped else (),
         modules=newest.content["modules"] if newest else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
+        shapes=shapes[0].content if shapes else None,
         variant=groups.variant(run.config),
         seconds=groups.seconds(session, run.group_id) if run.group_id else {},
     )
@@ -68,6 +72,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _underflow(evidence)
     yield from _bf16(evidence)
     yield from _slower(evidence)
+    yield from _shapes(evidence)
 
 
 def _small_scale(evidence: Evidence) -> Iterator[Finding]:
@@ -164,6 +169,21 @@ def _slower(evidence: Evidence) -> Iterator[Finding]:
             f"{mine:.3g} s to {fp32:.3g} s for the same run, {mine / fp32:.2g} times as long. On a "
             "CPU that is always so in fp16. On a GPU, make batch and layers larger and their sizes "
             "multiples of 8, and see that the optimizer is fused.",
+        )
+
+
+def _shapes(evidence: Evidence) -> Iterator[Finding]:
+    if found := evidence.shapes:
+        more = found["count"] - len(found["layers"])
+        layers = ", ".join(found["layers"]) + (f" and {more:,} more" if more else "")
+        batch = found["batch_size"]
+        yield Finding(
+            "Shapes miss tensor cores",
+            f"On a GPU, fp16 and bf16 are fast where the sizes of a product are multiples of 8. "
+            f"Here {100 * found['share']:.2g} % of the weights are in layers that have others: "
+            f"{layers}{f'; the batch size is {batch:,}' if batch else ''}. Choose widths, channels "
+            "and batch size as multiples of 8, and fill a vocabulary up to one. (The last layer of "
+            "a few classes is left out: its outputs cost little.)",
         )
 
 

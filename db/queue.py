@@ -21,9 +21,7 @@ class Wishes:
     """What people want of a running attempt."""
 
     wanted: str  # run, pause, cancel, or kill, which is a cancel that does not wait
-    checkpoint: int | None = None  # the id of the newest request for one
-    set_scale: float | None = None  # the scale to go on with
-    replay: int | None = None  # the step to replay
+    requests: tuple[Request, ...] = ()  # not told to be obeyed, in order
 
 
 def claim(
@@ -137,19 +135,8 @@ def renew(session: Session, run_id: int, attempt: int, lease_seconds: float) -> 
     if run.status == Status.UNREACHABLE:
         back = {"run": Status.RUNNING, "pause": Status.PAUSING}.get(run.wanted, Status.STOPPING)
         runs.set_status(session, run, back, reason="its supervisor is back")
-    newest: dict[str, Request] = {}
-    query = select(Request).where(Request.run_id == run_id, Request.obeyed_at.is_(None))
-    for request in session.scalars(query.order_by(Request.id)):
-        newest[request.kind] = request
-        if request.kind != "checkpoint":  # that one is obeyed when it is published
-            request.obeyed_at = now()
-    checkpoint, scale, replay = map(newest.get, ("checkpoint", "scale", "replay"))
-    return Wishes(
-        run.wanted,
-        checkpoint=checkpoint.id if checkpoint else None,
-        set_scale=scale.value if scale else None,
-        replay=int(replay.value) if replay and replay.value else None,
-    )
+    pending = select(Request).where(Request.run_id == run_id, Request.obeyed_at.is_(None))
+    return Wishes(run.wanted, tuple(session.scalars(pending.order_by(Request.id))))
 
 
 def end(

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from db.database import now
 from db.errors import Conflict, Invalid, NotFound
-from db.tables import ACTIVE, ENDED, Checkpoint, Request, Run, RunStatus, Status, User
+from db.tables import ACTIVE, ENDED, Checkpoint, Diagnosis, Request, Run, RunStatus, Status, User
 
 LARGEST_SCALE = 2.0**127  # the largest power of two in fp32, the scale's own type
 #: A training exists that can obey a request at its next step boundary.
@@ -141,6 +141,17 @@ def statuses(session: Session, run_id: int) -> list[RunStatus]:
     """Return the history of a run's status, oldest first."""
     query = select(RunStatus).where(RunStatus.run_id == run_id).order_by(RunStatus.id)
     return list(session.scalars(query))
+
+
+def applied(session: Session, run: Run) -> int:
+    """Return how many steps changed the weights: those not skipped, and those retried in fp32."""
+    retried = 0
+    if run.config.get("scaler", {}).get("retry_in_fp32"):
+        query = select(func.count()).where(Diagnosis.run_id == run.id, Diagnosis.kind == "retry")
+        # The spool brings a retry before its step.
+        query = query.where(Diagnosis.content["applied"].as_boolean(), Diagnosis.step <= run.step)
+        retried = session.scalar(query) or 0
+    return run.step - run.skipped + retried
 
 
 def cancel(session: Session, run_id: int, user: User) -> Run:

@@ -167,8 +167,8 @@ class Worker(Table):
 class Run(Table):
     """One training run: what was asked for, where it is, and its latest figures.
 
-    step counts attempted steps; applied = step - skipped. `revision` rises with every change, so
-    that a viewer can tell whether it has seen the row. Every write of an attempt names it.
+    step counts attempted steps, skipped those that the scaler skipped. `revision` rises with every
+    change, so that a viewer can tell whether it has seen the row. All writes of an attempt name it.
     stalled_attempts counts those in a row that were killed without a new step.
     resumed_step is the last step before this attempt's own, NULL until it has made one.
     """
@@ -382,7 +382,7 @@ class Artifact(Table):
 
 
 class Diagnosis(Table):
-    """What was found out about one step: a histogram, a replay or a retry.
+    """What was found out: a histogram, a replay or a retry of a step, or, at step 0, shapes.
 
     content is the event of that kind as the spool's module describes it.
     """
@@ -398,7 +398,7 @@ class Diagnosis(Table):
 
 
 class Request(Table):
-    """Something a person asked of a running run, and when the training was told, or obeyed.
+    """Something a person asked of a running run, and when the training told that it had obeyed.
 
     kind: checkpoint; scale, with the new scale as value; replay, with the step as value.
     """

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, delete
+from sqlalchemy import Connection, delete, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from db import bulk, pyramid
+from db.database import now
 from db.queue import held
 from db.summaries import Points
 from db.tables import (
@@ -20,6 +21,7 @@ from db.tables import (
     Diagnosis,
     LogLine,
     Metric,
+    Request,
     Run,
     ScalerEvent,
     Step,
@@ -125,6 +127,7 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
     scaler_events: list[dict[str, Any]] = []
     metrics: list[dict[str, Any]] = []
     diagnoses: list[dict[str, Any]] = []
+    obeyed: list[int] = []
     for event in events:
         if event["event"] == "scaler":
             scaler_events.append(
@@ -149,10 +152,15 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
                     "elapsed_ms": event["elapsed_ms"],
                 }
             )
+        elif event["event"] == "obeyed":
+            obeyed.append(event["request"])
         else:
             content = {name: value for name, value in event.items() if name != "event"}
             place = {"run_id": run.id, "kind": event["event"], "step": event["step"]}
             diagnoses.append({**place, "content": content})
+    if obeyed:
+        told = update(Request).where(Request.run_id == run.id, Request.id.in_(obeyed))
+        connection.execute(told.where(Request.obeyed_at.is_(None)).values(obeyed_at=now()))
     _upsert(connection, Diagnosis, diagnoses, key=("run_id", "kind", "step"))
     _upsert(connection, ScalerEvent, scaler_events, key=("run_id", "step", "kind", "optimizer"))
     _upsert(connection, Metric, metrics, key=("run_id", "name", "step"))

@@ -40,7 +40,7 @@ def reason(session: Session, run: Run, queue: Queue, *, runs_per_user: int = 0) 
     """Say in words what a queued run waits for, the hardest obstacle first."""
     if not queue.workers:
         return "no worker is up"
-    able = [worker for worker in queue.workers if _offers(worker, run.recipe)]
+    able = [worker for worker in queue.workers if workers.offers(worker, run.recipe)]
     if not able:
         return f"no worker that is up offers the recipe {run.recipe}"
     able = [worker for worker in able if run.precision in workers.precisions(worker.devices)]
@@ -78,7 +78,3 @@ def live_marks(
         run_id: f"{revision}q{places.get(run_id, '')}" if status == Status.QUEUED else str(revision)
         for run_id, status, revision in session.execute(query)
     }
-
-
-def _offers(worker: Worker, recipe: str) -> bool:
-    return any(offer["name"] == recipe and "schema" in offer for offer in worker.recipes)

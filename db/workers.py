@@ -99,3 +99,18 @@ def recipe(session: Session, name: str) -> dict[str, Any]:
             return candidate
     known = ", ".join(str(candidate["name"]) for candidate in offered) or "none: no worker is up"
     raise NotFound(f"There is no recipe {name!r}. Workers offer: {known}.")
+
+
+def precisions_for(session: Session, recipe: str) -> set[str]:
+    """Return the precisions that the living workers which offer a recipe can train it in."""
+    return {
+        precision
+        for worker, is_alive in everyone(session)
+        if is_alive and offers(worker, recipe)
+        for precision in precisions(worker.devices)
+    }
+
+
+def offers(worker: Worker, recipe: str) -> bool:
+    """Tell whether a worker can run a recipe."""
+    return any(offer["name"] == recipe and "schema" in offer for offer in worker.recipes)

@@ -12,7 +12,7 @@ import torch
 
 from trainer.config import parse_config
 from trainer.console import print_event
-from trainer.ranks import Request, joined
+from trainer.ranks import Control, Request, Stop, joined
 from trainer.registry import load_recipe
 from trainer.spool import SpoolWriter, Steps
 from trainer.train import Outcome, train
@@ -66,10 +66,10 @@ class Attempt:
                 ranks=ranks,
             )
 
-    def _control(self) -> Request:
+    def _control(self) -> Control:
         # Only one rank reads the file: two could see a change at different steps.
-        wishes = self._control_file.read() if self.rank == 0 else Request()
-        return replace(wishes, stop="preempt") if self._stop_wanted() else wishes
+        control = self._control_file.read() if self.rank == 0 else Control()
+        return replace(control, stop="preempt") if self._stop_wanted() else control
 
 
 class ControlFile:
@@ -78,28 +78,30 @@ class ControlFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int] | None = None
-        self._wishes: dict[str, Any] = {}
+        self._stop: Stop | None = None
+        self._coming: list[Request] = []
+        self._taken: set[int] = set()  # ids: a request stands in the file until it is recorded
 
-    def read(self) -> Request:
+    def read(self) -> Control:
         """Return what is wanted now. One stat, a microsecond, while nothing changes.
 
-        A stop lasts; everything else is returned once, when it has changed.
+        A stop lasts; a request is returned once, the next one by the next call.
         """
         try:
             status = os.stat(self._path)  # noqa: PTH116 (a third of the time of Path.stat)
         except FileNotFoundError:
-            return Request()
+            return Control()
         seen = (status.st_mtime_ns, status.st_ino)
-        if seen == self._seen:
-            return Request(self._wishes["stop"])
-        before, self._wishes = self._wishes, json.loads(self._path.read_text())
-        self._seen = seen
-
-        def new(wish: str) -> Any:
-            value = self._wishes.get(wish)
-            return value if value != before.get(wish) else None
-
-        return Request(self._wishes["stop"], new("checkpoint"), new("set_scale"), new("replay"))
+        if seen != self._seen:
+            control = json.loads(self._path.read_text())
+            self._seen, self._stop = seen, control["stop"]
+            requests = [Request(**each) for each in control["requests"]]
+            self._coming = [each for each in requests if each.id not in self._taken]
+        if not self._coming:
+            return Control(self._stop)
+        request = self._coming.pop(0)
+        self._taken.add(request.id)
+        return Control(self._stop, request)
 
 
 def _ignore(_: object) -> None: ...

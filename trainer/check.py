@@ -23,7 +23,7 @@ from trainer.config import ConfigError, Precision, RunConfig, parse_config
 from trainer.console import nested
 from trainer.recipe import Loss, Recipe, RecipeError
 from trainer.registry import UnknownRecipeError, load_recipe
-from trainer.spool import SKIPPED, STEP_DTYPE, Steps
+from trainer.spool import SKIPPED, STEP_DTYPE, Event, Steps
 from trainer.train import make_autocast, make_scaler, seed_everything, train
 from trainer.witness import HALF, Finding, Witness
 
@@ -117,14 +117,14 @@ def _train(recipe_class: type[Recipe], config: RunConfig[Any], witness: Witness)
             config,
             device=CPU,
             on_steps=records.append,
-            on_event=lambda event: None,
+            on_event=lambda event: _see_shapes(event, witness),
         )
         witness.summarise()
     except ConfigError:
         raise
     except RecipeError as error:
         witness.found("error", str(error))
-    except Exception as error:  # whatever a recipe raises is a finding
+    except (Exception, SystemExit) as error:  # whatever a recipe raises is a finding
         witness.found("error", _first_line(error), _place_of(error, witness.file))
     return np.concatenate(records)
 
@@ -240,6 +240,15 @@ def _see_metrics(metrics: Any, witness: Witness) -> None:
             witness.found("error", f'evaluate returns {kind} as "{name}": return a float, .item()')
         elif not math.isfinite(value):
             witness.found("warning", f'evaluate returns {value} as "{name}" after {STEPS} steps')
+
+
+def _see_shapes(event: Event, witness: Witness) -> None:
+    if event["event"] == "shapes":
+        witness.found(
+            "warning",
+            f"sizes that miss tensor cores, which want multiples of 8: {', '.join(event['layers'])}"
+            + (", …" if event["count"] > len(event["layers"]) else ""),
+        )
 
 
 def _compare(steps: dict[str, Steps], init_scale: float) -> Iterator[Finding]:

@@ -4,6 +4,8 @@
 `StopRule` decides on the host, from the records that telemetry brings there some steps later.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
@@ -98,6 +100,15 @@ class Calibration:
         self._applied_in_a_row = 0 if was_skipped else self._applied_in_a_row + 1
         self.is_over = self.is_over or self._applied_in_a_row >= CALIBRATED_AFTER
 
+    def state_dict(self) -> dict[str, int]:
+        """Return what a resumed run has to know, so as not to calibrate anew."""
+        return {"is_over": int(self.is_over), "applied_in_a_row": self._applied_in_a_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Put it back."""
+        self.is_over = bool(state["is_over"])
+        self._applied_in_a_row = state["applied_in_a_row"]
+
 
 class StopRule:
     """Ends a run whose scale cannot come right. Decides at drain, so some steps late, for free."""
@@ -121,6 +132,16 @@ class StopRule:
         """Raise ScaleUnusableError if a rule was broken."""
         if self._reason:
             raise ScaleUnusableError(self._reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts; a run that is resumed without them is stopped late."""
+        calibration = self._calibration.state_dict()
+        return {"calibration": calibration, "skips_in_a_row": self._skips_in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put the counts back."""
+        self._calibration.load_state_dict(state["calibration"])
+        self._skips_in_a_row = state["skips_in_a_row"]
 
     def _broken_rule(self, step: int, scale: float) -> str | None:
         most, floor = self._settings.stop_after_skips, self._settings.floor

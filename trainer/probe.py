@@ -65,7 +65,7 @@ def _recipe(reference: str) -> dict[str, Any]:
             "description": recipe.description,
             "schema": config_schema(recipe),
         }
-    except Exception as error:  # a user's broken recipe must not hide the others
+    except (Exception, SystemExit) as error:  # a user's broken recipe must not hide the others
         return {"name": reference, "error": f"{type(error).__name__}: {error}"}
 
 

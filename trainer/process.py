@@ -77,10 +77,14 @@ def run_attempt(folder: Path, attempt: int) -> int:
     this = Attempt(folder, attempt, stop_wanted=lambda: signals.received() or guard.asks())
     try:
         outcome = this.train()
-    except Exception:  # the one broad except: whatever a recipe raises belongs on the run's page
-        traceback.print_exc()
+    except (Exception, SystemExit) as error:
+        # The one broad except: whatever a recipe raises belongs on the run's page.
+        text = traceback.format_exc()
+        if isinstance(error, SystemExit):
+            text += f"The recipe called sys.exit({error.code!r}): raise an error that says why.\n"
+        sys.stderr.write(text)
         try:
-            write_outcome(folder, attempt, "failed", this.last_step, traceback.format_exc())
+            write_outcome(folder, attempt, "failed", this.last_step, text)
         except OSError as error:  # a full disk: the exit code has to say it
             return error.errno or 1
         return 1

@@ -18,16 +18,25 @@ from torch.nn.parallel import DistributedDataParallel
 
 Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
 STOPS: tuple[Stop | None, ...] = (None, "preempt", "pause", "cancel")  # the last ones prevail
+Kind: TypeAlias = Literal["checkpoint", "scale", "replay"]
+KINDS: tuple[Kind, ...] = ("checkpoint", "scale", "replay")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the outside wants at a step boundary."""
+    """Something to do once. value: the scale to go on with, or the step to replay."""
+
+    id: int
+    kind: Kind
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Control:
+    """What the outside wants at a step boundary: that training stops, or one request, or both."""
 
     stop: Stop | None = None
-    checkpoint: int | None = None  # the id of a request not obeyed yet
-    set_scale: float | None = None  # the loss scale to go on with
-    replay: int | None = None  # a step to replay
+    request: Request | None = None
 
 
 class Ranks:
@@ -44,13 +53,13 @@ class Ranks:
         return value
 
     @contextmanager
-    def local_gradients(self, modules: dict[str, nn.Module]) -> Iterator[None]:
+    def local_gradients(self) -> Iterator[None]:
         """Leave gradients on their rank: all but the last pass of an accumulation need no more."""
         yield
 
-    def agree(self, request: Request) -> Request:
-        """Return one request for all ranks: the strongest that any of them has."""
-        return request
+    def agree(self, control: Control) -> Control:
+        """Return what all ranks will obey: the strongest stop, and the request one of them has."""
+        return control
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in order of rank."""
@@ -63,11 +72,16 @@ class ProcessGroup(Ranks):
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._hosts = dist.new_group(backend="gloo")
+        # Kept here, because the recipe may call them through a wrapper of torch.compile.
+        self._averaged: list[DistributedDataParallel] = []
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Return the module in DistributedDataParallel; one without parameters as it is."""
-        trained = any(parameter.requires_grad for parameter in module.parameters())
-        return DistributedDataParallel(module) if trained else module
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return module
+        averaged = DistributedDataParallel(module)
+        self._averaged.append(averaged)
+        return averaged
 
     def mean_(self, value: Tensor) -> Tensor:
         """Average a device tensor over the ranks; NCCL queues it behind the work before."""
@@ -75,23 +89,22 @@ class ProcessGroup(Ranks):
         return value
 
     @contextmanager
-    def local_gradients(self, modules: dict[str, nn.Module]) -> Iterator[None]:
+    def local_gradients(self) -> Iterator[None]:
         """Leave gradients on their rank. Forward and backward have both to be inside."""
         with ExitStack() as stack:
-            for module in modules.values():
-                if isinstance(module, DistributedDataParallel):
-                    stack.enter_context(module.no_sync())
+            for module in self._averaged:
+                stack.enter_context(module.no_sync())
             yield
 
-    def agree(self, request: Request) -> Request:
-        """Return the strongest stop and the newest of each other wish of all ranks."""
-        wishes = [request.checkpoint or 0, request.set_scale or 0, request.replay or 0]
-        wanted = torch.tensor([STOPS.index(request.stop), *wishes], dtype=torch.float64)
+    def agree(self, control: Control) -> Control:
+        """Return what all ranks will obey: the strongest stop, and the request one of them has."""
+        own = control.request
+        numbers = [own.id, KINDS.index(own.kind), own.value] if own else [0, 0, 0]
+        wanted = torch.tensor([STOPS.index(control.stop), *numbers], dtype=torch.float64)
         dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=self._hosts)
-        stop, checkpoint, scale, replay = wanted.tolist()  # on hosts: nobody waits for a device
-        return Request(
-            STOPS[int(stop)], int(checkpoint) or None, scale or None, int(replay) or None
-        )
+        stop, id_, kind, value = wanted.tolist()  # on hosts: nobody waits for a device
+        request = Request(int(id_), KINDS[int(kind)], value) if id_ else None
+        return Control(STOPS[int(stop)], request)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in order of rank."""

@@ -70,10 +70,11 @@ class Replay:
     ) -> None:
         self._rig, self._modules, self._sampler = rig, dict(modules), sampler
         self._device, self._on_event = device, on_event
-        self._left = config.diagnosis.replay_skips if rig.scaler.is_enabled() else 0
+        self._most = config.diagnosis.replay_skips if rig.scaler.is_enabled() else 0
+        self._replayed = 0  # of those, by themselves
         self._calibration = Calibration()
         self._scales: dict[int, float] = {}  # of skipped steps
-        self._asked: int | None = None  # a step to come
+        self._asked: dict[int, list[int]] = {}  # steps to come: the requests for them
         self._now = 0
         self._kept: _Step | None = None
 
@@ -87,11 +88,22 @@ class Replay:
         while len(self._scales) > SCALES_KEPT:
             del self._scales[next(iter(self._scales))]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run has to know, so as to replay the skips that this one would."""
+        calibration = self._calibration.state_dict()
+        return {"calibration": calibration, "replayed": self._replayed, "scales": self._scales}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put it back."""
+        self._calibration.load_state_dict(state["calibration"])
+        self._replayed, self._scales = state["replayed"], dict(state["scales"])
+
     def before_step(self, step: int) -> None:
         """Keep what makes this step, if it may have to be replayed: before its batch is drawn."""
         self._now = step
         self._coming: _Step | None = None
-        if (self._left and self._calibration.is_over) or self._asked == step:
+        watches = self._replayed < self._most and self._calibration.is_over
+        if watches or step in self._asked:
             random = random_state(self._device)
             buffers = [buffer.clone() for buffer in self._buffers()]
             self._coming = _Step(step, self._sampler.position, random, buffers)
@@ -118,34 +130,34 @@ class Replay:
         if kept.arrived is not None:
             kept.arrived.synchronize()  # the host waits here, and only while replay watches
         skipped = kept.found_inf != 0
-        was_asked, notes = self._asked == kept.number, []
+        requests, notes = self._asked.pop(kept.number, []), []
         if not skipped.any():
             notes.append("the step was not skipped: the weights are those after it")
         elif not skipped.all():
             notes.append("an optimizer was not skipped: its weights are those after the step")
-        if was_asked:
-            self._asked = None
-        elif skipped.any():
-            self._left -= 1
-        if was_asked or skipped.any():
-            self._replay(kept, notes, requested=was_asked)
+        if skipped.any() and not requests:
+            self._replayed += 1
+        if skipped.any() or requests:
+            self._replay(kept, notes, requests)
 
-    def request(self, step: int) -> None:
+    def request(self, step: int, request: int) -> None:
         """Replay a step by hand: a past one now, one to come when it has been attempted."""
         if step > self._now:
-            self._asked = step
+            self._asked.setdefault(step, []).append(request)
             return
         stride = self._sampler.examples_in_a_step
-        past = _Step(step, self._sampler.position - (self._now - step + 1) * stride, None, [])
-        if past.position < 0:
+        position = self._sampler.position - (self._now - step + 1) * stride
+        if position < 0:  # before this run's data: it began from another run's checkpoint
+            self._tell([request])
             return
+        past = _Step(step, position, None, [])
         past.scale = self._scales.get(step) or self._rig.scaler.get_scale()
         notes = [f"the weights are those after step {self._now}", "dropout draws anew"]
         if step not in self._scales:
             notes.append("the scale is the present one")
-        self._replay(past, notes, requested=True)
+        self._replay(past, notes, [request])
 
-    def _replay(self, kept: _Step, notes: list[str], *, requested: bool) -> None:
+    def _replay(self, kept: _Step, notes: list[str], requests: list[int]) -> None:
         recipe, networks = self._rig.recipe, self._rig.recipe.modules
         if any(networks[name] is not module for name, module in self._modules.items()):
             notes = [*notes, "the plain network was replayed, on this process's examples"]
@@ -178,7 +190,7 @@ class Replay:
                 "step": kept.number,
                 "exact": not notes,
                 "notes": notes,
-                "requested": requested,
+                "requested": bool(requests),
                 "scale": scale,
                 "found": found is not None,
                 "module": found and found.module,
@@ -190,6 +202,11 @@ class Replay:
                 "loss_nonfinite": not bool(loss.isfinite()),
             }
         )
+        self._tell(requests)
+
+    def _tell(self, obeyed: list[int]) -> None:
+        for request in obeyed:
+            self._on_event({"event": "obeyed", "step": self._now, "request": request})
 
     def _go_through(self, trace: Trace, batches: list[Any], scale: float) -> Tensor:
         """Do what the step did, in its order, without updates; return its loss."""

@@ -20,6 +20,9 @@ Events. A float that JSON lacks is "NaN", "Infinity" or "-Infinity".
     checkpoint  step, reason, request, files [{"kind", "path", "size_bytes", "sha256"}]
     resumed     step, exact, notes
     artifact    step, name, path "artifacts/step-00000400/<name>", size_bytes, sha256
+    obeyed      step, request: a scale was set, or a step replayed, as asked
+    shapes      step 0, share, count, layers, batch_size: sizes that miss tensor cores; share of
+                the weights, count of layers, the largest in words; batch_size: null if it fits
     retry       step, loss, grad_norm, applied: the second attempt, in fp32, at a skipped step
     histogram   step, scale, modules [{"name", "lowest_exponent", "counts", "zeros", "nonfinite",
                 "underflow", "near_overflow"}]; see histogram.py
@@ -29,10 +32,10 @@ Events. A float that JSON lacks is "NaN", "Infinity" or "-Infinity".
 What the training process takes from outside is its control file, one JSON object:
 
     stop        null | "cancel" | "pause" | "preempt"
-    checkpoint  null | the id of a request, new with each request
-    set_scale   null | a float: the scale from the next step on; obeyed once when it changes
-    replay      null | a step to replay; obeyed once when it changes. A past step is replayed with
-                the weights of now, a later one as soon as it has been attempted
+    requests    [{"id", "kind", "value"}], each obeyed once, at a step boundary, and listed until it
+                is recorded that it was: kind "checkpoint", told by the event of that name; "scale",
+                the value from the next step on; "replay", of the step that the value names: a past
+                one with the weights of now, a later one as soon as it has been attempted
 """
 
 import json

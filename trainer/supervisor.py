@@ -37,9 +37,6 @@ OUTAGE_SECONDS = 2.0  # how long to wait, at most, before the database is tried 
 #: checkpoint and end, and is killed: well before somebody else may start it.
 ASK_SHARE, KILL_SHARE = 0.5, 0.7
 
-#: What a training is told, as trainer.spool describes it.
-CONTROLS = ("stop", "checkpoint", "set_scale", "replay")
-
 #: What a training said of its end, and what becomes of the run.
 OUTCOMES = {
     "finished": Status.FINISHED,
@@ -67,9 +64,7 @@ class Supervisor:
         self.store = open_store(settings)
         self.recorder = Recorder(settings, database, self.store, run_id, attempt)
         self.lease = {"ask": 0.0, "kill": 0.0}
-        self.control: dict[str, Any] = dict.fromkeys(CONTROLS)
-        self.set_scale: float | None = None
-        self.replay: int | None = None
+        self.control: dict[str, Any] = {"stop": None, "requests": []}  # see trainer.spool
         self.preempted = threading.Event()
         self.ended = threading.Event()
 
@@ -184,9 +179,6 @@ class Supervisor:
         lease = self.settings.lease_seconds
         with self.database.writing() as session:
             wishes = queue.renew(session, self.run_id, self.attempt, lease)
-        # Handed over once, so kept here until there is a training to tell.
-        self.set_scale = wishes.set_scale or self.set_scale
-        self.replay = wishes.replay or self.replay
         self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
         self._write(lease_path(self.folder, self.attempt).name, self.lease)
         return wishes
@@ -199,15 +191,11 @@ class Supervisor:
         stop = {"run": None, "pause": "pause", "cancel": "cancel"}[wishes.wanted]
         if self.preempted.is_set():
             stop = stop or "preempt"
-        # A scale or a step to replay stays written: the training obeys it when it changes.
-        self._command(
-            {
-                "stop": stop,
-                "checkpoint": wishes.checkpoint,
-                "set_scale": self.set_scale,
-                "replay": self.replay,
-            }
-        )
+        requests = [
+            {"id": each.id, "kind": each.kind, "value": each.value or 0.0}
+            for each in wishes.requests
+        ]
+        self._command({"stop": stop, "requests": requests})
 
     def _command(self, control: dict[str, Any]) -> None:
         if control != self.control:

@@ -27,13 +27,13 @@ import torch.utils.deterministic
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from trainer import artifacts, checkpoint
+from trainer import artifacts, checkpoint, shapes
 from trainer.checkpoint import Progress
 from trainer.config import ConfigError, RunConfig, Scaler, Training
 from trainer.guard import clock
 from trainer.histogram import Histogram
 from trainer.policies import ScaleRule, StopRule
-from trainer.ranks import Ranks, Request
+from trainer.ranks import Control, Ranks
 from trainer.recipe import Loss, Recipe, RecipeError
 from trainer.replay import Replay
 from trainer.sampler import Sampler, check_batch
@@ -79,7 +79,7 @@ def train(
     device: torch.device,
     on_steps: Callable[[Steps], None],
     on_event: Callable[[Event], None],
-    control: Callable[[], Request] = Request,
+    control: Callable[[], Control] = Control,
     checkpoint_folder: Path | None = None,
     resume: Path | None = None,
     started_at: float | None = None,
@@ -145,14 +145,24 @@ def train(
 
     # Only now: loading an optimizer's state replaces its groups.
     schedule = make_schedule(training, recipe.optimizers, peaks, device)
-    for name, part in (("scale_rule", scale_rule), ("schedule", schedule)):
-        if parts.get(name):
-            part.load_state_dict(parts[name])
 
     # ---- What is measured, and what comes of it -----------------------------------------------
+    if misfits := shapes.misfits(modules, config):
+        on_event(misfits)
     histogram = Histogram(optimizers, config.diagnosis, device, on_event)
     rig = Rig(recipe, autocast, scaler, scale_rule, optimizers, training, ranks, histogram)
     replay = Replay(rig, modules, sampler, config, device, on_event)
+
+    # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
+    counting: dict[str, Any] = {
+        "scale_rule": scale_rule,
+        "schedule": schedule,
+        "stop_rule": stop_rule,
+        "replay": replay,
+    }
+    for name, part in counting.items():
+        if parts.get(name):
+            part.load_state_dict(parts[name])
 
     def on_arrival(records: Steps) -> None:
         on_steps(records)
@@ -185,7 +195,7 @@ def train(
         if checkpoint_folder is None or ranks.rank > 0:
             return
         at = Progress(step, telemetry.skipped, sampler.position, retried)
-        parts = {"scale_rule": scale_rule.state_dict(), "schedule": schedule.state_dict()}
+        parts = {name: part.state_dict() for name, part in counting.items()}
         state = checkpoint.capture(recipe, modules, config, at, device, random_states, parts)
         files = [
             {
@@ -243,18 +253,20 @@ def train(
 
             # A step boundary: all ranks are at the same step, and the weights are those of a whole
             # number of updates. So this is where the outside is heard.
-            request = ranks.agree(control())
-            stop = None if is_last else request.stop
+            wanted = ranks.agree(control())
+            stop, request = None if is_last else wanted.stop, wanted.request
+            if request and request.kind == "scale":  # first, so that a checkpoint has it
+                scale_rule.set(scaler, request.value)  # a fill, queued like everything else
+                on_event({"event": "obeyed", "step": step, "request": request.id})
+            checkpoint_id = request.id if request and request.kind == "checkpoint" else None
             if is_last or stop:
-                save(stop or "end", request.checkpoint)
-            elif request.checkpoint is not None:
-                save("request", request.checkpoint)
+                save(stop or "end", checkpoint_id)
+            elif checkpoint_id is not None:
+                save("request", checkpoint_id)
             elif _is_due(config.checkpoints.every_steps, step):
                 save("interval", None)
-            if request.set_scale is not None:
-                scale_rule.set(scaler, request.set_scale)  # a fill, queued like everything else
-            if request.replay is not None:
-                replay.request(request.replay)
+            if request and request.kind == "replay":
+                replay.request(int(request.value), request.id)
             stop_rule.check()  # of the steps that have arrived: a device's bad news come late
 
     report(stopwatch.metrics())
@@ -365,7 +377,7 @@ def backward_next_loss(rig: Rig, passes: Sequence[Any], loss_sum: Tensor) -> str
         # With several devices, gradients are averaged over them in the last backward only.
         # (Unscaled first, then averaged, an inf on one of them would be found on that one alone;
         # averaged first, it is in every rank's gradients, and all skip together.)
-        with nullcontext() if is_last else rig.ranks.local_gradients(rig.recipe.modules):
+        with nullcontext() if is_last else rig.ranks.local_gradients():
             # Autocast is for the forward pass and the loss. backward() runs each operation in the
             # type that autocast chose for it going forward, and stays outside.
             # Matrix products run in fp16 there, sums and losses in fp32; the weights stay in fp32,

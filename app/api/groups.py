@@ -36,11 +36,15 @@ class Comparison(BaseModel):
     id: int
     runs: list[ComparedRun]
     differences: Annotated[dict[str, list[Any]], Field(description="By path of the field")]
+    left_out: Annotated[list[str], Field(description="Precisions that no worker offered")]
 
 
 @router.post("/runs/{run_id}/comparison", status_code=201)
 def compare(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> Comparison:
-    """Queue a run's configuration and seed as fp32, fp16 without a scaler, fp16, and bf16."""
+    """Queue a run's configuration and seed as fp32, fp16 without a scaler, fp16, and bf16.
+
+    Precisions that no worker offers are left out, and named in the answer.
+    """
     queued = comparison.queue(session, visitor.user, runs.get(session, run_id))
     session.flush()
     return _comparison(session, queued[0].id, settings)
@@ -62,4 +66,5 @@ def _comparison(session: Db, group_id: RowId, settings: TheSettings) -> Comparis
             ComparedRun.model_validate(column, from_attributes=True) for column in laid_out.columns
         ],
         differences=dict(laid_out.differences),
+        left_out=laid_out.left_out,
     )

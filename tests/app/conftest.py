@@ -73,7 +73,7 @@ CPU = {
     "memory_bytes": 8_000_000_000,
     "compute_capability": None,
     "fp16": True,
-    "bf16": False,
+    "bf16": True,
 }
 DIGITS = {"name": "digits", "title": "Digits", "description": "Digits.", "schema": SCHEMA}
 CONFIG = {

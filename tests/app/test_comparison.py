@@ -7,11 +7,11 @@ import numpy as np
 from starlette.testclient import TestClient
 
 from app import comparison
-from db import queue, runs
+from db import queue, runs, workers
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
-from tests.app.conftest import submit
+from tests.app.conftest import CPU, DIGITS, submit
 from tests.db.telemetry_made import make_events, make_metric, make_steps, record
 
 LABELS = ["fp32", "fp16 without scaler", "fp16", "bf16"]
@@ -35,6 +35,32 @@ def test_one_call_queues_four(
         assert {run.priority for run in found} == {3}
         assert [run.name for run in found] == [f"mine {label}" for label in LABELS]
         assert runs.get(session, source.id).group_id is None
+
+
+def test_a_precision_that_no_worker_offers_is_left_out(
+    database: Database, ada: User, script: TestClient, browser: TestClient
+) -> None:
+    """Answer and page name it; nothing is queued that would wait for ever. With no worker up,
+    nobody knows, and all four are queued."""
+    old = {"devices": [CPU | {"bf16": False}], "recipes": [DIGITS], "versions": {}}
+    new = {"devices": [CPU], "recipes": [DIGITS | {"name": "gpt"}], "versions": {}}
+    with database.writing() as session:
+        worker = workers.register(session, name="old", host="host", pid=1, **old)
+        workers.register(session, name="new", host="host", pid=2, **new)
+        other = workers.register(session, name="gone", host="host", pid=3, **old | new)
+        workers.stop(session, other.id)
+    submit(database, ada)
+    answer = script.post("/api/runs/1/comparison").json()
+    assert [each["label"] for each in answer["runs"]] == LABELS[:3]
+    assert answer["left_out"] == ["bf16"]
+    assert "no worker that was up offers it: bf16" in browser.get(f"/groups/{answer['id']}").text
+
+    with database.writing() as session:
+        workers.stop(session, worker.id)
+    answer = script.post("/api/runs/1/comparison").json()
+    assert [each["label"] for each in answer["runs"]] == LABELS
+    assert answer["left_out"] == []
+    assert "no worker that was up" not in browser.get(f"/groups/{answer['id']}").text
 
 
 def test_button_leads_to_the_group(

@@ -46,11 +46,12 @@ def test_a_fenced_attempt_publishes_nothing(database: Database, running: Run) ->
 
 
 def test_a_request_is_obeyed_by_its_checkpoint(database: Database, running: Run, ada: User) -> None:
-    """Once published, a requested checkpoint is not asked for again."""
+    """Once published, a requested checkpoint is not asked for again; other requests stand."""
     with database.writing() as session:
+        scale = runs.request_scale(session, running.id, ada, 512.0)
         request = runs.request_checkpoint(session, running.id, ada)
         checkpoints.publish(session, running.id, 1, saved(10, request=request.id), ["key"])
-        assert queue.renew(session, running.id, 1, 60.0).checkpoint is None
+        assert queue.renew(session, running.id, 1, 60.0).requests == (scale,)
 
 
 def test_another_runs_checkpoint_is_not_found(database: Database, running: Run) -> None:

@@ -4,12 +4,19 @@ from typing import Any
 
 import pytest
 
-from db import findings, verdict
+from db import findings, queue, verdict
 from db.database import Database
 from db.findings import Evidence
-from db.tables import Run, ScalerEvent, User
-from tests.db.conftest import config, submit
-from tests.db.telemetry_made import make_histogram, make_module, make_skip, make_steps, record
+from db.tables import Run, ScalerEvent, Status, User
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
+from tests.db.telemetry_made import (
+    make_histogram,
+    make_metric,
+    make_module,
+    make_skip,
+    make_steps,
+    record,
+)
 
 
 def _verdict(word: str) -> verdict.Verdict:
@@ -22,6 +29,14 @@ def _skips(*names: str, loss_nonfinite: bool = False) -> list[ScalerEvent]:
 
 
 MODULES = [make_module("body", -10, [90]), make_module("head", -10, [10])]
+SHAPES = {
+    "event": "shapes",
+    "step": 0,
+    "share": 0.314,
+    "count": 6,
+    "layers": ["model.head (768 to 50257)", "model.body.1 (770 to 770)"],
+    "batch_size": 50,
+}
 SINKING = [make_module("body", -10, [90], underflow=0.02), make_module("head", -10, [10])]
 
 
@@ -59,6 +74,7 @@ SINKING = [make_module("body", -10, [90], underflow=0.02), make_module("head", -
             ["Mixed precision is slower here than fp32"],
         ),
         ("healthy", {"variant": "fp16", "seconds": {"fp32": 3.0, "fp16": 2.0}}, []),
+        ("healthy", {"shapes": SHAPES}, ["Shapes miss tensor cores"]),
         ("healthy", {"variant": "fp32", "seconds": {"fp32": 3.0}}, []),
     ],
 )
@@ -69,33 +85,62 @@ def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: 
 
 
 def test_texts_hold_the_figures() -> None:
-    """The share, the module and the ratio stand in the words."""
+    """Share, modules, ratio and sizes stand in the words."""
     evidence = Evidence(
         verdict=_verdict("healthy"),
         modules=SINKING,
+        shapes=SHAPES,
         variant="bf16",
         seconds={"fp32": 2.0, "bf16": 3.0},
     )
-    underflow, slower = (each.text for each in findings.find(evidence))
+    underflow, slower, shapes = (each.text for each in findings.find(evidence))
     assert "1.8 % of the gradients" in underflow
     assert "most in body (2 %)" in underflow
     assert "3 s to 2 s for the same run, 1.5 times as long" in slower
+    assert "Here 31 % of the weights are in layers that have others" in shapes
+    assert "(768 to 50257), model.body.1 (770 to 770) and 4 more; the batch size is 50" in shapes
 
 
 def test_evidence_comes_from_the_rows(database: Database, running: Run) -> None:
-    """Skips, losses, the newest histogram and the scale are those of the run."""
+    """Skips, losses, the newest histogram, the scale and shapes are those of the run."""
     losses = [1.0] * 40
     losses[30] = float("nan")
     skipped = range(32, 41)
     events = [make_skip(step, "body.bias", "head.bias") for step in skipped]
     histogram = make_histogram(20, make_module("body", -40, [1], underflow=1.0))
-    record(database, running, make_steps(losses, skipped=skipped), events=[*events, histogram])
+    record(
+        database, running, make_steps(losses, skipped=skipped), events=[*events, histogram, SHAPES]
+    )
     with database.reading() as session:
         found = findings.of_run(session, session.get_one(Run, running.id))
     assert [each.title for each in found] == [
         "The loss is not finite, but its gradients are",
         "Only the backward pass overflows",
         "Gradients underflow",
+        "Shapes miss tensor cores",
+    ]
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_group_and_worker_are_evidence_too(database: Database, ada: User, has_bf16: bool) -> None:
+    """Times are those of the group's finished runs, and bf16 is what the run's own worker has."""
+    worker = add_worker(database, "w1", [DIGITS], [CPU | {"bf16": has_bf16}])
+    for precision, seconds in (("fp32", 2.0), ("fp16", 3.0)):
+        with database.writing() as session:
+            submit(session, ada, config=config(250, precision)).group_id = 1
+            run = claim(session, worker)
+            assert run is not None
+        skipped = range(1, 251) if precision == "fp16" else ()  # dead
+        took = make_metric(250, seconds, "run/seconds")
+        record(database, run, make_steps([1.0] * 250, skipped=skipped), events=[took])
+        with database.writing() as session:
+            queue.end(session, run.id, 1, Status.FINISHED)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, run.id))
+    expected = ["bf16 is available"] if has_bf16 else []
+    assert [each.title for each in found] == [
+        *expected,
+        "Mixed precision is slower here than fp32",
     ]
 
 

@@ -12,6 +12,7 @@ from db.database import Database, now
 from db.errors import Fenced, Invalid
 from db.tables import Run, RunNode, Status, User, Worker
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
+from tests.db.telemetry_made import record
 from tests.site import until
 
 
@@ -165,28 +166,37 @@ def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> N
     assert wishes == queue.Wishes("run")
 
 
-def test_wishes_carry_cancel_and_checkpoint_requests(
-    database: Database, running: Run, ada: User
-) -> None:
-    """What people asked for reaches whoever renews the lease."""
+def test_wishes_carry_cancel_and_requests(database: Database, running: Run, ada: User) -> None:
+    """What people asked for reaches whoever renews the lease, each with its id, in order."""
     with database.writing() as session:
-        request = runs.request_checkpoint(session, running.id, ada)
+        runs.request_checkpoint(session, running.id, ada)
+        for scale in (512.0, 512.0):
+            runs.request_scale(session, running.id, ada, scale)
+        runs.request_replay(session, running.id, ada, 7)
         runs.cancel(session, running.id, ada)
         wishes = queue.renew(session, running.id, 1, 60.0)
-    assert wishes == queue.Wishes("cancel", checkpoint=request.id)
+    asked = [(request.kind, request.value) for request in wishes.requests]
+    assert asked == [("checkpoint", None), ("scale", 512.0), ("scale", 512.0), ("replay", 7.0)]
+    assert len({request.id for request in wishes.requests}) == 4
+    assert wishes.wanted == "cancel"
 
 
-def test_a_scale_and_a_step_to_replay_are_passed_on_once(
+def test_a_request_stands_until_it_is_told_to_be_obeyed(
     database: Database, running: Run, ada: User
 ) -> None:
-    """The newest of each is handed over, and not again; what makes no sense is refused."""
+    """Its own event marks it, and no other; what makes no sense is refused.
+
+    Catches a request that counts as obeyed when it was merely passed on, and is lost with the
+    training that got it.
+    """
     with database.writing() as session:
-        runs.request_scale(session, running.id, ada, 512.0)
-        runs.request_scale(session, running.id, ada, 1024.0)
-        runs.request_replay(session, running.id, ada, 7)
+        first = runs.request_scale(session, running.id, ada, 512.0)
+        again = runs.request_scale(session, running.id, ada, 512.0)
+        queue.renew(session, running.id, 1, 60.0)
+    record(database, running, events=[{"event": "obeyed", "step": 5, "request": first.id}])
+    with database.writing() as session:
         wishes = queue.renew(session, running.id, 1, 60.0)
-        assert queue.renew(session, running.id, 1, 60.0) == queue.Wishes("run")
-    assert wishes == queue.Wishes("run", set_scale=1024.0, replay=7)
+    assert [request.id for request in wishes.requests] == [again.id]
     for act in (
         lambda session: runs.request_scale(session, running.id, ada, 0.0),
         lambda session: runs.request_replay(session, running.id, ada, 101),

@@ -13,8 +13,9 @@ from torch import nn
 from trainer.config import parse_config
 from trainer.recipe import Loss, Recipe
 from trainer.recipes.digits import Digits
+from trainer.sampler import Sampler
 from trainer.spool import STEP_DTYPE
-from trainer.train import train
+from trainer.train import make_scaler, train
 
 CPU = torch.device("cpu")
 
@@ -135,6 +136,29 @@ def run_loop(tmp_path):
         return run
 
     return run
+
+
+def bare_loop(recipe_class, values):
+    """PyTorch's documented fp16 loop, and nothing else, for a recipe with one optimizer."""
+    config = parse_config(recipe_class, values)
+    torch.manual_seed(0)
+    recipe = recipe_class(config, CPU)
+    torch.manual_seed(0)
+    recipe.scaler = scaler = make_scaler(config, CPU)
+    sampler = Sampler(recipe.train_size, config.training)
+    [optimizer] = recipe.optimizers.values()
+    parameters = [p for module in recipe.modules.values() for p in module.parameters()]
+    for _ in range(config.training.steps):
+        [batch] = [recipe.batch(*each) for each in sampler.step()]
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            [loss] = recipe.training_step(batch)
+        scaler.scale(loss.value).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(parameters, config.training.max_grad_norm)
+        scaler.step(optimizer)
+        scaler.update()
+    return Run(recipe=recipe)
 
 
 def assert_same_bits(left, right):

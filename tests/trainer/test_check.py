@@ -56,6 +56,7 @@ def test_recipes_that_come_along_pass(capsys, name):
 
 
 ERRORS = {
+    "an exit": (STEP, "raise SystemExit(3)", "raise SystemExit", "SystemExit: 3"),
     "loss outside autocast": (
         STEP,
         """with torch.autocast(self.device.type, enabled=False):
@@ -243,6 +244,7 @@ def test_a_mistake_is_named(tmp_path, capsys, mistake):
 
 
 WARNINGS = {
+    "shapes": ("int = Field(64", "int = Field(60", "multiples of 8: model.0 (10 to 60), model.2"),
     "no metrics": ('return {"val/r2": 1 - unexplained.item()}', "return {}", "returns no metrics"),
     "a metric that is NaN": (
         "1 - unexplained.item()", "float('nan')", 'evaluate returns nan as "val/r2"'

@@ -1,5 +1,7 @@
 import math
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,6 +63,19 @@ def test_a_batch_is_text_and_what_follows_and_repeats_itself():
     other, _ = recipe.batch(indices, torch.Generator().manual_seed(6))
     assert torch.equal(inputs, again)
     assert not torch.equal(inputs, other)
+
+
+def test_it_compiles_to_one_graph(run_loop, monkeypatch):
+    """torch.compile finds nothing in forward that it would have to leave to Python."""
+    compiled = partial(torch.compile, backend="eager", fullgraph=True)  # no code generation
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(GPT, "artifacts", lambda self: {})  # grows its text: a graph a length
+    values = {"recipe": TINY, "evaluation": {"every_steps": None}}
+    losses = [
+        run_loop(GPT, values | {"training": {"steps": 3, "compile": wanted}}).records["loss"]
+        for wanted in (True, False)
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
 
 
 def test_the_sample_is_text_and_changes_nothing(run_loop, tmp_path):

@@ -7,7 +7,7 @@ from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer import checkpoint
 from trainer.config import ConfigError, Scaler, parse_config
 from trainer.policies import CALIBRATED_AFTER, ScaleUnusableError, StopRule
-from trainer.ranks import Request
+from trainer.ranks import Control, Request
 from trainer.recipe import Loss
 from trainer.recipes.digits import Digits
 from trainer.spool import STEP_DTYPE
@@ -164,6 +164,23 @@ def test_calibration_is_over_once_and_for_all():
                 rule.check()
 
 
+def test_the_stop_rule_survives_a_resume(run_loop, tmp_path):
+    """Resumed between two skips, a run is stopped at the step at which it would have been.
+
+    Catches a rule that counts skips anew, or takes the steps after a resume for calibration.
+    """
+    values = {"scaler": {"stop_after_skips": 4}, "checkpoints": {"every_steps": 1}}
+    stopped_at = "step 44 was skipped, the last of 4 in a"
+    with pytest.raises(ScaleUnusableError, match=stopped_at):
+        run_loop(Overflowing, values, folder=tmp_path)
+
+    class Resumed(Overflowing):
+        finite_batches = 0
+
+    with pytest.raises(ScaleUnusableError, match=stopped_at):
+        run_loop(Resumed, values, resume=tmp_path / "step-00000042.pt")
+
+
 @pytest.mark.parametrize(
     ("wanted", "scale"), [(512.0, 512.0), (1024, 1024.0), (1.0, 4.0), (2.0**20, 2.0**14)]
 )
@@ -176,7 +193,7 @@ def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
 
     def control():
         asked.append(1)
-        return Request(set_scale=wanted) if len(asked) == 5 else Request()
+        return Control(request=Request(9, "scale", wanted)) if len(asked) == 5 else Control()
 
     values = {
         "training": {"steps": 10},
@@ -185,8 +202,21 @@ def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
     run = run_loop(Digits, values, control=control)
     assert run.records["scale"].tolist() == [64.0] * 5 + [scale] * 5
     [event] = run.of("scaler")
+    assert run.of("obeyed") == [{"event": "obeyed", "step": 5, "request": 9}]
     assert (event["kind"], event["step"]) == ("set", 6)
     assert (event["scale_before"], event["scale_after"]) == (64.0, scale)
+
+
+def test_a_scale_set_as_a_run_pauses_is_in_its_checkpoint(run_loop, tmp_path):
+    """It was told to be obeyed, so the resumed run goes on with it."""
+    run = run_loop(
+        Digits,
+        {"scaler": {"init_scale": 64.0}},
+        folder=tmp_path,
+        control=lambda: Control("pause", Request(3, "scale", 32.0)),
+    )
+    assert [event["request"] for event in run.of("obeyed")] == [3]
+    assert checkpoint.load(tmp_path / "step-00000001.pt")["scaler"]["scale"] == 32.0
 
 
 @pytest.mark.parametrize("nonsense", [-1.0, 0.0, float("inf"), float("nan")])
@@ -195,7 +225,7 @@ def test_a_scale_that_is_none_is_not_set(run_loop, nonsense):
     run = run_loop(
         Digits,
         {"training": {"steps": 4}, "scaler": {"init_scale": 64.0}},
-        control=lambda: Request(set_scale=nonsense),
+        control=lambda: Control(request=Request(1, "scale", nonsense)),
     )
     assert set(run.records["scale"]) == {64.0}
 

@@ -4,6 +4,7 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,12 @@ import torch
 from tests.trainer.conftest import assert_same_bits
 from trainer.attempt import ControlFile
 from trainer.checkpoint import load
-from trainer.ranks import Request
+from trainer.ranks import Control, Request
 from trainer.spool import SpoolReader
 
 FAILING = """
+import sys
+
 from tests.trainer.conftest import Regression
 
 class Failing(Regression):
@@ -25,7 +28,7 @@ class Failing(Regression):
     def batch(self, indices, generator):
         self.batches_left -= 1
         if self.batches_left < 0:
-            raise ZeroDivisionError("on purpose")
+            STATEMENT
         return super().batch(indices, generator)
 """
 
@@ -83,16 +86,27 @@ def test_a_job_is_trained_into_spool_checkpoint_and_outcome(tmp_path):
     assert load(tmp_path / saved["files"][0]["path"], saved["files"][0]["sha256"])
 
 
-def test_a_recipe_that_raises_leaves_its_traceback(tmp_path):
-    """The outcome and stderr carry it, the steps before it are kept, the exit code is 1."""
-    (tmp_path / "failing.py").write_text(FAILING)
+@pytest.mark.parametrize(
+    ("statement", "last_line"),
+    [
+        ('raise ZeroDivisionError("on purpose")', "ZeroDivisionError: on purpose"),
+        ("sys.exit(3)", "The recipe called sys.exit(3): raise an error that says why."),
+    ],
+)
+def test_a_recipe_that_raises_leaves_its_traceback(tmp_path, statement, last_line):
+    """The outcome and stderr carry it, the steps before it are kept, the exit code is 1.
+
+    Catches a sys.exit that leaves no outcome, so that the run is taken for killed and tried again.
+    """
+    (tmp_path / "failing.py").write_text(FAILING.replace("STATEMENT", statement))
     write_job(tmp_path, recipe=f"{tmp_path}/failing.py:Failing", config={})
     code, errors = finish(start(tmp_path))
     outcome, records, _ = read(tmp_path)
     assert code == 1
     assert (outcome["status"], outcome["step"]) == ("failed", 3)
-    assert outcome["error"].endswith("ZeroDivisionError: on purpose\n")
-    assert "ZeroDivisionError: on purpose" in errors
+    assert outcome["error"].startswith("Traceback")
+    assert outcome["error"].endswith(f"{last_line}\n")
+    assert last_line in errors
     assert records["step"].tolist() == [1, 2, 3]
 
 
@@ -122,7 +136,9 @@ def test_a_signal_preempts_and_another_attempt_goes_on(tmp_path):
 def test_the_control_file_stops_a_run(tmp_path):
     """A cancel written before the start is obeyed after the first step, with a checkpoint."""
     write_job(tmp_path)
-    (tmp_path / "control-1.json").write_text('{"stop": "cancel", "checkpoint": 7}')
+    (tmp_path / "control-1.json").write_text(
+        '{"stop": "cancel", "requests": [{"id": 7, "kind": "checkpoint", "value": 0}]}'
+    )
     assert finish(start(tmp_path))[0] == 0
     outcome, _, events = read(tmp_path)
     assert outcome == {"status": "cancelled", "step": 1, "error": None}
@@ -130,26 +146,31 @@ def test_the_control_file_stops_a_run(tmp_path):
     assert (saved["reason"], saved["request"]) == ("cancel", 7)
 
 
-def test_a_checkpoint_request_is_obeyed_once(tmp_path):
-    """A request counts once, a stop for as long as it stands, and a new id counts anew."""
+def test_each_request_is_obeyed_once(tmp_path):
+    """A request counts once, whatever its value, for as long as it is listed; a stop lasts.
+
+    Catches a scale or a replay that is told from its value, and so ignored when it is asked for
+    again, and a request that is obeyed anew whenever the file changes.
+    """
     path = tmp_path / "control-1.json"
     control = ControlFile(path)
 
-    def replace(text):
-        (tmp_path / "new").write_text(text)
+    def replace(stop, *requests):
+        content = {"stop": stop, "requests": [asdict(each) for each in requests]}
+        (tmp_path / "new").write_text(json.dumps(content))
         (tmp_path / "new").replace(path)
+        return [control.read() for _ in range(3)]
 
-    assert control.read() == Request()
-    replace('{"stop": null, "checkpoint": 4}')
-    assert [control.read(), control.read()] == [Request(None, 4), Request()]
-    replace('{"stop": "pause", "checkpoint": 4}')
-    assert [control.read(), control.read()] == [Request("pause"), Request("pause")]
-    replace('{"stop": null, "checkpoint": 5}')
-    assert control.read() == Request(None, 5)
-    replace('{"stop": null, "checkpoint": 5, "set_scale": 1024, "replay": 31}')
-    assert [control.read(), control.read()] == [Request(None, None, 1024, 31), Request()]
-    replace('{"stop": null, "checkpoint": 5, "set_scale": 512.0, "replay": 31}')
-    assert control.read() == Request(set_scale=512.0)
+    checkpoint, scale = Request(4, "checkpoint"), Request(5, "scale", 512.0)
+    again, replay = Request(6, "scale", 512.0), Request(7, "replay", 31.0)
+    assert control.read() == Control()
+    assert replace(None, checkpoint) == [Control(None, checkpoint), Control(), Control()]
+    expected = [Control("pause", scale), Control("pause"), Control("pause")]
+    assert replace("pause", checkpoint, scale) == expected
+    assert replace(None, scale) == [Control()] * 3
+    expected = [Control(None, again), Control(None, replay), Control()]
+    assert replace(None, scale, again, replay) == expected
+    assert replace(None, again, replay, Request(8, "replay", 31.0))[0].request.id == 8
 
 
 def test_no_training_outlives_its_supervisor(tmp_path):
@@ -226,7 +247,7 @@ RANK = """
 import sys, torch
 from tests.trainer.conftest import Pair
 from trainer.config import parse_config
-from trainer.ranks import Request, joined
+from trainer.ranks import Control, Request, joined
 from trainer.recipes.digits import Digits
 from trainer.train import train
 
@@ -236,53 +257,107 @@ with joined(torch.device("cpu")) as (ranks, device):
             super().__init__(config, device)
             kept.append(self)
 
-    kept, calls, steps, events = [], [], [], []
+        def batch(self, indices, generator):
+            images, labels = super().batch(indices, generator)
+            overflows = ranks.rank == 1 and len(calls) == 9  # in step 10, and on this rank alone
+            return images * 1e5 if overflows else images, labels
+
+    kept, calls, scales, steps, events = [], [], [], [], []
 
     def control():
         calls.append(1)
-        if ranks.rank == 0 and len(calls) == 6:
-            return Request(set_scale=64.0, replay=8)
-        return Request("pause") if ranks.rank == 1 and len(calls) == 12 else Request()
+        scales.append(kept[0].scaler.get_scale())
+        if ranks.rank == 0 and len(calls) in (5, 6):
+            requests = [Request(7, "scale", 64.0), Request(8, "replay", 8.0)]
+            return Control(request=requests[len(calls) - 5])
+        return Control("pause") if ranks.rank == 1 and len(calls) == 12 else Control()
 
-    outcome = train(Kept, parse_config(Digits, {}), device=device,
+    config = parse_config(Digits, {"scaler": {"init_scale": 256.0}})
+    outcome = train(Kept, config, device=device,
                     on_steps=lambda records: steps.extend(records["step"].tolist()),
                     on_event=events.append, control=control, ranks=ranks)
     torch.save({"weights": kept[0].modules["model"].module.state_dict(), "steps": steps,
                 "outcome": [outcome.status, outcome.step],
-                "scaler": kept[0].scaler.state_dict(), "events": events},
+                "scaler": kept[0].scaler.state_dict(), "events": events, "scales": scales},
                f"{sys.argv[1]}/rank-{ranks.rank}.pt")
 """
 
 
-def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path):
-    """A stop on rank 1, and a scale and a replay that rank 0 is asked for, reach both at the same
-    step; the weights stay equal; rank 0 alone records."""
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
+def run_ranks(folder, script):
+    """Run a script in two ranks, with the folder as its argument."""
+    path = folder / "rank.py"
+    path.write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            str(script),
-            str(tmp_path),
-        ],
+        [*command, str(path), str(folder)],
         env=os.environ | {"PYTHONPATH": str(Path.cwd())},
         check=True,
         capture_output=True,
         timeout=120,
     )
+
+
+def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path):
+    """A stop on rank 1, and a scale and a replay that rank 0 is asked for, reach both at the same
+    step; an overflow on rank 1 makes both skip; the weights stay equal; rank 0 alone records.
+
+    Catches gradients that are unscaled before they are averaged: one rank alone would skip.
+    """
+    run_ranks(tmp_path, RANK)
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
     assert_same_bits(first["weights"], second["weights"])
     assert_same_bits(first["scaler"], second["scaler"])
     assert first["outcome"] == second["outcome"] == ["paused", 12]
     assert (first["steps"], second["steps"]) == (list(range(1, 13)), [])
-    assert first["scaler"]["scale"] == 64.0
+    # 64 from step 6 on, as asked, and half of it after the skip of step 10.
+    assert first["scales"] == second["scales"] == [256.0] * 5 + [64.0] * 4 + [32.0] * 3
+    skips = [e for e in first["events"] if e["event"] == "scaler" and e["kind"] == "skip"]
+    assert [skip["step"] for skip in skips] == [10]
     [replay] = [event for event in first["events"] if event["event"] == "replay"]
     assert (replay["step"], replay["exact"]) == (8, False)
+    told = [event["request"] for event in first["events"] if event["event"] == "obeyed"]
+    assert told == [7, 8]
     assert second["events"] == []
+
+
+COMPILED = """
+import functools, sys, torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from tests.trainer.conftest import Regression
+from trainer.config import parse_config
+from trainer.ranks import joined
+from trainer.train import train
+
+torch.compile = functools.partial(torch.compile, backend="eager")  # no code generation
+averaged = []
+
+class Counting(Regression):
+    def batch(self, indices, generator):
+        if not hasattr(self, "compiled"):
+            self.compiled = self.modules["model"]
+            self.compiled._orig_mod.register_comm_hook(None, self.average)
+        return super().batch(indices, generator)
+
+    def average(self, state, bucket):
+        averaged.append(1)
+        return allreduce_hook(None, bucket)
+
+with joined(torch.device("cpu")) as (ranks, device):
+    values = {"training": {"steps": 5, "accumulation_steps": 3, "compile": True}}
+    train(Counting, parse_config(Counting, values), device=device,
+          on_steps=lambda records: None, on_event=lambda event: None, ranks=ranks)
+    torch.save(len(averaged), f"{sys.argv[1]}/rank-{ranks.rank}.pt")
+"""
+
+
+def test_compiled_ranks_average_gradients_once_a_step(tmp_path):
+    """However many batches are accumulated, one all-reduce follows the last of them.
+
+    Catches a search for DistributedDataParallel that torch.compile's wrapper hides it from: the
+    gradients are the same, and travel three times as often.
+    """
+    run_ranks(tmp_path, COMPILED)
+    assert [torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1)] == [5, 5]
 
 
 @pytest.mark.parametrize("recipe", ["gpt", "wgan-gp", "erfnet"])

@@ -5,10 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.trainer.conftest import Pair, Regression, assert_same_bits
-from trainer.ranks import Request
+from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
+from trainer.ranks import Control, Request
 from trainer.recipe import Loss
 from trainer.recipes.digits import Digits
+from trainer.recipes.erfnet import ERFNet
+from trainer.recipes.gpt import GPT
+from trainer.sampler import Sampler
+from trainer.spool import json_safe
 
 
 class Plain(nn.Module):
@@ -113,18 +117,120 @@ def test_the_run_after_a_replay_is_bit_identical(run_loop, recipe):
         assert with_it.records[name].tobytes() == without.records[name].tobytes()
 
 
+CALIBRATED_STEP, PLANTED_STEP = 25, 27
+
+
+def overflow_forward(forward, x):
+    """A layer whose output is, in this batch, larger than fp16 can hold."""
+    return forward(x).half() * 2.0**15 * 2.0**15
+
+
+def overflow_backward(forward, x):
+    """A layer whose output is what it was, and whose gradient is 2^40 times as large."""
+    y = forward(x).half()
+    return y + (y - y.detach()) * 2.0**20 * 2.0**20
+
+
+def with_plant(recipe_class, path, plant):
+    """The recipe, one module of which overflows in the batch of PLANTED_STEP."""
+
+    class WithPlant(recipe_class):
+        def __init__(self, config, device):
+            super().__init__(config, device)
+            sampler = Sampler(self.train_size, config.training)
+            sampler.position = (PLANTED_STEP - 1) * sampler.examples_in_a_step
+            [(self.planted, _)] = sampler.step()
+            self.is_planted = False
+            module = self.modules["model"].get_submodule(path)
+            sound = module.forward
+            module.forward = lambda x: plant(sound, x) if self.is_planted else sound(x)
+
+        def batch(self, indices, generator):
+            self.is_planted = torch.equal(indices, self.planted)
+            return super().batch(indices, generator)
+
+    return WithPlant
+
+
+TINY_GPT = {"layers": 2, "width": 16, "heads": 2, "context": 8, "max_bytes": 2**15, "dropout": 0.1}
+TINY_STREETS = {"height": 16, "width": 32, "channels": 4, "blocks": 1, "dilations": 0}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sizes", "path", "plant", "direction", "operation"),
+    [
+        (GPT, TINY_GPT, "blocks.0.mlp_output", overflow_forward, "forward", "mul"),
+        (GPT, TINY_GPT, "blocks.1.attention", overflow_backward, "backward", "MulBackward0"),
+        (ERFNet, TINY_STREETS, "encoder.2.column_2", overflow_forward, "forward", "mul"),
+    ],
+)
+def test_an_overflow_in_a_real_recipe_is_named_and_leaves_no_trace(
+    run_loop, recipe, sizes, path, plant, direction, operation
+):
+    """The module of a transformer or of a convolutional network that overflows in one step is
+    named, and the run goes on as the same run without replay: weights, running statistics,
+    optimizer, scaler, records and events.
+
+    Catches a search that blames a residual branch for what its neighbour did, or the parameters
+    that overflow, which here are all upstream ones; and a replay that moves dropout or BatchNorm.
+    """
+    values = {
+        "training": {"steps": 31, "batch_size": 4},
+        "scaler": {"init_scale": 1024.0},
+        "evaluation": {"every_steps": None},
+        "checkpoints": {"every_steps": CALIBRATED_STEP},  # when the host hears of all steps
+        "recipe": sizes,
+    }
+    class_ = with_plant(recipe, path, plant)
+    run = run_loop(class_, values | {"diagnosis": {"replay_skips": 3}})
+    assert run.skipped() == [PLANTED_STEP]
+    [event] = run.of("replay")
+    assert (event["step"], event["exact"], event["notes"]) == (PLANTED_STEP, True, [])
+    assert (event["module"], event["direction"]) == (f"model.{path}", direction)
+    assert event["operation"] == operation
+    assert (event["dtype"], event["limit"]) == ("float16", 65504.0)
+    assert 0 < event["largest_input"] <= 65504
+    assert event["loss_nonfinite"] == (direction == "forward")
+
+    without = run_loop(class_, values | {"diagnosis": {"replay_skips": 0}})
+    assert_same_bits(run.weights(), without.weights())
+    for left, right in zip(_optimizers(run), _optimizers(without), strict=True):
+        assert_same_bits(left, right)
+    assert_same_bits(run.recipe.scaler.state_dict(), without.recipe.scaler.state_dict())
+    for name in set(run.records.dtype.names) - {"elapsed_ms", "step_us"}:
+        assert run.records[name].tobytes() == without.records[name].tobytes()
+    assert _told(run) == _told(without)
+
+
+def _told(run):
+    """All that a run said, but for replays and what a clock measures."""
+    kept = [e for e in json_safe(run.events) if e["event"] != "replay"]
+    kept = [e for e in kept if not e.get("name", "").startswith("run/")]
+    return [{key: e[key] for key in e if key != "elapsed_ms"} for e in kept]
+
+
 @pytest.mark.parametrize("fused", [True, False])
-def test_all_diagnosis_together_changes_no_bit(run_loop, fused):
-    """A histogram in every step and a replay of every skip leave digits as they find it."""
-    values = {"training": {"steps": 130, "fused": fused}, "recipe": {"dropout": 0.1}}
-    everything = {"diagnosis": {"histogram_every_steps": 1, "replay_skips": 1000}}
-    nothing = {"diagnosis": {"histogram_every_steps": 0, "replay_skips": 0}}
-    left, right = run_loop(Digits, values | everything), run_loop(Digits, values | nothing)
-    assert left.of("replay")
-    assert len(left.of("histogram")) == 130
-    assert not right.of("histogram")
-    assert_same_bits(left.weights(), right.weights())
-    assert left.records["loss"].tobytes() == right.records["loss"].tobytes()
+def test_telemetry_histogram_and_replay_together_change_no_bit(run_loop, fused):
+    """With all of them in every step, digits ends as in PyTorch's documented loop without any.
+
+    Catches whatever measures with a hand on the weights, their gradients or dropout's generator.
+    """
+    values = {
+        "training": {"steps": 130, "fused": fused},
+        "recipe": {"dropout": 0.1},
+        "diagnosis": {"histogram_every_steps": 1, "replay_skips": 1000},
+    }
+    run, bare = run_loop(Digits, values), bare_loop(Digits, values)
+    assert run.of("replay")
+    assert len(run.of("histogram")) == 130
+    assert_same_bits(run.weights(), bare.weights())
+    for left, right in zip(_optimizers(run), _optimizers(bare), strict=True):
+        assert_same_bits(left, right)
+    assert_same_bits(run.recipe.scaler.state_dict(), bare.recipe.scaler.state_dict())
+
+
+def _optimizers(run):
+    return [optimizer.state_dict() for optimizer in run.recipe.optimizers.values()]
 
 
 def test_a_replayed_loss_is_that_of_the_skipped_step(run_loop, monkeypatch):
@@ -152,34 +258,67 @@ def test_only_the_first_skips_are_replayed(run_loop):
     assert len(run.skipped()) > 5
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_resumed_run_replays_what_the_undisturbed_one_would(run_loop, tmp_path, knows):
+    """Calibration is over and one replay of two is used up, as the checkpoint says; one from
+    before such a state was kept loads as well.
+
+    Catches a resumed run that calibrates anew, and one that begins to count replays anew.
+    """
+    values = {
+        "training": {"steps": 90},
+        "scaler": {"init_scale": 2.0**20},
+        "checkpoints": {"every_steps": 1},
+        "diagnosis": {"replay_skips": 2},
+    }
+    straight = run_loop(Digits, values, folder=tmp_path)
+    first, second = (event["step"] for event in straight.of("replay"))
+    assert len([step for step in straight.skipped() if step > second]) > 0
+    path = tmp_path / f"step-{first:08d}.pt"
+    if not knows:
+        state = torch.load(path, weights_only=True)
+        del state["parts"]["replay"], state["parts"]["stop_rule"]
+        torch.save(state, path)
+    resumed = run_loop(Digits, values, resume=path)
+    assert_same_bits(resumed.weights(), straight.weights())
+    if knows:
+        assert [event["step"] for event in resumed.of("replay")] == [second]
+
+
 def test_a_step_to_come_is_replayed_on_request(run_loop):
     """It is replayed as soon as it has been attempted, and says that it had not been skipped."""
-    requests = iter([Request(replay=12)])
+    controls = iter([Control(request=Request(id_, "replay", 12.0)) for id_ in (3, 4)])
     run = run_loop(
         Digits,
         {"training": {"steps": 20}, "scaler": {"init_scale": 8.0}},
-        control=lambda: next(requests, Request()),
+        control=lambda: next(controls, Control()),
     )
     [event] = run.of("replay")
     assert (event["step"], event["requested"], event["found"]) == (12, True, False)
     assert event["notes"] == ["the step was not skipped: the weights are those after it"]
+    assert [each["request"] for each in run.of("obeyed")] == [3, 4]
 
 
 def test_a_past_skip_is_replayed_on_request(run_loop):
-    """With the weights of now, at the scale of then, and the event says that it is not exact."""
+    """With the weights of now, at the scale of then, and the event says that it is not exact.
+
+    As often as it is asked for.
+    """
     calls = []
 
     def control():
         calls.append(1)
-        return Request(replay=1) if len(calls) == 80 else Request()
+        is_asked = len(calls) in (80, 90)
+        return Control(request=Request(len(calls), "replay", 1.0)) if is_asked else Control()
 
     run = run_loop(
         Digits, {"training": {"steps": 100}, "diagnosis": {"replay_skips": 0}}, control=control
     )
-    [event] = run.of("replay")
-    assert (event["step"], event["exact"], event["scale"]) == (1, False, 2.0**24)
-    assert event["found"]
-    assert "the weights are those after step 80" in event["notes"]
+    for event, now in zip(run.of("replay"), (80, 90), strict=True):
+        assert (event["step"], event["exact"], event["scale"]) == (1, False, 2.0**24)
+        assert event["found"]
+        assert f"the weights are those after step {now}" in event["notes"]
+    assert [(each["step"], each["request"]) for each in run.of("obeyed")] == [(80, 80), (90, 90)]
 
 
 def test_a_skip_of_one_optimizer_among_two_is_not_called_exact(run_loop):

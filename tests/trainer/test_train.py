@@ -1,17 +1,15 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
-from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
+from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits, bare_loop
 from trainer import checkpoint
 from trainer.config import ConfigError, parse_config
-from trainer.ranks import Request
+from trainer.ranks import Control, Request
 from trainer.recipe import Loss, RecipeError
 from trainer.recipes import mlp
 from trainer.recipes.digits import Digits
 from trainer.recipes.mlp import MLP
-from trainer.sampler import Sampler
 from trainer.schedule import learning_rate_factor
 from trainer.telemetry import WatchedOptimizer
 from trainer.train import make_scaler, train
@@ -84,26 +82,9 @@ def test_the_loop_computes_what_the_plain_recipe_computes(run_loop):
     values = {"training": {"steps": 60, "max_grad_norm": 0.5}}
     run = run_loop(Digits, values)
 
-    config = parse_config(Digits, values)
-    torch.manual_seed(0)
-    recipe = Digits(config, CPU)
-    torch.manual_seed(0)
-    model, optimizer = recipe.modules["model"], recipe.optimizers["adamw"]
-    scaler = make_scaler(config, CPU)
-    sampler = Sampler(recipe.train_size, config.training)
-    for _ in range(60):
-        [(indices, generator)] = sampler.step()
-        images, labels = recipe.batch(indices, generator)
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
-            loss = F.cross_entropy(model(images), labels)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        scaler.step(optimizer)
-        scaler.update()
-    assert_same_bits(run.recipe.modules["model"].state_dict(), model.state_dict())
-    assert_same_bits(run.recipe.scaler.state_dict(), scaler.state_dict())
+    bare = bare_loop(Digits, values)
+    assert_same_bits(run.weights(), bare.weights())
+    assert_same_bits(run.recipe.scaler.state_dict(), bare.recipe.scaler.state_dict())
 
 
 def test_the_clip_acts_on_unscaled_gradients(run_loop):
@@ -399,7 +380,7 @@ def test_a_stop_is_obeyed_at_the_next_step_and_leaves_a_checkpoint(
 
     def control():
         asked.append(1)
-        return Request(stop if len(asked) == 7 else None)
+        return Control(stop if len(asked) == 7 else None)
 
     run = run_loop(Digits, folder=tmp_path, control=control)
     assert (run.outcome.status, run.outcome.step) == (status, 7)
@@ -409,12 +390,12 @@ def test_a_stop_is_obeyed_at_the_next_step_and_leaves_a_checkpoint(
 
 def test_checkpoints_come_at_intervals_on_request_and_at_the_end(run_loop, tmp_path):
     """Each says why it was saved, and a request's answer carries the request's id."""
-    requests = iter([None] * 6 + [41] + [None] * 100)
+    requests = iter([None] * 6 + [Request(41, "checkpoint")] + [None] * 100)
     run = run_loop(
         Digits,
         {"training": {"steps": 11}, "checkpoints": {"every_steps": 5}},
         folder=tmp_path / "checkpoints",
-        control=lambda: Request(None, next(requests)),
+        control=lambda: Control(request=next(requests)),
     )
     saved = [(e["step"], e["reason"], e["request"]) for e in run.of("checkpoint")]
     assert saved == [(5, "interval", None), (7, "request", 41), (10, "interval", None),

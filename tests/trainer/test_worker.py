@@ -11,7 +11,7 @@ import torch
 from sqlalchemy import func, select
 
 from db import checkpoints, queue, runs
-from db.tables import ScalerEvent, Status
+from db.tables import Request, ScalerEvent, Status
 from tests.site import Site, is_running, until
 
 
@@ -69,23 +69,29 @@ def test_cancel_is_obeyed_at_a_step_boundary_with_a_checkpoint(site: Site) -> No
     assert torch.load(site.data / state.key, weights_only=True)["progress"]["step"] == run.step
 
 
-def test_a_checkpoint_is_saved_on_request(site: Site) -> None:
-    """While it trains on, the run saves what was asked for."""
+def test_requests_are_obeyed_while_a_run_trains_on(site: Site) -> None:
+    """A checkpoint is saved; the same scale and the same step, asked for twice, count twice."""
     run_id = site.submit(steps=10**6)
     with site.worker():
         site.wait_for_step(run_id, 1)
         with site.database.writing() as session:
             runs.request_checkpoint(session, run_id, site.owner)
+            for _ in range(2):
+                runs.request_scale(session, run_id, site.owner, 1024.0)
+                runs.request_replay(session, run_id, site.owner, 1)
 
-        def saved() -> list[str]:
+        def pending() -> list[Request]:
             with site.database.reading() as session:
-                run = runs.get(session, run_id)
-                return [file.reason for file in checkpoints.to_resume(session, run)]
+                query = select(Request).where(Request.obeyed_at.is_(None))
+                return list(session.scalars(query))
 
-        until(lambda: saved() == ["request"])
-        assert site.run(run_id).status == Status.RUNNING
+        until(lambda: not pending())
+        run = site.run(run_id)
+        assert run.status == Status.RUNNING
         with site.database.writing() as session:
+            saved = [file.reason for file in checkpoints.to_resume(session, run)]
             runs.cancel(session, run_id, site.owner)
+        assert saved == ["request"]
         site.wait(run_id)
 
 

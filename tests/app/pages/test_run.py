@@ -6,7 +6,7 @@ from app.file_names import file_name
 from db import checkpoints, history, queue, series, telemetry
 from db.database import Database
 from db.tables import Checkpoint, Run, Status, User
-from tests.app.conftest import submit
+from tests.app.conftest import CONFIG, start_run, submit
 from tests.db.telemetry_made import make_metric, make_steps, record
 
 
@@ -18,6 +18,26 @@ def test_page_shows_the_three_counts(database: Database, running: Run, browser: 
         assert f'data-fact="{name}">{value}<' in page
     assert 'data-fact="scale">2<sup>18</sup>' in page
     assert "2 skipped steps" in page
+
+
+def test_a_retry_in_fp32_counts_as_applied(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """A skip whose second attempt changed the weights is both skipped and applied, once.
+
+    Catches steps less skips, and a count of retries that were not finite either.
+    """
+    config = CONFIG | {"scaler": {"retry_in_fp32": True}}
+    run = start_run(database, ada, config=config)
+    retries = [
+        {"event": "retry", "step": step, "loss": 1.0, "grad_norm": 1.0, "applied": applied}
+        for step, applied in ((1, True), (2, False), (3, True), (11, True))
+    ]
+    steps = make_steps([1.0] * 10, skipped=[1, 2, 3])
+    record(database, run, steps, events=[*retries, *retries])
+    page = browser.get("/runs/1").text
+    assert 'data-fact="applied">9<' in page
+    assert 'data-fact="skipped">3<' in page
 
 
 def test_page_goes_on_from_its_own_moment(

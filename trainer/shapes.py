@@ -1,0 +1,73 @@
+"""Sizes that miss tensor cores, told once, before the first step.
+
+Tensor cores take fp16 and bf16 numbers in pieces of 16 bytes, eight at a time. A matrix product
+one of whose sizes is no multiple of 8 is padded, or left to slower kernels. The sizes are those
+that modules declare: nothing is looked at while a network trains.
+Source: NVIDIA, "Train With Mixed Precision", on the shapes that tensor cores want.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from trainer.config import RunConfig
+from trainer.spool import Event
+
+MULTIPLE = 8
+#: Up to this size the ends of a network are what the data have them be: colours, classes.
+LARGEST_OF_DATA = 256
+SHARE = 0.1  # of the weights: where fewer are concerned, there is no time to win
+LISTED = 4
+
+Convolution: TypeAlias = (
+    nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+)
+
+
+def misfits(modules: Mapping[str, nn.Module], config: RunConfig[Any]) -> Event | None:
+    """Return the event that names the layers whose sizes are no multiples of 8, if it matters.
+
+    It does in half precision, where they hold a tenth of the weights. Left out are grouped
+    convolutions, and the first inputs and the last outputs of a network, where the data decide.
+    """
+    if config.precision == "fp32":
+        return None
+    batch_size = config.training.batch_size
+    found: list[tuple[int, str]] = []  # weights, and the layer in words
+    all_weights, odd_batch = 0, False
+    for name, network in modules.items():
+        # Where all layers are linear, and none reads a sequence, a row is an example.
+        is_flat = not any(isinstance(m, Convolution | nn.Embedding) for m in network.modules())
+        odd_rows = is_flat and batch_size % MULTIPLE != 0
+        layers = list(_layers(network))
+        for index, (path, weights, inputs, outputs) in enumerate(layers):
+            all_weights += weights
+            sizes = [inputs] if index or inputs > LARGEST_OF_DATA else []
+            if index < len(layers) - 1 or outputs > LARGEST_OF_DATA:
+                sizes.append(outputs)
+            if odd_rows or any(size % MULTIPLE for size in sizes):
+                odd_batch |= odd_rows
+                text = f"{name}.{path}".rstrip(".") + f" ({inputs} to {outputs})"
+                found.append((weights, text))
+    concerned = sum(weights for weights, _ in found)
+    if not found or concerned < SHARE * all_weights:
+        return None
+    found.sort(key=lambda each: -each[0])
+    return {
+        "event": "shapes",
+        "step": 0,
+        "share": concerned / all_weights,
+        "count": len(found),
+        "layers": [text for _, text in found[:LISTED]],
+        "batch_size": batch_size if odd_batch else None,
+    }
+
+
+def _layers(network: nn.Module) -> Iterator[tuple[str, int, int, int]]:
+    """Yield the path of each layer that multiplies matrices, its weights, inputs and outputs."""
+    for path, layer in network.named_modules():
+        if isinstance(layer, nn.Linear):
+            yield path, layer.weight.numel(), layer.in_features, layer.out_features
+        elif isinstance(layer, Convolution) and layer.groups == 1:
+            yield path, layer.weight.numel(), layer.in_channels, layer.out_channels
