@@ -6,7 +6,7 @@ from playwright.sync_api import Page, expect
 from db import queue, runs
 from db.database import Database
 from db.tables import Run, Status, User
-from tests.app.conftest import start_run
+from tests.app.conftest import start_run, submit
 from tests.db.telemetry_made import make_events, make_metric, make_steps, record
 
 
@@ -189,3 +189,20 @@ def test_pages_fit_their_width(
         page.goto(path)
         overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         assert overflow <= 0, path
+
+
+def test_queue_is_put_in_another_order_from_the_list(
+    database: Database, ada: User, running: Run, page: Page
+) -> None:
+    """A waiting run's buttons, in a row that came in live, do what they say."""
+    page.goto("/runs")
+    for _ in range(2):
+        submit(database, ada)
+    third = page.locator('[data-key="3"]')
+    expect(third).to_contain_text("#2 in the queue")
+    third.get_by_role("button", name="Move run 3 to the front").click()
+    expect(third).to_contain_text("next")
+    expect(page.locator('[data-key="2"]')).to_contain_text("#2 in the queue")
+    page.get_by_role("button", name="Raise the priority of run 2").click()
+    expect(page.locator('[data-key="2"]')).to_contain_text("priority 1")
+    expect(third).to_contain_text("#2 in the queue")
