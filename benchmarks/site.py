@@ -26,7 +26,7 @@ from trainer.recorder import Recorder
 from trainer.spool import STEP_DTYPE, SpoolWriter
 
 DRAIN_SECONDS = 0.1  # trainer.telemetry's, which would load torch
-FLUSH_SECONDS = 0.1  # the supervisor's
+FLUSH_SECONDS = 0.05  # the supervisor's
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,16 @@ let skipped = Number(article.dataset.skipped)
 const charts = createCharts(section.querySelector('[data-plot]'), {
   scaled: section.dataset.precision === 'fp16',
   onRange: (range) => { view.range = range; changeView() },
+  onDraw: () => showCounts(), // with the lines: each change by itself would lay out the page
 })
 
-const draw = () => {
+const showCounts = () => {
   const steps = `${count(skipped)} skipped ${skipped === 1 ? 'step' : 'steps'}`
   const inView = view.range ? `${count(points.countSkips(points.steps(view.range, view.x)))} in view, of ` : ''
   section.querySelector('[data-skip-count]').textContent = inView + steps
   section.querySelector('[data-point-count]').textContent = `${count(points.count)} of ${count(points.total)} points`
-  charts.draw(points, view)
 }
+const draw = () => charts.draw(points, view)
 
 let [fetches, answered] = [0, 0]
 /** Steps that came by news while a fetch was under way. @type {Record<string, any[]>[]} */
@@ -83,16 +84,30 @@ changeView()
 previewTexts(article)
 const gradients = createGradients(article.querySelector('[data-gradients]'), api)
 
+/** Words are for reading, and each change of them lays out the page: so often at most. */
+const WORDS_MS = 500
 const title = document.title
+let words = null // the run and the fragments to show next
+let isReading = false
+const showWords = () => {
+  if (!words || isReading) return
+  const { run, fragments } = words
+  words = null
+  article.dataset.status = run.status
+  for (const [name, html] of Object.entries(fragments)) {
+    show(article.querySelector(`[data-fragment=${name}]`), html)
+  }
+  document.title = run.status === 'running' ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
+  previewTexts(article)
+  isReading = true
+  setTimeout(() => { isReading = false; showWords() }, WORDS_MS)
+}
+
 let newest = 0 // step that came by news
 if (article.dataset.over === 'false') {
   watch(`${api}/live`, article.dataset.cursor, (news) => {
-    article.dataset.status = news.run.status
-    for (const [name, html] of Object.entries(news.fragments)) {
-      show(article.querySelector(`[data-fragment=${name}]`), html)
-    }
-    document.title = news.run.status === 'running' ? `${Math.floor(100 * news.run.step / news.run.steps_total)} % ${title}` : title
-    previewTexts(article)
+    words = { run: news.run, fragments: { ...words?.fragments, ...news.fragments } }
+    showWords()
     if (news.has_histograms) gradients.refresh()
     log.add(news.log)
     skipped = news.run.skipped

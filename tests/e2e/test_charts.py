@@ -34,14 +34,8 @@ def _trace(page: Page, name: str) -> dict[str, Any]:
 
 
 def _told(page: Page) -> list[int]:
-    """Return the number that each tick of the lowest row says that it stands for."""
-    script = """() => {
-        const { data, layout } = document.querySelector('[data-plot]')
-        const trace = data.find((t) => t.name === 'skipped')
-        const rows = Object.keys(layout).filter((name) => /^yaxis\\d/.test(name)).length
-        return trace.text.filter((_, i) => i % (3 * rows) === 0)
-    }"""
-    texts = page.evaluate(script)
+    """Return the number that each tick says that it stands for."""
+    texts = _trace(page, "skipped")["text"]
     return [1 if t.startswith("step ") else int(t.split()[0].replace(",", "")) for t in texts]
 
 
