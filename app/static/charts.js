@@ -37,7 +37,7 @@ const painter = (plot, compose, onFirst = () => {}) => {
     wanted = null
     const start = performance.now()
     const { data, layout, drawn } = compose(drawing, colors)
-    await window.Plotly.react(plot, data, layout, { displayModeBar: false, responsive: true, scrollZoom: false })
+    await window.Plotly.react(plot, data, layout, { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: 'autosize' })
     if (!shown) onFirst()
     shown = drawing
     plot.dataset.drawn = String(drawn)
@@ -60,27 +60,32 @@ const savePicture = (plot, name) => window.Plotly.downloadImage(plot, { format: 
 
 /**
  * @param {HTMLElement} plot
- * @param {{scaled: boolean, onRange: (range: [number, number]|null) => void, onDraw: () => void}} options scaled: whether there is a loss scale
+ * @param {{scaled: boolean, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onDraw: () => void}} options
+ * scaled: whether there is a loss scale; onZoom is told the axes that changed, rows by name; null: all there is
+ * @typedef {import('view').Range} Range
  */
-export const createCharts = (plot, { scaled, onRange, onDraw }) => {
+export const createCharts = (plot, { scaled, onZoom, onDraw }) => {
+  let rows = []
   const listen = () => plot.on('plotly_relayout', (change) => {
-    const range = [change['xaxis.range[0]'], change['xaxis.range[1]']]
-    if (range.every(Number.isFinite)) onRange(range)
-    else if (change['xaxis.autorange']) onRange(null)
+    const of = (axis) => {
+      const range = [change[`${axis}.range[0]`], change[`${axis}.range[1]`]]
+      if (range.every(Number.isFinite)) return range
+      return change[`${axis}.autorange`] ? null : undefined
+    }
+    const zoomed = rows.map((name, i) => [name, of(`yaxis${i + 2}`)]).filter(([, range]) => range !== undefined)
+    if (of('xaxis') !== undefined || zoomed.length) onZoom(of('xaxis'), Object.fromEntries(zoomed))
   })
   const compose = ({ points, view }, colors) => {
     onDraw()
-    return { ...figure(points, view, colors, scaled, plot.clientWidth), drawn: points.count }
+    const composed = figure(points, view, colors, scaled, plot.clientWidth)
+    rows = composed.rows
+    return { ...composed, drawn: points.count }
   }
   const paint = painter(plot, compose, listen)
 
   return {
     /** @param {import('points').Points} points @param {import('view').View} view */
-    draw: (points, view) => paint({ points, view: { ...view } }),
-    resetZoom: () => {
-      const axes = Object.keys(plot.layout).filter((name) => /^[xy]axis\d*$/.test(name) && name !== 'yaxis')
-      return window.Plotly.relayout(plot, Object.fromEntries(axes.map((name) => [`${name}.autorange`, true])))
-    },
+    draw: (points, view) => paint({ points, view }),
     /** @param {string} name */
     savePicture: (name) => savePicture(plot, name),
   }

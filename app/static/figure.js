@@ -9,7 +9,7 @@ const TICK = 9 // pixels of a tick at a skipped step
 const LETTER = 6 // pixels of a digit on it
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 
-/** Every row: title, pixels, and its traces. @param {import('points').Points} points @param {import('view').View} view @param {Record<string, string>} colors @param {boolean} scaled @param {import('pixels').Screen} screen */
+/** Every row: its name in the address, title, pixels, axis and traces. @param {import('points').Points} points @param {import('view').View} view @param {Record<string, string>} colors @param {boolean} scaled @param {import('pixels').Screen} screen */
 const rowsOf = (points, view, colors, scaled, screen) => {
   const onScreen = ({ x, y }) => folded({ x: points.x(x, view.x), y }, screen)
   const [loss, scale, norm, clipped, lr] = ['loss', 'scale', 'grad_norm', 'grad_norm_clipped', 'lr']
@@ -28,16 +28,16 @@ const rowsOf = (points, view, colors, scaled, screen) => {
       line(onScreen({ x: mean.x, y: smoothed(mean.y, view.smooth) }), 'smoothed', colors.loss, { line: { width: 2.2 } })]
     : [line(loss, 'loss', colors.loss)]
   return [
-    { title: ['Loss', ...losses].join(' · '), pixels: 250, axis: lossAxis(view, loss.y),
+    { name: 'loss', title: ['Loss', ...losses].join(' · '), pixels: 250, axis: lossAxis(view, loss.y),
       traces: [...lossLines, ...losses.map((name) => measured(name, colors.val))] },
-    ...(scaled ? [{ title: 'Loss scale', pixels: 200, axis: scaleAxis(scale.y),
+    ...(scaled ? [{ name: 'scale', title: 'Loss scale', pixels: 200, axis: scaleAxis(scale.y),
       traces: [line(scale, 'scale', colors.scale, { line: { shape: 'hv', width: 2 }, trace: { text: scale.y.map(power), hovertemplate: '%{text}' } })] }] : []),
-    { title: 'Gradient norm, unscaled: before (faint) and after the clip', pixels: 150, axis: logAxis([...norm.y, ...clipped.y]),
+    { name: 'norm', title: 'Gradient norm, unscaled: before (faint) and after the clip', pixels: 150, axis: logAxis([...norm.y, ...clipped.y]),
       traces: [line(norm, 'norm before clip', colors.norm, { trace: { opacity: 0.4 }, line: { width: 1 } }),
         line(clipped, 'norm after clip', colors.norm)] },
     ...names.filter((name) => !losses.includes(name)).map((name) =>
-      ({ title: name, pixels: 110, axis: { nticks: 4 }, traces: [measured(name, colors.val)] })),
-    { title: 'Learning rate', pixels: 80, axis: { nticks: 3, rangemode: 'tozero', exponentformat: 'power' },
+      ({ name, title: name, pixels: 110, axis: { nticks: 4 }, traces: [measured(name, colors.val)] })),
+    { name: 'lr', title: 'Learning rate', pixels: 80, axis: { nticks: 3, rangemode: 'tozero', exponentformat: 'power' },
       traces: [line(lr, 'lr', colors.lr)] },
   ]
 }
@@ -86,6 +86,8 @@ export const figure = (points, view, colors, scaled, width) => {
   const pixels = Math.max(width - MARGIN.l - MARGIN.r, 100)
   const screen = { range: view.range ?? points.x([points.first, points.last], view.x), pixels }
   const rows = rowsOf(points, view, colors, scaled, screen)
+  const [clipmin, clipmax] = screen.range
+  const whole = clipmin < clipmax ? { clipmin, clipmax } : {} // no margins for marks at the ends
   const inner = rows.reduce((sum, row) => sum + row.pixels, 0) + GAP * (rows.length - 1)
   let top = inner
   for (const row of rows) {
@@ -99,13 +101,12 @@ export const figure = (points, view, colors, scaled, width) => {
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet },
     showlegend: false, hovermode: 'x unified', hoversubplots: 'axis', dragmode: 'zoom',
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
-    uirevision: view.x,
     yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
     xaxis: {
       anchor: `y${rows.length + 1}`, title: { text: X_TITLES[view.x], standoff: 6 }, gridcolor: colors.grid, zeroline: false,
       showspikes: true, spikemode: 'across', spikesnap: 'cursor', spikethickness: -2, spikedash: 'solid', spikecolor: colors.edge,
-      unifiedhovertitle: { text: `${X_TITLES[view.x]} %{x:,.6~g}` },
-      ...(view.range ? { range: view.range, autorange: false } : { autorange: true }),
+      unifiedhovertitle: { text: `${X_TITLES[view.x]} %{x:${view.x === 'time' ? ',.6~g' : ',.0f'}}` },
+      ...(view.range ? { range: view.range, autorange: false } : { autorange: true, autorangeoptions: whole }),
     },
     annotations: rows.map((row) => ({
       text: row.title, x: 0, xref: 'paper', xanchor: 'left', y: row.domain[1], yref: 'paper', yanchor: 'bottom',
@@ -117,8 +118,8 @@ export const figure = (points, view, colors, scaled, width) => {
   const data = []
   rows.forEach((row, i) => {
     layout[`yaxis${i + 2}`] = {
-      domain: row.domain, gridcolor: colors.grid, zeroline: false, automargin: false,
-      uirevision: i === 0 ? view.loss : 'same', ...row.axis,
+      domain: row.domain, gridcolor: colors.grid, zeroline: false, automargin: false, ...row.axis,
+      ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
     }
     for (const trace of row.traces) data.push({ ...trace, yaxis: `y${i + 2}` })
   })
@@ -129,7 +130,7 @@ export const figure = (points, view, colors, scaled, width) => {
     skipTexts(skips, colors), skipCounts(skips, rows[0], inner, colors, screen),
     nonfiniteLosses(nonfinite, points.words, rows[0], inner, colors),
   )
-  return { data, layout }
+  return { data, layout, rows: rows.map(({ name }) => name) }
 }
 
 /** @param {import('pixels').Tick} tick @param {string} one @param {string} many */

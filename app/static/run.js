@@ -22,7 +22,14 @@ const points = new Points(await fetched('series'))
 let skipped = Number(article.dataset.skipped)
 const charts = createCharts(section.querySelector('[data-plot]'), {
   scaled: section.dataset.precision === 'fp16',
-  onRange: (range) => { view.range = range; changeView() },
+  onZoom: (x, rows) => {
+    if (x !== undefined) view.range = x
+    for (const [name, range] of Object.entries(rows)) {
+      if (range) view.rows[name] = range
+      else delete view.rows[name]
+    }
+    changeView()
+  },
   onDraw: () => showCounts(), // with the lines: each change by itself would lay out the page
 })
 
@@ -62,7 +69,7 @@ const renew = () => {
 const changeView = async () => {
   writeView(view)
   section.querySelector('[data-smooth]').textContent = String(view.smooth)
-  section.querySelector('[data-reset-zoom]').hidden = !view.range
+  section.querySelector('[data-reset-zoom]').hidden = !view.range && !Object.keys(view.rows).length
   await refetch()
   draw()
 }
@@ -73,11 +80,17 @@ for (const input of section.querySelectorAll('[data-view]')) {
   else input.value = view[name]
   input.addEventListener('input', () => {
     view[name] = input.type === 'range' ? Number(input.value) : input.value
-    if (name === 'x') view.range = null // the same numbers would mean another stretch
+    // The same numbers would mean another stretch.
+    if (name === 'x') view.range = null
+    if (name === 'loss') delete view.rows.loss
     changeView()
   })
 }
-section.querySelector('[data-reset-zoom]').addEventListener('click', charts.resetZoom)
+section.querySelector('[data-reset-zoom]').addEventListener('click', () => {
+  view.range = null
+  view.rows = {}
+  changeView()
+})
 section.querySelector('[data-full-screen]').addEventListener('click', () => section.requestFullscreen())
 section.querySelector('[data-png]').addEventListener('click', () => charts.savePicture(`run${article.dataset.run}`))
 changeView()
