@@ -7,6 +7,8 @@ const GAP = 34 // pixels between rows: the row's title stands there
 const MARGIN = { l: 62, r: 14, t: 30, b: 42 }
 const TICK = 9 // pixels of a tick at a skipped step
 const LETTER = 6 // pixels of a digit on it
+/** Of every axis. To hide labels that stick out Plotly measures each of them, at a sixth of a redraw. */
+const AXIS = { zeroline: false, ticklabeloverflow: 'allow' }
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 
 /** Every row: its name in the address, title, pixels, axis and traces. @param {import('points').Points} points @param {import('view').View} view @param {Record<string, string>} colors @param {boolean} scaled @param {import('pixels').Screen} screen */
@@ -103,7 +105,7 @@ export const figure = (points, view, colors, scaled, width) => {
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
     yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
     xaxis: {
-      anchor: `y${rows.length + 1}`, title: { text: X_TITLES[view.x], standoff: 6 }, gridcolor: colors.grid, zeroline: false,
+      anchor: `y${rows.length + 1}`, title: { text: X_TITLES[view.x], standoff: 6 }, gridcolor: colors.grid, ...AXIS,
       showspikes: true, spikemode: 'across', spikesnap: 'cursor', spikethickness: -2, spikedash: 'solid', spikecolor: colors.edge,
       unifiedhovertitle: { text: `${X_TITLES[view.x]} %{x:${view.x === 'time' ? ',.6~g' : ',.0f'}}` },
       ...(view.range ? { range: view.range, autorange: false } : { autorange: true, autorangeoptions: whole }),
@@ -118,7 +120,7 @@ export const figure = (points, view, colors, scaled, width) => {
   const data = []
   rows.forEach((row, i) => {
     layout[`yaxis${i + 2}`] = {
-      domain: row.domain, gridcolor: colors.grid, zeroline: false, automargin: false, ...row.axis,
+      domain: row.domain, gridcolor: colors.grid, ...AXIS, automargin: false, ...row.axis,
       ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
     }
     for (const trace of row.traces) data.push({ ...trace, yaxis: `y${i + 2}` })
