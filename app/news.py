@@ -15,7 +15,7 @@ from app.parameters import LARGEST_ID
 from app.rendering import fragment
 from app.rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.summary import summarise
-from db import artifacts, findings, runs, series, waiting, windows
+from db import artifacts, findings, history, runs, series, waiting, windows
 from db.database import Database
 from db.settings import Settings
 from db.tables import Artifact, ScalerEvent
@@ -52,6 +52,7 @@ def of_run(database: Database, settings: Settings, run_id: int) -> Look:
             skipped = skipped_steps(session, run_id) if is_told else None
             found = findings.of_run(session, run) if is_told else None
             files = artifacts.of_run(session, run_id)
+            resumptions = history.resumptions(session, run_id)
             metrics = windows.measured(session, run_id) if changes.metrics else None
         fragments = {
             "facts": fragment("_facts.html", run=summary),
@@ -70,6 +71,7 @@ def of_run(database: Database, settings: Settings, run_id: int) -> Look:
             "run": summary.model_dump(mode="json"),
             "steps": changes.steps if changes.steps["step"] else None,
             "events": _dumped(Event, changes.events),
+            "resumptions": resumptions,
             "metrics": _dumped(MetricPoint, changes.metrics),
             "log": _dumped(LogLine, changes.log_lines),
             "checkpoints": _dumped(CheckpointFile, changes.checkpoints),

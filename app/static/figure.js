@@ -1,12 +1,11 @@
 // The figure: rows that share x, as Plotly wants them. Draws nothing itself.
-import { count as countText, scale as scaleText } from 'formats'
-import { folded, merged } from 'pixels'
+import { scale as scaleText } from 'formats'
+import { marksOf } from 'marks'
+import { folded } from 'pixels'
 import { smoothed } from 'points'
 
 const GAP = 34 // pixels between rows: the row's title stands there
 const MARGIN = { l: 62, r: 14, t: 30, b: 42 }
-const TICK = 9 // pixels of a tick at a skipped step
-const LETTER = 6 // pixels of a digit on it
 /** Of every axis. To hide labels that stick out Plotly measures each of them, at a sixth of a redraw. */
 const AXIS = { zeroline: false, ticklabeloverflow: 'allow' }
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
@@ -125,54 +124,8 @@ export const figure = (points, view, colors, scaled, width) => {
     }
     for (const trace of row.traces) data.push({ ...trace, yaxis: `y${i + 2}` })
   })
-  const skips = merged(points.skips, points.x(points.skips.steps, view.x), screen)
-  const nonfinite = merged(points.nonfinite, points.x(points.nonfinite.steps, view.x), screen)
-  if (skips.length) layout.shapes.push(skipTicks(skips, rows, inner, colors))
-  data.push(
-    skipTexts(skips, colors), skipCounts(skips, rows[0], inner, colors, screen),
-    nonfiniteLosses(nonfinite, points.words, rows[0], inner, colors),
-  )
+  const marks = marksOf(points, view, rows, inner, colors, screen)
+  layout.shapes.push(...marks.shapes)
+  data.push(...marks.traces)
   return { data, layout, rows: rows.map(({ name }) => name) }
 }
-
-/** @param {import('pixels').Tick} tick @param {string} one @param {string} many */
-const told = ({ count, first, last }, one, many) => (count === 1
-  ? `${one} ${countText(first)}`
-  : `${countText(count)} ${many} ${countText(first)}${last > first ? ` to ${countText(last)}` : ''}`)
-
-/** One path: as segments of a trace, each tick would be an element of its own, at ten times the cost. */
-const skipTicks = (ticks, rows, inner, colors) => ({
-  type: 'path', xref: 'x', yref: 'paper', line: { color: colors.skip, width: 1.5 },
-  path: rows.flatMap(({ domain: [bottom] }) => ticks.map(({ x }) => `M${x},${bottom}V${bottom + TICK / inner}`)).join(''),
-})
-
-/** Nothing to see: what hovering tells of the ticks. */
-const skipTexts = (ticks, colors) => ({
-  x: ticks.map(({ x }) => x), y: ticks.map(() => 0), text: ticks.map((tick) => told(tick, 'step', 'steps from')),
-  name: 'skipped', mode: 'none', type: 'scatter', hovertemplate: '%{text}',
-})
-
-/** The number on ticks that are several, as far as there is room; hovering tells the others'. */
-const skipCounts = (ticks, row, inner, colors, { range, pixels }) => {
-  const pixel = (range[1] - range[0]) / pixels || 1
-  let free = -Infinity
-  const shown = ticks.filter(({ x, count }) => {
-    if (count === 1 || x < free) return false
-    free = x + pixel * (LETTER * (countText(count).length + 1.5))
-    return true
-  })
-  return {
-    x: shown.map(({ x }) => x), y: shown.map(() => row.domain[0] + (TICK + 1) / inner),
-    text: shown.map(({ count }) => countText(count)), textposition: 'top center', textfont: { size: 10, color: colors.skip },
-    name: 'skips counted', mode: 'text', type: 'scatter', hoverinfo: 'skip', cliponaxis: false,
-  }
-}
-
-const nonfiniteLosses = (ticks, words, row, inner, colors) => ({
-  x: ticks.map(({ x }) => x),
-  y: ticks.map(() => row.domain[1] - 6 / inner),
-  text: ticks.map((tick) => (tick.count === 1 && words.has(tick.first)
-    ? `loss ${words.get(tick.first)} at step ${tick.first}` : told(tick, 'step', 'steps from'))),
-  name: 'loss not finite', mode: 'markers', type: 'scatter', hovertemplate: '%{text}',
-  marker: { symbol: 'triangle-up', size: 9, color: colors.skip },
-})

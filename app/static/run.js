@@ -124,6 +124,7 @@ if (article.dataset.over === 'false') {
     if (news.has_histograms) gradients.refresh()
     log.add(news.log)
     skipped = news.run.skipped
+    points.resumptions = news.resumptions
     points.addMetrics(news.metrics)
     if (!news.steps) return draw()
     // After a resume steps run again, and a bucket cannot be cut.

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Page, expect
 
-from db import queue, runs
+from db import queue, runs, telemetry
 from db.database import Database
 from db.tables import Run, Status, User
 from tests.app.conftest import start_run
@@ -98,10 +98,17 @@ def test_steps_that_run_again_replace_their_points(
             lease_seconds=60.0,
         )
         assert again is not None
+        # With its first steps, as the recorder does: whoever watches sees both or none.
         queue.start(session, 1, again.attempt, resumed_step=3)
-    record(database, again, make_steps([1.0] * 4, first=4))
+        flush = telemetry.Flush(steps=[make_steps([1.0] * 4, first=4)])
+        telemetry.record(session, 1, again.attempt, flush)
     _drawn(page, 7)
     assert _line(page, "loss") == [3.0] * 3 + [1.0] * 4
+    resumed = "document.querySelector('[data-plot]').data.find((t) => t.name === 'resumed').text"
+    assert page.evaluate(resumed) == ["attempt 2, after step 3"]
+    page.reload()
+    _drawn(page, 7)
+    assert page.evaluate(resumed) == ["attempt 2, after step 3"]
 
 
 def test_zoom_survives_news_reload_and_a_lost_connection(
