@@ -28,6 +28,7 @@ const painter = (plot, compose, onFirst = () => {}) => {
   let isVisible = false
   let isBusy = false
   let colors = themeColors(plot.parentElement)
+  let width = 0 // that it was drawn for
 
   const draw = async () => {
     if (!wanted || !isVisible || document.hidden || isBusy) return
@@ -37,7 +38,8 @@ const painter = (plot, compose, onFirst = () => {}) => {
     wanted = null
     const start = performance.now()
     const { data, layout, drawn } = compose(drawing, colors)
-    await window.Plotly.react(plot, data, layout, { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: 'autosize' })
+    width = plot.clientWidth
+    await window.Plotly.react(plot, data, { ...layout, width }, { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize' })
     if (!shown) onFirst()
     shown = drawing
     plot.dataset.drawn = String(drawn)
@@ -50,6 +52,8 @@ const painter = (plot, compose, onFirst = () => {}) => {
     draw()
   }
   new IntersectionObserver(([entry]) => { isVisible = entry.isIntersecting; draw() }, { rootMargin: '100px' }).observe(plot)
+  // Plotly's own way would forget the height, and leave as many points as there were.
+  new ResizeObserver(() => { if (shown && plot.clientWidth !== width) redraw() }).observe(plot)
   document.addEventListener('visibilitychange', draw)
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw)
   return (next) => { wanted = next; draw() }

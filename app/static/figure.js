@@ -33,7 +33,7 @@ const rowsOf = (points, view, colors, scaled, screen) => {
       traces: [...lossLines, ...losses.map((name) => measured(name, colors.val))] },
     ...(scaled ? [{ name: 'scale', title: 'Loss scale', pixels: 200, axis: scaleAxis(scale.y),
       traces: [line(scale, 'scale', colors.scale, { line: { shape: 'hv', width: 2 }, trace: { text: scale.y.map(power), hovertemplate: '%{text}' } })] }] : []),
-    { name: 'norm', title: 'Gradient norm, unscaled: before (faint) and after the clip', pixels: 150, axis: logAxis([...norm.y, ...clipped.y]),
+    { name: 'norm', title: `Gradient norm, unscaled${screen.pixels < 400 ? '' : ': before (faint) and after the clip'}`, pixels: 150, axis: logAxis([...norm.y, ...clipped.y]),
       traces: [line(norm, 'norm before clip', colors.norm, { trace: { opacity: 0.4 }, line: { width: 1 } }),
         line(clipped, 'norm after clip', colors.norm)] },
     ...names.filter((name) => !losses.includes(name)).map((name) =>
@@ -97,7 +97,7 @@ export const figure = (points, view, colors, scaled, width) => {
   }
   // Axis y spans the figure, behind the rows: ticks in all of them are one trace there.
   const layout = {
-    height: inner + MARGIN.t + MARGIN.b, margin: MARGIN, autosize: true,
+    height: inner + MARGIN.t + MARGIN.b, margin: MARGIN,
     paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet },
     showlegend: false, hovermode: 'x unified', hoversubplots: 'axis', dragmode: 'zoom',

@@ -111,6 +111,22 @@ def test_steps_that_run_again_replace_their_points(
     assert page.evaluate(resumed) == ["attempt 2, after step 3"]
 
 
+def test_chart_fits_a_resized_window(database: Database, running: Run, page: Page) -> None:
+    """A chart that nothing new comes for follows the window's width, and keeps its height."""
+    record(database, running, make_steps([1.0] * 9))
+    page.goto("/runs/1")
+    _drawn(page, 9)
+    picture = page.locator("[data-plot] .main-svg").first
+    before = picture.bounding_box()
+    page.set_viewport_size({"width": 700, "height": 900})
+    inner = page.evaluate("document.querySelector('[data-plot]').clientWidth")
+    expect(picture).to_have_css("width", f"{inner}px")
+    after = picture.bounding_box()
+    assert before is not None
+    assert after is not None
+    assert after["height"] == before["height"]
+
+
 def test_zoom_survives_news_reload_and_a_lost_connection(
     database: Database,
     running: Run,
