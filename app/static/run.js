@@ -7,6 +7,7 @@ import { watch } from 'live'
 import { createLog } from 'log'
 import { Points } from 'points'
 import { show } from 'rows'
+import { createSystem } from 'system'
 import { readView, writeView } from 'view'
 
 const article = document.querySelector('[data-run]')
@@ -96,6 +97,7 @@ section.querySelector('[data-png]').addEventListener('click', () => charts.saveP
 changeView()
 previewTexts(article)
 const gradients = createGradients(article.querySelector('[data-gradients]'), api)
+const system = createSystem(article.querySelector('[data-system]'), api)
 
 /** Words are for reading, and each change of them lays out the page: so often at most. */
 const WORDS_MS = 500
@@ -122,6 +124,7 @@ if (article.dataset.over === 'false') {
     words = { run: news.run, fragments: { ...words?.fragments, ...news.fragments } }
     showWords()
     if (news.has_histograms) gradients.refresh()
+    system.refresh()
     log.add(news.log)
     skipped = news.run.skipped
     points.resumptions = news.resumptions

@@ -215,3 +215,15 @@ def test_pages_fit_their_width(
         page.goto(path)
         overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         assert overflow <= 0, path
+
+
+def test_machine_is_drawn_when_somebody_looks(database: Database, running: Run, page: Page) -> None:
+    """How busy the machine was is fetched and drawn with the section's opening."""
+    sample = {"device": -1, "elapsed_ms": 2000, "utilization": 0.5, "memory_bytes": 2**30}
+    with database.writing() as session:
+        flush = telemetry.Flush(samples=[{**sample, "power_watts": None}])
+        telemetry.record(session, 1, 1, flush)
+    page.goto("/runs/1")
+    with page.expect_response("**/runs/1/system"):
+        page.get_by_text("System How busy").click()
+    page.wait_for_selector('[data-system-plot][data-drawn="1"]')
