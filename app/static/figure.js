@@ -5,9 +5,10 @@ import { folded } from 'pixels'
 import { smoothed } from 'points'
 
 const GAP = 34 // pixels between rows: the row's title stands there
-const MARGIN = { l: 62, r: 14, t: 30, b: 42 }
+const MARGIN = { l: 62, r: 22, t: 30, b: 42 }
 /** Of every axis. To hide labels that stick out Plotly measures each of them, at a sixth of a redraw. */
 const AXIS = { zeroline: false, ticklabeloverflow: 'allow' }
+const MARKED = 100 // points of a metric that are told apart: each mark is an element
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 
 /** Every row: its name in the address, title, pixels, axis and traces. @param {import('points').Points} points @param {import('view').View} view @param {Record<string, string>} colors @param {boolean} scaled @param {import('pixels').Screen} screen */
@@ -19,8 +20,11 @@ const rowsOf = (points, view, colors, scaled, screen) => {
     ...series, name, mode: 'lines', type: 'scatter',
     line: { color, width: 1.6, ...more.line }, hovertemplate: '%{y:.5~g}', ...more.trace,
   })
-  const measured = (name, color) =>
-    line(onScreen(points.metrics.get(name)), name, color, { trace: { mode: 'lines+markers', marker: { size: 6, color } } })
+  const measured = (name, color) => {
+    const series = onScreen(points.metrics.get(name))
+    const mode = series.x.length > MARKED ? 'lines' : 'lines+markers'
+    return line(series, name, color, { trace: { mode, marker: { size: 6, color } } })
+  }
   const names = [...points.metrics.keys()].filter((name) => !name.startsWith('run/'))
   const losses = names.filter((name) => name.endsWith('/loss'))
   const mean = points.means.loss ?? points.lines.loss

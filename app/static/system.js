@@ -4,7 +4,7 @@ import { createPlot } from 'charts'
 const REFRESH_MS = 5000
 const ROW = 110 // pixels
 const GAP = 34 // pixels: the row's title stands there
-const MARGIN = { l: 62, r: 14, t: 30, b: 42 }
+const MARGIN = { l: 62, r: 22, t: 30, b: 42 }
 const LINES = ['lr', 'loss', 'scale', 'val', 'norm'] // the host's colour first
 /** Title, column, and by what it is divided. */
 const ROWS = [['Utilization, %', 'utilization', 0.01], ['Memory, GiB', 'memory_bytes', 2 ** 30], ['Power, W', 'power_watts', 1]]
