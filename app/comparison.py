@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app import schemas
 from app.submission import LENGTHS, Submission, submit
 from app.summary import RunSummary, summarise
-from db import groups, workers
+from db import groups, windows, workers
 from db.settings import Settings
 from db.tables import ENDED, Run, User
 
@@ -103,7 +103,7 @@ def lay_out(session: Session, group_id: int, settings: Settings) -> Comparison:
 
 def _measured(session: Session, run: Run) -> dict[str, float | None]:
     """Return the latest of each metric and of the loss; time and memory only of whole runs."""
-    metrics = groups.last_metrics(session, run.id)
+    metrics = {each.name: each.value for each in windows.measured(session, run.id)}
     if run.step:
         metrics["loss"] = math.nan if run.loss is None else run.loss
     if run.status not in ENDED:

@@ -15,10 +15,10 @@ from app.parameters import LARGEST_ID
 from app.rendering import fragment
 from app.rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.summary import summarise
-from db import artifacts, findings, runs, series, waiting
+from db import artifacts, findings, history, runs, series, waiting, windows
 from db.database import Database
 from db.settings import Settings
-from db.tables import Artifact, Metric, ScalerEvent
+from db.tables import Artifact, ScalerEvent
 from db.waiting import Queue
 
 #: Rows of the table of skipped steps; the API has all of them.
@@ -53,7 +53,8 @@ def of_run(database: Database, settings: Settings, run_id: int) -> Look:
             found = findings.of_run(session, run) if is_told else None
             files = artifacts.of_run(session, run_id)
             forks = runs.forks(session, run_id)
-            metrics = series.metrics(session, run_id) if changes.metrics else None
+            resumptions = history.resumptions(session, run_id)
+            metrics = windows.measured(session, run_id) if changes.metrics else None
         fragments = {
             "facts": fragment("_facts.html", run=summary),
             "problem": fragment("_problem.html", run=summary, statuses=statuses),
@@ -68,11 +69,12 @@ def of_run(database: Database, settings: Settings, run_id: int) -> Look:
         if found is not None:
             fragments["findings"] = fragment("_findings.html", findings=found)
         if metrics is not None:
-            fragments["metrics"] = fragment("_metrics.html", metrics=by_name(metrics))
+            fragments["metrics"] = fragment("_metrics.html", metrics=metrics)
         message = {
             "run": summary.model_dump(mode="json"),
             "steps": changes.steps if changes.steps["step"] else None,
             "events": _dumped(Event, changes.events),
+            "resumptions": resumptions,
             "metrics": _dumped(MetricPoint, changes.metrics),
             "log": _dumped(LogLine, changes.log_lines),
             "checkpoints": _dumped(CheckpointFile, changes.checkpoints),
@@ -102,14 +104,6 @@ def by_step(files: list[Artifact]) -> dict[int, list[Artifact]]:
     for file in files:
         found.setdefault(file.step, []).append(file)
     return found
-
-
-def by_name(metrics: list[Metric]) -> dict[str, list[Metric]]:
-    """Return each metric's points, in order of step."""
-    named: dict[str, list[Metric]] = {}
-    for metric in metrics:
-        named.setdefault(metric.name, []).append(metric)
-    return named
 
 
 def _dumped(model: Any, rows: list[Any]) -> list[dict[str, Any]]:

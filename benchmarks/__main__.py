@@ -16,6 +16,7 @@ CLAIMS = (
     "recording",
     "disk",
     "opening",
+    "opening_page",
     "random_windows",
     "skips",
     "step_to_figure",

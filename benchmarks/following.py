@@ -26,10 +26,15 @@ OBSERVE = """() => {
 
 @dataclass(frozen=True)
 class Followed:
-    """frames: (milliseconds since the epoch, last step drawn). busy: of the main thread, 0 to 1."""
+    """frames: (milliseconds since the epoch, last step drawn).
+
+    busy, processor: share of the time in which the main thread had something to do, and in which it
+    did it; on a machine that others use too it waits in between.
+    """
 
     frames: list[tuple[float, int]]
     busy: float
+    processor: float
     points: int
 
 
@@ -47,15 +52,17 @@ def follow(site: Site, seconds: float) -> Followed:
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable")
 
-        def tasks() -> float:
+        def spent() -> tuple[float, float]:
             metrics = session.send("Performance.getMetrics")["metrics"]
-            return next(m["value"] for m in metrics if m["name"] == "TaskDuration")
+            seconds = {metric["name"]: metric["value"] for metric in metrics}
+            return seconds["TaskDuration"], seconds["ThreadTime"]
 
         page.evaluate(OBSERVE)
-        busy, started = tasks(), time.perf_counter()
+        before, started = spent(), time.perf_counter()
         page.wait_for_timeout(seconds * 1000)
-        busy, lasted = tasks() - busy, time.perf_counter() - started
+        lasted = time.perf_counter() - started
+        busy, processor = ((b - a) / lasted for a, b in zip(before, spent(), strict=True))
         frames = json.loads(page.evaluate("JSON.stringify(window.frames_drawn)"))
         points = int(page.get_attribute("[data-plot]", "data-drawn") or 0)
         browser.close()
-    return Followed([(moment, step) for moment, step in frames], busy / lasted, points)
+    return Followed([(moment, step) for moment, step in frames], busy, processor, points)

@@ -26,7 +26,7 @@ from trainer.recorder import Recorder
 from trainer.spool import STEP_DTYPE, SpoolWriter
 
 DRAIN_SECONDS = 0.1  # trainer.telemetry's, which would load torch
-FLUSH_SECONDS = 0.1  # the supervisor's
+FLUSH_SECONDS = 0.05  # the supervisor's
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,8 @@ class Site:
 @contextmanager
 def serving(steps: int) -> Iterator[Site]:
     """Start a server on a fresh SQLite database, with a run of some steps that goes on."""
-    with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        settings = Settings(data=Path(folder), port=port)
-        database = open_database(settings)
+    with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder:
+        database = open_database(Settings(data=Path(folder)))
         database.migrate()
         run_id = synthetic.start_run(database)
         for flush in synthetic.flushes(steps):
@@ -88,21 +84,37 @@ def serving(steps: int) -> Iterator[Site]:
         with database.writing() as session:
             queue.seconds_since_start(session, runs.get(session, run_id))
             queue.start(session, run_id, 1)
-        environment = {"HALFSTEP_DATA": folder, "HALFSTEP_PORT": str(port)}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "halfstep.cli", "server"],
-            env={**os.environ, **environment},
-            stdout=subprocess.DEVNULL,
-        )
-        address = f"http://127.0.0.1:{port}"
-        try:
-            while not _answers(address):
-                time.sleep(0.1)
-            yield Site(settings, database, address, psutil.Process(process.pid), steps)
-        finally:
-            process.terminate()
-            process.wait()
-            database.dispose()
+        with serving_from(database, folder, steps) as site:
+            yield site
+
+
+@contextmanager
+def serving_from(database: Database, folder: str, steps: int) -> Iterator[Site]:
+    """Start a server on a database, with a data folder."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = database.engine.url.render_as_string(hide_password=False)
+    settings = Settings(data=Path(folder), port=port, database_url=url)
+    environment = {
+        "HALFSTEP_DATA": folder,
+        "HALFSTEP_PORT": str(port),
+        "HALFSTEP_DATABASE_URL": url,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "halfstep.cli", "server"],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        while not _answers(address):
+            time.sleep(0.1)
+        yield Site(settings, database, address, psutil.Process(process.pid), steps)
+    finally:
+        process.terminate()
+        process.wait()
+        database.dispose()
 
 
 def _answers(address: str) -> bool:

@@ -34,12 +34,6 @@ def members(session: Session, group_id: int) -> list[tuple[Run, str]]:
     return found
 
 
-def last_metrics(session: Session, run_id: int) -> dict[str, float | None]:
-    """Return the latest value of each metric of a run."""
-    query = select(Metric.name, Metric.value).where(Metric.run_id == run_id)
-    return dict(session.execute(query.order_by(Metric.step)).all())
-
-
 def seconds(session: Session, group_id: int) -> dict[str, float]:
     """Return how long the finished runs of a group took, by variant."""
     query = select(Run.config, Metric.value).join(Metric, Metric.run_id == Run.id)

@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.series import Cursor, plain
-from db.tables import FLAGGED, Diagnosis, LogLine, Metric, Run, ScalerEvent, Step
+from db.tables import FLAGGED, Diagnosis, LogLine, Metric, Run, RunNode, ScalerEvent, Step
 
 
 def events(session: Session, run_id: int) -> list[ScalerEvent]:
@@ -32,6 +32,14 @@ def flagged_steps(session: Session, run_id: int) -> dict[str, list[Any]]:
         "flags": [found[step][0] for step in steps],
         "loss": [found[step][1] for step in steps],
     }
+
+
+def resumptions(session: Session, run_id: int) -> dict[int, int]:
+    """Return the last step before each attempt's own, of those that resumed a run."""
+    query = select(RunNode.attempt, RunNode.resumed_step).where(
+        RunNode.run_id == run_id, RunNode.node == 0, RunNode.resumed_step > 0
+    )
+    return {attempt: step for attempt, step in session.execute(query) if step is not None}
 
 
 def cursor_now(session: Session, run: Run) -> Cursor:

@@ -123,7 +123,7 @@ def start(
 ) -> None:
     """Say that the training makes steps, from which one on. Raises Fenced."""
     run = held(session, run_id, attempt)
-    run.resumed_step = resumed_step
+    run.resumed_step = node(session, run_id, attempt).resumed_step = resumed_step
     if run.status in (Status.STARTING, Status.UNREACHABLE):
         runs.set_status(session, run, Status.RUNNING, reason=reason)
 

@@ -216,7 +216,10 @@ class Run(Table):
 
 
 class RunNode(Table):
-    """One machine's part in one attempt, and its lease. step_before: how far the run was then."""
+    """One machine's part in one attempt, and its lease.
+
+    step_before: how far the run was then. resumed_step: as in runs, and kept.
+    """
 
     __tablename__ = "run_nodes"
 
@@ -226,6 +229,7 @@ class RunNode(Table):
     worker_id: Mapped[int] = mapped_column(ForeignKey("workers.id"))
     devices: Mapped[list[int]]
     step_before: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    resumed_step: Mapped[int | None] = mapped_column(BigInteger)
     lease_expires_at: Mapped[float]
     ended_at: Mapped[float | None]
 

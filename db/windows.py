@@ -15,6 +15,7 @@ from sqlalchemy import Connection, func, select, text
 from sqlalchemy.orm import Session
 
 from db.pyramid import (
+    END,
     SIZES,
     BucketRange,
     Source,
@@ -126,6 +127,35 @@ def metrics(
             stretch = _Stretch.read(connection, source, span, most)
             lines[source.key["name"]] = dict(stretch.lines())["value"]
     return lines
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One metric summed up: the latest value and its step, the finite extremes, its points."""
+
+    name: str
+    step: int
+    value: float | None
+    low: float | None
+    high: float | None
+    points: int
+
+
+def measured(session: Session, run_id: int) -> list[Measured]:
+    """Sum up each metric of a run by name, from its largest buckets, however many its points."""
+    connection, top = session.connection(), SIZES[-1]
+    found = []
+    for source in metrics_of(session, run_id):
+        points = source.points.c
+        latest = select(points.step, points.value).where(*source.of(source.points))
+        step, value = connection.execute(latest.order_by(points.step.desc()).limit(1)).one()
+        whole = merge(read_buckets(connection, source, [(top, 0, END)])[top], END)
+        low, high = (
+            extreme[0, 0].item() if np.isfinite(extreme[0, 0]) else None
+            for extreme in (whole.low, whole.high)
+        )
+        found.append(Measured(source.key["name"], step, value, low, high, int(whole.steps[0])))
+    return found
 
 
 def _span(

@@ -30,7 +30,8 @@ from trainer.guard import clock, lease_path
 from trainer.recorder import Recorder
 from trainer.samples import Sampler
 
-TICK_SECONDS = 0.1  # how often is recorded: a step is on the page within half a second
+#: How often the spool is looked at: a step is on the page within half a second.
+TICK_SECONDS = 0.05
 RENEWAL_SECONDS = 0.4  # how often the lease is renewed and wishes are read
 OUTAGE_SECONDS = 2.0  # how long to wait, at most, before the database is tried again
 #: Shares of the lease after which a training whose lease could not be renewed is asked to leave a

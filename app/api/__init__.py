@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter
 
-from app.api import diagnosis, docs, export, groups, runs, series, streams, tokens, workers
+from app.api import diagnosis, docs, export, groups, runs, series, streams, system, tokens, workers
 
 router = APIRouter(prefix="/api")
-for module in (streams, runs, groups, series, diagnosis, export, workers, tokens, docs):
+for module in (streams, runs, groups, series, system, diagnosis, export, workers, tokens, docs):
     router.include_router(module.router)

@@ -58,6 +58,9 @@ class SeriesPage(BaseModel):
     metrics: dict[str, Line]
     skips: Ticks
     nonfinite: Annotated[Ticks, Field(description="Steps whose loss was not finite")]
+    resumptions: Annotated[
+        dict[int, int], Field(description="By attempt, the last step before its own")
+    ]
 
 
 class FlaggedSteps(BaseModel):
@@ -80,6 +83,7 @@ def get_series(
     """Return the series from step first to step last."""
     run = runs.get(session, run_id)
     cursor = str(history.cursor_now(session, run))
+    resumptions = history.resumptions(session, run_id)
     measured = windows.metrics(session, run_id, first=first, last=last, most=points)
     window = windows.window(session, run_id, first=first, last=last, most=points)
     if window is None:
@@ -94,6 +98,7 @@ def get_series(
             metrics=_lines(measured),
             skips=Ticks(),
             nonfinite=Ticks(),
+            resumptions=resumptions,
         )
     loss = window.series["loss"]
     return SeriesPage(
@@ -107,6 +112,7 @@ def get_series(
         metrics=_lines(measured),
         skips=_ticks(window.skips, before=_skips_before(session, run_id, window.first)),
         nonfinite=_ticks(loss.nonfinite),
+        resumptions=resumptions,
     )
 
 

@@ -9,11 +9,11 @@ from sqlalchemy.orm import Session
 from app import schemas
 from app.auth import SignedIn
 from app.context import Db, TheSettings
-from app.news import by_name, by_step, skipped_steps
+from app.news import by_step, skipped_steps
 from app.parameters import RunId
 from app.rendering import page
 from app.summary import summarise
-from db import artifacts, checkpoints, findings, histograms, history, runs, series, workers
+from db import artifacts, checkpoints, findings, histograms, history, runs, series, windows, workers
 from db.errors import NotFound
 from db.tables import Run
 
@@ -41,7 +41,7 @@ def show_run(
         artifacts=by_step(artifacts.of_run(session, run_id)),
         files=checkpoints.of_run(session, run_id),
         forks=runs.forks(session, run_id),
-        metrics=by_name(series.metrics(session, run_id)),
+        metrics=windows.measured(session, run_id),
         log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),
         config=run.config,
         settings_rows=_settings_rows(session, run),

@@ -2,8 +2,8 @@
 import { figure } from 'figure'
 
 const COLORS = { loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', skip: '--chart-skip', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--line' }
-/** Drawing may take this share of the time. */
-const SHARE = 0.2
+/** Drawing may take this share of the time, painting by the browser not counted. */
+const SHARE = 0.15
 
 /** Colours of the theme as plain rgb: Plotly knows no light-dark(). @param {HTMLElement} element */
 const themeColors = (element) => {
@@ -28,6 +28,7 @@ const painter = (plot, compose, onFirst = () => {}) => {
   let isVisible = false
   let isBusy = false
   let colors = themeColors(plot.parentElement)
+  let width = 0 // that it was drawn for
 
   const draw = async () => {
     if (!wanted || !isVisible || document.hidden || isBusy) return
@@ -37,7 +38,8 @@ const painter = (plot, compose, onFirst = () => {}) => {
     wanted = null
     const start = performance.now()
     const { data, layout, drawn } = compose(drawing, colors)
-    await window.Plotly.react(plot, data, layout, { displayModeBar: false, responsive: true, scrollZoom: false })
+    width = plot.clientWidth
+    await window.Plotly.react(plot, data, { ...layout, width }, { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize' })
     if (!shown) onFirst()
     shown = drawing
     plot.dataset.drawn = String(drawn)
@@ -49,7 +51,9 @@ const painter = (plot, compose, onFirst = () => {}) => {
     wanted ??= shown
     draw()
   }
-  new IntersectionObserver(([entry]) => { isVisible = entry.isIntersecting; draw() }).observe(plot)
+  new IntersectionObserver(([entry]) => { isVisible = entry.isIntersecting; draw() }, { rootMargin: '100px' }).observe(plot)
+  // Plotly's own way would forget the height, and leave as many points as there were.
+  new ResizeObserver(() => { if (shown && plot.clientWidth !== width) redraw() }).observe(plot)
   document.addEventListener('visibilitychange', draw)
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw)
   return (next) => { wanted = next; draw() }
@@ -60,24 +64,32 @@ const savePicture = (plot, name) => window.Plotly.downloadImage(plot, { format: 
 
 /**
  * @param {HTMLElement} plot
- * @param {{scaled: boolean, onRange: (range: [number, number]|null) => void}} options scaled: whether there is a loss scale
+ * @param {{scaled: boolean, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onDraw: () => void}} options
+ * scaled: whether there is a loss scale; onZoom is told the axes that changed, rows by name; null: all there is
+ * @typedef {import('view').Range} Range
  */
-export const createCharts = (plot, { scaled, onRange }) => {
+export const createCharts = (plot, { scaled, onZoom, onDraw }) => {
+  let rows = []
   const listen = () => plot.on('plotly_relayout', (change) => {
-    const range = [change['xaxis.range[0]'], change['xaxis.range[1]']]
-    if (range.every(Number.isFinite)) onRange(range)
-    else if (change['xaxis.autorange']) onRange(null)
+    const of = (axis) => {
+      const range = [change[`${axis}.range[0]`], change[`${axis}.range[1]`]]
+      if (range.every(Number.isFinite)) return range
+      return change[`${axis}.autorange`] ? null : undefined
+    }
+    const zoomed = rows.map((name, i) => [name, of(`yaxis${i + 2}`)]).filter(([, range]) => range !== undefined)
+    if (of('xaxis') !== undefined || zoomed.length) onZoom(of('xaxis'), Object.fromEntries(zoomed))
   })
-  const compose = ({ points, view }, colors) => ({ ...figure(points, view, colors, scaled, plot.clientWidth), drawn: points.count })
+  const compose = ({ points, view }, colors) => {
+    onDraw()
+    const composed = figure(points, view, colors, scaled, plot.clientWidth)
+    rows = composed.rows
+    return { ...composed, drawn: points.count }
+  }
   const paint = painter(plot, compose, listen)
 
   return {
     /** @param {import('points').Points} points @param {import('view').View} view */
-    draw: (points, view) => paint({ points, view: { ...view } }),
-    resetZoom: () => {
-      const axes = Object.keys(plot.layout).filter((name) => /^[xy]axis\d*$/.test(name) && name !== 'yaxis')
-      return window.Plotly.relayout(plot, Object.fromEntries(axes.map((name) => [`${name}.autorange`, true])))
-    },
+    draw: (points, view) => paint({ points, view }),
     /** @param {string} name */
     savePicture: (name) => savePicture(plot, name),
   }

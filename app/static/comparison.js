@@ -24,7 +24,7 @@ export const comparisonFigure = ({ runs, view }, colors) => {
   runs.forEach(({ label, points }, i) => data.push(skips(label, points.skips.steps, i, runs.length, colors)))
   const title = (text) => ({ text, standoff: 6 })
   const layout = {
-    margin: { l: 62, r: 14, t: 30, b: 42 }, autosize: true, height: 420, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
+    margin: { l: 62, r: 14, t: 30, b: 42 }, height: 420, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, hovermode: 'x unified',
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
     legend: { orientation: 'h', x: 0, y: 1.02, yanchor: 'bottom', font: { color: colors.text } }, uirevision: view.loss,

@@ -1,43 +1,48 @@
 // The figure: rows that share x, as Plotly wants them. Draws nothing itself.
-import { count as countText, scale as scaleText } from 'formats'
-import { folded, merged } from 'pixels'
+import { scale as scaleText } from 'formats'
+import { marksOf } from 'marks'
+import { folded } from 'pixels'
 import { smoothed } from 'points'
 
 const GAP = 34 // pixels between rows: the row's title stands there
-const MARGIN = { l: 62, r: 14, t: 30, b: 42 }
-const TICK = 9 // pixels of a tick at a skipped step
-const LETTER = 6 // pixels of a digit on it
+const MARGIN = { l: 62, r: 22, t: 30, b: 42 }
+/** Of every axis. To hide labels that stick out Plotly measures each of them, at a sixth of a redraw. */
+const AXIS = { zeroline: false, ticklabeloverflow: 'allow' }
+const MARKED = 100 // points of a metric that are told apart: each mark is an element
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 
-/** Every row: title, pixels, and its traces. @param {import('points').Points} points @param {import('view').View} view @param {Record<string, string>} colors @param {boolean} scaled @param {import('pixels').Screen} screen */
+/** Every row: its name in the address, title, pixels, axis and traces. @param {import('points').Points} points @param {import('view').View} view @param {Record<string, string>} colors @param {boolean} scaled @param {import('pixels').Screen} screen */
 const rowsOf = (points, view, colors, scaled, screen) => {
-  const { loss, scale, grad_norm: norm, grad_norm_clipped: clipped, lr } = points.lines
   const onScreen = ({ x, y }) => folded({ x: points.x(x, view.x), y }, screen)
+  const [loss, scale, norm, clipped, lr] = ['loss', 'scale', 'grad_norm', 'grad_norm_clipped', 'lr']
+    .map((name) => onScreen(points.lines[name]))
   const line = (series, name, color, more = {}) => ({
-    ...onScreen(series), name, mode: 'lines', type: 'scatter',
+    ...series, name, mode: 'lines', type: 'scatter',
     line: { color, width: 1.6, ...more.line }, hovertemplate: '%{y:.5~g}', ...more.trace,
   })
-  const measured = (name, color) =>
-    line(points.metrics.get(name), name, color, { trace: { mode: 'lines+markers', marker: { size: 6, color } } })
+  const measured = (name, color) => {
+    const series = onScreen(points.metrics.get(name))
+    const mode = series.x.length > MARKED ? 'lines' : 'lines+markers'
+    return line(series, name, color, { trace: { mode, marker: { size: 6, color } } })
+  }
   const names = [...points.metrics.keys()].filter((name) => !name.startsWith('run/'))
   const losses = names.filter((name) => name.endsWith('/loss'))
-  const mean = points.means.loss ?? loss
-  const held = onScreen(scale)
+  const mean = points.means.loss ?? points.lines.loss
   const lossLines = view.smooth
     ? [line(loss, 'loss', colors.loss, { trace: { opacity: 0.3 }, line: { width: 1 } }),
-      line({ x: mean.x, y: smoothed(mean.y, view.smooth) }, 'smoothed', colors.loss, { line: { width: 2.2 } })]
+      line(onScreen({ x: mean.x, y: smoothed(mean.y, view.smooth) }), 'smoothed', colors.loss, { line: { width: 2.2 } })]
     : [line(loss, 'loss', colors.loss)]
   return [
-    { title: ['Loss', ...losses].join(' · '), pixels: 250, axis: lossAxis(view, loss.y),
+    { name: 'loss', title: ['Loss', ...losses].join(' · '), pixels: 250, axis: lossAxis(view, loss.y),
       traces: [...lossLines, ...losses.map((name) => measured(name, colors.val))] },
-    ...(scaled ? [{ title: 'Loss scale', pixels: 200, axis: scaleAxis(scale.y),
-      traces: [line(scale, 'scale', colors.scale, { line: { shape: 'hv', width: 2 }, trace: { text: held.y.map(power), hovertemplate: '%{text}' } })] }] : []),
-    { title: 'Gradient norm, unscaled: before (faint) and after the clip', pixels: 150, axis: logAxis([...norm.y, ...clipped.y]),
+    ...(scaled ? [{ name: 'scale', title: 'Loss scale', pixels: 200, axis: scaleAxis(scale.y),
+      traces: [line(scale, 'scale', colors.scale, { line: { shape: 'hv', width: 2 }, trace: { text: scale.y.map(power), hovertemplate: '%{text}' } })] }] : []),
+    { name: 'norm', title: `Gradient norm, unscaled${screen.pixels < 400 ? '' : ': before (faint) and after the clip'}`, pixels: 150, axis: logAxis([...norm.y, ...clipped.y]),
       traces: [line(norm, 'norm before clip', colors.norm, { trace: { opacity: 0.4 }, line: { width: 1 } }),
         line(clipped, 'norm after clip', colors.norm)] },
     ...names.filter((name) => !losses.includes(name)).map((name) =>
-      ({ title: name, pixels: 110, axis: { nticks: 4 }, traces: [measured(name, colors.val)] })),
-    { title: 'Learning rate', pixels: 80, axis: { nticks: 3, rangemode: 'tozero', exponentformat: 'power' },
+      ({ name, title: name, pixels: 110, axis: { nticks: 4 }, traces: [measured(name, colors.val)] })),
+    { name: 'lr', title: 'Learning rate', pixels: 80, axis: { nticks: 3, rangemode: 'tozero', exponentformat: 'power' },
       traces: [line(lr, 'lr', colors.lr)] },
   ]
 }
@@ -47,20 +52,27 @@ export const lossAxis = (view, values) => (view.loss === 'log' ? logAxis(values)
 
 /** Few decades show 1, 2 and 5 of each; many show every so manieth. @param {(number|null)[]} values */
 const logAxis = (values) => {
-  const [low, high] = extent(values.filter((value) => value > 0).map(Math.log10))
+  const [low, high] = positiveExtent(values).map(Math.log10)
   const decades = high - low
   return { type: 'log', dtick: decades < 2.5 ? 'D2' : Math.ceil(decades / 4), tickformat: '~g' }
 }
 
-const extent = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity])
+/** @param {(number|null)[]} values @returns {[number, number]} */
+const positiveExtent = (values) => {
+  let [low, high] = [Infinity, -Infinity]
+  for (const value of values) {
+    if (value > 0 && value < low) low = value
+    if (value > 0 && value > high) high = value
+  }
+  return [low, high]
+}
 
 /** @param {number|null} value */
 const power = (value) => (value === null ? '' : scaleText(value))
 
 /** Powers of two, with room for one more on either side. @param {(number|null)[]} values */
 const scaleAxis = (values) => {
-  const exponents = values.filter((value) => value > 0).map(Math.log2)
-  const [lowest, highest] = extent(exponents)
+  const [lowest, highest] = positiveExtent(values).map(Math.log2)
   const [low, high] = [Math.floor(lowest) - 1, Math.ceil(highest) + 1]
   if (!Number.isFinite(low)) return { type: 'log' }
   const every = Math.max(1, Math.ceil((high - low) / 7))
@@ -79,6 +91,8 @@ export const figure = (points, view, colors, scaled, width) => {
   const pixels = Math.max(width - MARGIN.l - MARGIN.r, 100)
   const screen = { range: view.range ?? points.x([points.first, points.last], view.x), pixels }
   const rows = rowsOf(points, view, colors, scaled, screen)
+  const [clipmin, clipmax] = screen.range
+  const whole = clipmin < clipmax ? { clipmin, clipmax } : {} // no margins for marks at the ends
   const inner = rows.reduce((sum, row) => sum + row.pixels, 0) + GAP * (rows.length - 1)
   let top = inner
   for (const row of rows) {
@@ -87,18 +101,17 @@ export const figure = (points, view, colors, scaled, width) => {
   }
   // Axis y spans the figure, behind the rows: ticks in all of them are one trace there.
   const layout = {
-    height: inner + MARGIN.t + MARGIN.b, margin: MARGIN, autosize: true,
+    height: inner + MARGIN.t + MARGIN.b, margin: MARGIN,
     paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet },
     showlegend: false, hovermode: 'x unified', hoversubplots: 'axis', dragmode: 'zoom',
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
-    uirevision: view.x,
     yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
     xaxis: {
-      anchor: `y${rows.length + 1}`, title: { text: X_TITLES[view.x], standoff: 6 }, gridcolor: colors.grid, zeroline: false,
+      anchor: `y${rows.length + 1}`, title: { text: X_TITLES[view.x], standoff: 6 }, gridcolor: colors.grid, ...AXIS,
       showspikes: true, spikemode: 'across', spikesnap: 'cursor', spikethickness: -2, spikedash: 'solid', spikecolor: colors.edge,
-      unifiedhovertitle: { text: `${X_TITLES[view.x]} %{x:,.6~g}` },
-      ...(view.range ? { range: view.range, autorange: false } : { autorange: true }),
+      unifiedhovertitle: { text: `${X_TITLES[view.x]} %{x:${view.x === 'time' ? ',.6~g' : ',.0f'}}` },
+      ...(view.range ? { range: view.range, autorange: false } : { autorange: true, autorangeoptions: whole }),
     },
     annotations: rows.map((row) => ({
       text: row.title, x: 0, xref: 'paper', xanchor: 'left', y: row.domain[1], yref: 'paper', yanchor: 'bottom',
@@ -110,59 +123,13 @@ export const figure = (points, view, colors, scaled, width) => {
   const data = []
   rows.forEach((row, i) => {
     layout[`yaxis${i + 2}`] = {
-      domain: row.domain, gridcolor: colors.grid, zeroline: false, automargin: false,
-      uirevision: i === 0 ? view.loss : 'same', ...row.axis,
+      domain: row.domain, gridcolor: colors.grid, ...AXIS, automargin: false, ...row.axis,
+      ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
     }
     for (const trace of row.traces) data.push({ ...trace, yaxis: `y${i + 2}` })
   })
-  const skips = merged(points.skips, points.x(points.skips.steps, view.x), screen)
-  const nonfinite = merged(points.nonfinite, points.x(points.nonfinite.steps, view.x), screen)
-  data.push(
-    skipTicks(skips, rows, inner, colors), skipCounts(skips, rows[0], inner, colors, screen),
-    nonfiniteLosses(nonfinite, points.words, rows[0], inner, colors),
-  )
-  return { data, layout }
+  const marks = marksOf(points, view, rows, inner, colors, screen)
+  layout.shapes.push(...marks.shapes)
+  data.push(...marks.traces)
+  return { data, layout, rows: rows.map(({ name }) => name) }
 }
-
-/** @param {import('pixels').Tick} tick @param {string} one @param {string} many */
-const told = ({ count, first, last }, one, many) => (count === 1
-  ? `${one} ${countText(first)}`
-  : `${countText(count)} ${many} ${countText(first)}${last > first ? ` to ${countText(last)}` : ''}`)
-
-const skipTicks = (ticks, rows, inner, colors) => {
-  const [x, y, text] = [[], [], []]
-  for (const tick of ticks) {
-    const says = told(tick, 'step', 'steps from')
-    for (const { domain: [bottom] } of rows) {
-      x.push(tick.x, tick.x, null)
-      y.push(bottom, bottom + TICK / inner, null)
-      text.push(says, says, '')
-    }
-  }
-  return { x, y, text, name: 'skipped', mode: 'lines', type: 'scatter', line: { color: colors.skip, width: 1.5 }, hovertemplate: '%{text}' }
-}
-
-/** The number on ticks that are several, as far as there is room; hovering tells the others'. */
-const skipCounts = (ticks, row, inner, colors, { range, pixels }) => {
-  const pixel = (range[1] - range[0]) / pixels || 1
-  let free = -Infinity
-  const shown = ticks.filter(({ x, count }) => {
-    if (count === 1 || x < free) return false
-    free = x + pixel * (LETTER * (countText(count).length + 1.5))
-    return true
-  })
-  return {
-    x: shown.map(({ x }) => x), y: shown.map(() => row.domain[0] + (TICK + 1) / inner),
-    text: shown.map(({ count }) => countText(count)), textposition: 'top center', textfont: { size: 10, color: colors.skip },
-    name: 'skips counted', mode: 'text', type: 'scatter', hoverinfo: 'skip', cliponaxis: false,
-  }
-}
-
-const nonfiniteLosses = (ticks, words, row, inner, colors) => ({
-  x: ticks.map(({ x }) => x),
-  y: ticks.map(() => row.domain[1] - 6 / inner),
-  text: ticks.map((tick) => (tick.count === 1 && words.has(tick.first)
-    ? `loss ${words.get(tick.first)} at step ${tick.first}` : told(tick, 'step', 'steps from'))),
-  name: 'loss not finite', mode: 'markers', type: 'scatter', hovertemplate: '%{text}',
-  marker: { symbol: 'triangle-up', size: 9, color: colors.skip },
-})

@@ -1,7 +1,9 @@
 // Numbers and times as people read them; formats.py says the same on the server.
 
+const numbers = new Intl.NumberFormat('en-US') // made once: toLocaleString makes one each time
+
 /** @param {number} n @returns {string} */
-export const count = (n) => n.toLocaleString('en-US')
+export const count = (n) => numbers.format(n)
 
 /** @param {number} value a power of two, as the scaler makes them  @returns {string} */
 export const scale = (value) => {

@@ -46,7 +46,7 @@ export const heatFigure = ({ samples, log2scale }, colors) => {
     limit('smallest number: below is 0', SMALLEST, colors.scale, 'solid'),
   ]
   const layout = {
-    margin: { l: 62, r: 14, t: 30, b: 42 }, autosize: true, height: 420, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
+    margin: { l: 62, r: 14, t: 30, b: 42 }, height: 420, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, uirevision: 'same',
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
     legend: { orientation: 'h', x: 0, y: 1.02, yanchor: 'bottom', font: { color: colors.text } },

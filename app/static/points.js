@@ -5,7 +5,7 @@
  * @typedef {{x: number[], y: (number|null)[]}} Line
  * @typedef {{steps: number[], counts: number[]}} Ticks
  * @typedef {{x: number[], y: any[], mean_x: number[], mean_y: any[]}} SentLine
- * @typedef {{first: number, total: number, bucket: number, series: Record<string, SentLine>, metrics: Record<string, SentLine>, skips: Ticks & {before: number}, nonfinite: Ticks}} Page
+ * @typedef {{first: number, total: number, bucket: number, series: Record<string, SentLine>, metrics: Record<string, SentLine>, skips: Ticks & {before: number}, nonfinite: Ticks, resumptions: Record<string, number>}} Page
  */
 
 const SKIPPED = 1
@@ -43,6 +43,8 @@ export class Points {
     this.skips = page.skips
     /** Steps whose loss is not finite. @type {Ticks} */
     this.nonfinite = page.nonfinite
+    /** By attempt, the last step before its own. @type {Record<string, number>} */
+    this.resumptions = page.resumptions
     /** What a loss was that is not finite, by step; in buckets it is not told. @type {Map<number, string>} */
     this.words = new Map()
     this.addWords(page.series.loss.x, page.series.loss.y)

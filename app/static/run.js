@@ -7,6 +7,7 @@ import { watch } from 'live'
 import { createLog } from 'log'
 import { Points } from 'points'
 import { show } from 'rows'
+import { createSystem } from 'system'
 import { readView, writeView } from 'view'
 
 const article = document.querySelector('[data-run]')
@@ -22,16 +23,24 @@ const points = new Points(await fetched('series'))
 let skipped = Number(article.dataset.skipped)
 const charts = createCharts(section.querySelector('[data-plot]'), {
   scaled: section.dataset.precision === 'fp16',
-  onRange: (range) => { view.range = range; changeView() },
+  onZoom: (x, rows) => {
+    if (x !== undefined) view.range = x
+    for (const [name, range] of Object.entries(rows)) {
+      if (range) view.rows[name] = range
+      else delete view.rows[name]
+    }
+    changeView()
+  },
+  onDraw: () => showCounts(), // with the lines: each change by itself would lay out the page
 })
 
-const draw = () => {
+const showCounts = () => {
   const steps = `${count(skipped)} skipped ${skipped === 1 ? 'step' : 'steps'}`
   const inView = view.range ? `${count(points.countSkips(points.steps(view.range, view.x)))} in view, of ` : ''
   section.querySelector('[data-skip-count]').textContent = inView + steps
   section.querySelector('[data-point-count]').textContent = `${count(points.count)} of ${count(points.total)} points`
-  charts.draw(points, view)
 }
+const draw = () => charts.draw(points, view)
 
 let [fetches, answered] = [0, 0]
 /** Steps that came by news while a fetch was under way. @type {Record<string, any[]>[]} */
@@ -61,7 +70,7 @@ const renew = () => {
 const changeView = async () => {
   writeView(view)
   section.querySelector('[data-smooth]').textContent = String(view.smooth)
-  section.querySelector('[data-reset-zoom]').hidden = !view.range
+  section.querySelector('[data-reset-zoom]').hidden = !view.range && !Object.keys(view.rows).length
   await refetch()
   draw()
 }
@@ -72,30 +81,53 @@ for (const input of section.querySelectorAll('[data-view]')) {
   else input.value = view[name]
   input.addEventListener('input', () => {
     view[name] = input.type === 'range' ? Number(input.value) : input.value
-    if (name === 'x') view.range = null // the same numbers would mean another stretch
+    // The same numbers would mean another stretch.
+    if (name === 'x') view.range = null
+    if (name === 'loss') delete view.rows.loss
     changeView()
   })
 }
-section.querySelector('[data-reset-zoom]').addEventListener('click', charts.resetZoom)
+section.querySelector('[data-reset-zoom]').addEventListener('click', () => {
+  view.range = null
+  view.rows = {}
+  changeView()
+})
 section.querySelector('[data-full-screen]').addEventListener('click', () => section.requestFullscreen())
 section.querySelector('[data-png]').addEventListener('click', () => charts.savePicture(`run${article.dataset.run}`))
 changeView()
 previewTexts(article)
 const gradients = createGradients(article.querySelector('[data-gradients]'), api)
+const system = createSystem(article.querySelector('[data-system]'), api)
 
+/** Words are for reading, and each change of them lays out the page: so often at most. */
+const WORDS_MS = 500
 const title = document.title
+let words = null // the run and the fragments to show next
+let isReading = false
+const showWords = () => {
+  if (!words || isReading) return
+  const { run, fragments } = words
+  words = null
+  article.dataset.status = run.status
+  for (const [name, html] of Object.entries(fragments)) {
+    show(article.querySelector(`[data-fragment=${name}]`), html)
+  }
+  document.title = run.status === 'running' ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
+  previewTexts(article)
+  isReading = true
+  setTimeout(() => { isReading = false; showWords() }, WORDS_MS)
+}
+
 let newest = 0 // step that came by news
 if (article.dataset.over === 'false') {
   watch(`${api}/live`, article.dataset.cursor, (news) => {
-    article.dataset.status = news.run.status
-    for (const [name, html] of Object.entries(news.fragments)) {
-      show(article.querySelector(`[data-fragment=${name}]`), html)
-    }
-    document.title = news.run.status === 'running' ? `${Math.floor(100 * news.run.step / news.run.steps_total)} % ${title}` : title
-    previewTexts(article)
+    words = { run: news.run, fragments: { ...words?.fragments, ...news.fragments } }
+    showWords()
     if (news.has_histograms) gradients.refresh()
+    system.refresh()
     log.add(news.log)
     skipped = news.run.skipped
+    points.resumptions = news.resumptions
     points.addMetrics(news.metrics)
     if (!news.steps) return draw()
     // After a resume steps run again, and a bucket cannot be cut.

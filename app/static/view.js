@@ -1,16 +1,31 @@
 // How somebody looks at the charts: kept in the address, so a reload or a link shows the same.
 
-/** @typedef {{x: 'step'|'applied'|'time', loss: 'linear'|'log', smooth: number, range: [number, number]|null}} View */
+/**
+ * rows: of those rows that were zoomed, by name, from where to where y goes; exponents on a log axis.
+ * @typedef {[number, number]} Range
+ * @typedef {{x: 'step'|'applied'|'time', loss: 'linear'|'log', smooth: number, range: Range|null, rows: Record<string, Range>}} View
+ */
+
+const ROW = 'y.'
+
+/** @param {string|null} text @returns {Range|null} */
+const readRange = (text) => {
+  const range = (text ?? '').split(',').map(Number)
+  return text && range.length === 2 && range.every(Number.isFinite) ? range : null
+}
+/** @param {Range} range */
+const rangeText = (range) => range.map((x) => Number(x.toPrecision(8))).join(',')
 
 /** @returns {View} */
 export const readView = () => {
   const query = new URLSearchParams(location.search)
-  const range = (query.get('range') ?? '').split(',').map(Number)
+  const rows = [...query].filter(([name, text]) => name.startsWith(ROW) && readRange(text))
   return {
     x: ['applied', 'time'].find((name) => name === query.get('x')) ?? 'step',
     loss: query.get('loss') === 'log' ? 'log' : 'linear',
     smooth: Math.min(Math.max(Number(query.get('smooth')) || 0, 0), 0.99),
-    range: range.length === 2 && range.every(Number.isFinite) ? range : null,
+    range: readRange(query.get('range')),
+    rows: Object.fromEntries(rows.map(([name, text]) => [name.slice(ROW.length), readRange(text)])),
   }
 }
 
@@ -22,6 +37,8 @@ export const writeView = (view) => {
   set('x', view.x, 'step')
   set('loss', view.loss, 'linear')
   set('smooth', view.smooth, 0)
-  set('range', view.range?.map((x) => Number(x.toPrecision(8))).join(',') ?? null, null)
+  set('range', view.range && rangeText(view.range), null)
+  for (const name of [...address.searchParams.keys()]) if (name.startsWith(ROW)) address.searchParams.delete(name)
+  for (const [name, range] of Object.entries(view.rows)) set(ROW + name, rangeText(range), null)
   history.replaceState(null, '', address)
 }

@@ -5,9 +5,8 @@ import pytest
 from db import groups
 from db.database import Database
 from db.errors import NotFound
-from db.tables import Run, User
+from db.tables import User
 from tests.db.conftest import config, submit
-from tests.db.telemetry_made import make_metric, record
 
 
 def test_variant_tells_a_missing_scaler() -> None:
@@ -27,11 +26,3 @@ def test_members_come_as_they_were_queued(database: Database, ada: User) -> None
         assert [(run.id, owner) for run, owner in found] == [(1, "ada"), (2, "ada")]
         with pytest.raises(NotFound):
             groups.members(session, 3)
-
-
-def test_latest_value_of_each_metric(database: Database, running: Run) -> None:
-    """The last step's value counts, a NaN too."""
-    points = [make_metric(1, 0.5), make_metric(3, "NaN"), make_metric(2, 7, "a")]
-    record(database, running, events=points)
-    with database.reading() as session:
-        assert groups.last_metrics(session, running.id) == {"val/accuracy": None, "a": 7.0}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from db import windows
 from db.database import Database
 from db.tables import Run
-from db.windows import Line, Ticks, Window
+from db.windows import Line, Measured, Ticks, Window
 from tests.db.telemetry_made import forget, make_events, make_metric, make_steps, record
 
 SERIES = ("loss", "grad_norm", "grad_norm_clipped", "lr", "step_us")
@@ -185,6 +185,7 @@ def test_metrics_have_the_same_windows(database: Database, running: Run) -> None
     record(database, running, events=[*many, *few])
     with database.reading() as session:
         lines = windows.metrics(session, running.id, most=100)
+        told = windows.measured(session, running.id)
     assert list(lines) == ["loss/generator", "val/accuracy"]
     assert lines["val/accuracy"].x == [500, 1000, 1500, 2000, 2500, 3000]
     generator = lines["loss/generator"]
@@ -192,3 +193,20 @@ def test_metrics_have_the_same_windows(database: Database, running: Run) -> None
     assert (min(generator.y), max(generator.y)) == (np.nanmin(values), 99.0)
     assert generator.x[generator.y.index(99.0)] == 2346
     assert generator.nonfinite.total == 1
+    assert told == [
+        Measured("loss/generator", 3000, values[-1], np.nanmin(values), 99.0, 3000),
+        Measured("val/accuracy", 3000, 1.0, 500 / 3000, 1.0, 6),
+    ]
+
+
+def test_metric_that_is_not_a_number_is_the_latest_all_the_same(
+    database: Database, running: Run
+) -> None:
+    """The last step's value counts, a NaN too, which is no extreme."""
+    points = [make_metric(1, 0.5), make_metric(3, "NaN"), make_metric(2, "NaN", "a")]
+    record(database, running, events=points)
+    with database.reading() as session:
+        assert windows.measured(session, running.id) == [
+            Measured("a", 2, None, None, None, 1),
+            Measured("val/accuracy", 3, None, 0.5, 0.5, 2),
+        ]

@@ -34,14 +34,8 @@ def _trace(page: Page, name: str) -> dict[str, Any]:
 
 
 def _told(page: Page) -> list[int]:
-    """Return the number that each tick of the lowest row says that it stands for."""
-    script = """() => {
-        const { data, layout } = document.querySelector('[data-plot]')
-        const trace = data.find((t) => t.name === 'skipped')
-        const rows = Object.keys(layout).filter((name) => /^yaxis\\d/.test(name)).length
-        return trace.text.filter((_, i) => i % (3 * rows) === 0)
-    }"""
-    texts = page.evaluate(script)
+    """Return the number that each tick says that it stands for."""
+    texts = _trace(page, "skipped")["text"]
     return [1 if t.startswith("step ") else int(t.split()[0].replace(",", "")) for t in texts]
 
 
@@ -111,3 +105,22 @@ def test_long_run_opens_with_few_points_and_goes_on_live(
     expect(page.locator("[data-skip-count]")).to_have_text(f"{count:,} skipped steps")
     until(lambda: _trace(page, "loss")["x"][-1] == STEPS + 5)
     assert sum(_told(page)) == count
+
+
+def test_zoom_of_a_row_is_in_the_address(database: Database, running: Run, page: Page) -> None:
+    """Where y of a row goes survives a reload, and a reset shows all of it again."""
+    record(database, running, make_steps([1.0, 2.0, 9.0]))
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    page.evaluate(
+        "window.Plotly.relayout(document.querySelector('[data-plot]'),"
+        "{'yaxis2.range[0]': 0.5, 'yaxis2.range[1]': 2.5})"
+    )
+    page.wait_for_url("**/runs/1?y.loss=0.5%2C2.5")
+    page.reload()
+    page.wait_for_selector("[data-drawn]")
+    loss = "document.querySelector('[data-plot]')._fullLayout.yaxis2.range"
+    assert page.evaluate(loss) == [0.5, 2.5]
+    page.get_by_role("button", name="Reset zoom").click()
+    page.wait_for_url("**/runs/1")
+    until(lambda: page.evaluate(loss)[1] > 9)

@@ -50,8 +50,8 @@ def test_submit_watch_and_download(site: Site, page: Page, tmp_path: Path) -> No
     assert site.count_steps(1) == 1500
     assert run.skipped > 0
     ticks = page.evaluate(f"{FIGURE}.data.find(t => t.name === 'skipped').x.length")
-    # Two ends and a gap in each of five rows; closer than a pixel they are one, with their number.
-    assert 0 < ticks / 3 / 5 <= run.skipped
+    # Closer than a pixel they are one, with their number.
+    assert 0 < ticks <= run.skipped
     shown = float(page.locator('[data-metric="val/accuracy"]').inner_text())
 
     with page.expect_download() as started:

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Page, expect
 
-from db import queue, runs
+from db import queue, runs, telemetry
 from db.database import Database
 from db.tables import Run, Status, User
 from tests.app.conftest import start_run, submit
@@ -60,15 +60,18 @@ def test_line_grows_while_the_run_runs(
     expect(page.locator(".skips tbody tr")).to_have_count(2)
     expect(page.locator('[data-metric="val/accuracy"]')).to_have_text("0.875")
     assert _line(page, "loss") == [3.0] * 5 + [2.0] * 5
-    ticks, rows = page.evaluate(
+    skips, ticks, rows = page.evaluate(
         """() => {
             const { data, layout } = document.querySelector('[data-plot]')
             const rows = Object.keys(layout).filter((name) => /^yaxis\\d/.test(name)).length
-            return [data.find((trace) => trace.name === 'skipped').y.length, rows]
+            const { path } = layout.shapes.find(({ type }) => type === 'path')
+            const { x } = data.find((trace) => trace.name === 'skipped')
+            return [x, path.split('M').length - 1, rows]
         }"""
     )
     assert rows >= 4
-    assert ticks == 2 * rows * 3  # a tick a skip in each row, of two ends and a gap
+    assert skips == [2, 7]
+    assert ticks == 2 * rows  # a tick a skip in each row
     with database.writing() as session:
         queue.end(session, 1, 1, Status.FINISHED)
     expect(page.locator(".facts .status")).to_have_text("finished")
@@ -95,10 +98,33 @@ def test_steps_that_run_again_replace_their_points(
             lease_seconds=60.0,
         )
         assert again is not None
+        # With its first steps, as the recorder does: whoever watches sees both or none.
         queue.start(session, 1, again.attempt, resumed_step=3)
-    record(database, again, make_steps([1.0] * 4, first=4))
+        flush = telemetry.Flush(steps=[make_steps([1.0] * 4, first=4)])
+        telemetry.record(session, 1, again.attempt, flush)
     _drawn(page, 7)
     assert _line(page, "loss") == [3.0] * 3 + [1.0] * 4
+    resumed = "document.querySelector('[data-plot]').data.find((t) => t.name === 'resumed').text"
+    assert page.evaluate(resumed) == ["attempt 2, after step 3"]
+    page.reload()
+    _drawn(page, 7)
+    assert page.evaluate(resumed) == ["attempt 2, after step 3"]
+
+
+def test_chart_fits_a_resized_window(database: Database, running: Run, page: Page) -> None:
+    """A chart that nothing new comes for follows the window's width, and keeps its height."""
+    record(database, running, make_steps([1.0] * 9))
+    page.goto("/runs/1")
+    _drawn(page, 9)
+    picture = page.locator("[data-plot] .main-svg").first
+    before = picture.bounding_box()
+    page.set_viewport_size({"width": 700, "height": 900})
+    inner = page.evaluate("document.querySelector('[data-plot]').clientWidth")
+    expect(picture).to_have_css("width", f"{inner}px")
+    after = picture.bounding_box()
+    assert before is not None
+    assert after is not None
+    assert after["height"] == before["height"]
 
 
 def test_zoom_survives_news_reload_and_a_lost_connection(
@@ -206,3 +232,15 @@ def test_queue_is_put_in_another_order_from_the_list(
     page.get_by_role("button", name="Raise the priority of run 2").click()
     expect(page.locator('[data-key="2"]')).to_contain_text("priority 1")
     expect(third).to_contain_text("#2 in the queue")
+
+
+def test_machine_is_drawn_when_somebody_looks(database: Database, running: Run, page: Page) -> None:
+    """How busy the machine was is fetched and drawn with the section's opening."""
+    sample = {"device": -1, "elapsed_ms": 2000, "utilization": 0.5, "memory_bytes": 2**30}
+    with database.writing() as session:
+        flush = telemetry.Flush(samples=[{**sample, "power_watts": None}])
+        telemetry.record(session, 1, 1, flush)
+    page.goto("/runs/1")
+    with page.expect_response("**/runs/1/system"):
+        page.get_by_text("System How busy").click()
+    page.wait_for_selector('[data-system-plot][data-drawn="1"]')

@@ -1,0 +1,54 @@
+// How busy the machine was: fetched and drawn while its section is open.
+import { createPlot } from 'charts'
+
+const REFRESH_MS = 5000
+const ROW = 110 // pixels
+const GAP = 34 // pixels: the row's title stands there
+const MARGIN = { l: 62, r: 22, t: 30, b: 42 }
+const LINES = ['lr', 'loss', 'scale', 'val', 'norm'] // the host's colour first
+/** Title, column, and by what it is divided. */
+const ROWS = [['Utilization, %', 'utilization', 0.01], ['Memory, GiB', 'memory_bytes', 2 ** 30], ['Power, W', 'power_watts', 1]]
+
+/** @typedef {{device: number, elapsed_ms: number[], utilization: (number|null)[], memory_bytes: (number|null)[], power_watts: (number|null)[]}} Device */
+
+/** @param {Device[]} devices @param {Record<string, string>} colors */
+const systemFigure = (devices, colors) => {
+  const rows = ROWS.filter(([, column]) => devices.some((device) => device[column].some((value) => value !== null)))
+  const inner = rows.length * ROW + (rows.length - 1) * GAP
+  const tops = rows.map((_, i) => 1 - i * (ROW + GAP) / inner)
+  const data = rows.flatMap(([, column, unit], i) => devices.map((device, j) => ({
+    x: device.elapsed_ms.map((ms) => ms / 1000), y: device[column].map((value) => (value === null ? null : value / unit)),
+    name: device.device < 0 ? 'host' : `GPU ${device.device}`, legendgroup: device.device, showlegend: i === 0,
+    type: 'scatter', mode: 'lines', yaxis: `y${i ? i + 1 : ''}`, hovertemplate: '%{y:.4~g}', line: { width: 1.6, color: colors[LINES[j % LINES.length]] },
+  })))
+  const axes = tops.map((top, i) => [`yaxis${i ? i + 1 : ''}`,
+    { domain: [Math.max(top - ROW / inner, 0), top], gridcolor: colors.grid, zeroline: false, rangemode: 'tozero', nticks: 4, fixedrange: true }])
+  const layout = {
+    margin: MARGIN, height: inner + MARGIN.t + MARGIN.b, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
+    font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, hovermode: 'x unified', uirevision: 'same',
+    hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
+    legend: { orientation: 'h', x: 1, xanchor: 'right', y: 1, yanchor: 'bottom', font: { color: colors.text } },
+    xaxis: { title: { text: 'seconds since the start', standoff: 6 }, gridcolor: colors.grid, zeroline: false, anchor: `y${rows.length > 1 ? rows.length : ''}` },
+    annotations: rows.map(([title], i) => ({
+      text: title, x: 0, xref: 'paper', xanchor: 'left', y: tops[i], yref: 'paper', yanchor: 'bottom', yshift: 3, showarrow: false, font: { color: colors.text, size: 12.5 },
+    })),
+    ...Object.fromEntries(axes),
+  }
+  return { data, layout, drawn: devices.reduce((sum, device) => sum + device.elapsed_ms.length, 0) }
+}
+
+/** @param {HTMLDetailsElement} section @param {string} api address of the run */
+export const createSystem = (section, api) => {
+  const plot = createPlot(section.querySelector('[data-system-plot]'), systemFigure)
+  let due = 0
+  const refresh = async () => {
+    if (!section.open || performance.now() < due) return
+    due = performance.now() + REFRESH_MS
+    const devices = await (await fetch(`${api}/system`)).json()
+    section.querySelector('[data-none]').hidden = devices.length > 0
+    section.querySelector('[data-system-plot]').hidden = !devices.length
+    if (devices.length) plot.draw(devices)
+  }
+  section.addEventListener('toggle', refresh)
+  return { refresh }
+}

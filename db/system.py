@@ -1,0 +1,48 @@
+"""How busy the devices of a run were, as few points."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.tables import SystemSample
+
+
+@dataclass(frozen=True)
+class DeviceSamples:
+    """Columns by time. device -1 is the host itself; None where a device does not tell."""
+
+    device: int
+    elapsed_ms: list[int] = field(default_factory=list)
+    utilization: list[float | None] = field(default_factory=list)
+    memory_bytes: list[int | None] = field(default_factory=list)
+    power_watts: list[float | None] = field(default_factory=list)
+
+
+def of_run(session: Session, run_id: int, *, most: int = 500) -> list[DeviceSamples]:
+    """Return about `most` points a device: mean utilization and power, and the highest memory."""
+    column: Any = SystemSample
+    mine = column.run_id == run_id
+    last = session.scalar(select(func.max(column.elapsed_ms)).where(mine)) or 0
+    stretch = column.elapsed_ms // (last // most + 1)
+    query = (
+        select(
+            column.device,
+            func.min(column.elapsed_ms),
+            func.avg(column.utilization),
+            func.max(column.memory_bytes),
+            func.avg(column.power_watts),
+        )
+        .where(mine)
+        .group_by(column.device, stretch)
+        .order_by(column.device, func.min(column.elapsed_ms))
+    )
+    found: dict[int, DeviceSamples] = {}
+    for device, elapsed_ms, utilization, memory_bytes, power_watts in session.execute(query):
+        samples = found.setdefault(device, DeviceSamples(device))
+        samples.elapsed_ms.append(elapsed_ms)
+        samples.utilization.append(utilization)
+        samples.memory_bytes.append(memory_bytes)
+        samples.power_watts.append(power_watts)
+    return list(found.values())
