@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
-from app import schemas
+from app import comparison, schemas
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.news import by_step, skipped_steps
@@ -42,6 +42,8 @@ def show_run(
         files=checkpoints.of_run(session, run_id),
         forks=runs.forks(session, run_id),
         metrics=windows.measured(session, run_id),
+        comparison=comparison.lay_out(session, run.group_id, settings) if run.group_id else None,
+        labels=comparison.MEASURED,
         log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),
         config=run.config,
         settings_rows=_settings_rows(session, run),

@@ -3,7 +3,7 @@ import { figure } from 'figure'
 
 const COLORS = { loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', skip: '--chart-skip', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--line' }
 /** Drawing may take this share of the time, painting by the browser not counted. */
-const SHARE = 0.15
+const SHARE = 0.14
 
 /** Colours of the theme as plain rgb: Plotly knows no light-dark(). @param {HTMLElement} element */
 const themeColors = (element) => {
@@ -44,7 +44,7 @@ const painter = (plot, compose, onFirst = () => {}) => {
     shown = drawing
     plot.dataset.drawn = String(drawn)
     const cost = performance.now() - start
-    setTimeout(() => { isBusy = false; draw() }, cost / SHARE)
+    setTimeout(() => { isBusy = false; draw() }, cost / SHARE - cost)
   }
   const redraw = () => {
     colors = themeColors(plot.parentElement)

@@ -91,8 +91,6 @@ export const figure = (points, view, colors, scaled, width) => {
   const pixels = Math.max(width - MARGIN.l - MARGIN.r, 100)
   const screen = { range: view.range ?? points.x([points.first, points.last], view.x), pixels }
   const rows = rowsOf(points, view, colors, scaled, screen)
-  const [clipmin, clipmax] = screen.range
-  const whole = clipmin < clipmax ? { clipmin, clipmax } : {} // no margins for marks at the ends
   const inner = rows.reduce((sum, row) => sum + row.pixels, 0) + GAP * (rows.length - 1)
   let top = inner
   for (const row of rows) {
@@ -111,7 +109,7 @@ export const figure = (points, view, colors, scaled, width) => {
       anchor: `y${rows.length + 1}`, title: { text: X_TITLES[view.x], standoff: 6 }, gridcolor: colors.grid, ...AXIS,
       showspikes: true, spikemode: 'across', spikesnap: 'cursor', spikethickness: -2, spikedash: 'solid', spikecolor: colors.edge,
       unifiedhovertitle: { text: `${X_TITLES[view.x]} %{x:${view.x === 'time' ? ',.6~g' : ',.0f'}}` },
-      ...(view.range ? { range: view.range, autorange: false } : { autorange: true, autorangeoptions: whole }),
+      ...(screen.range[0] < screen.range[1] && { range: screen.range, autorange: false }),
     },
     annotations: rows.map((row) => ({
       text: row.title, x: 0, xref: 'paper', xanchor: 'left', y: row.domain[1], yref: 'paper', yanchor: 'bottom',

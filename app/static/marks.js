@@ -19,7 +19,7 @@ export const marksOf = (points, view, rows, inner, colors, screen) => {
     shapes: [
       vertical(skips.map(({ x }) => x), rows.map(({ domain: [bottom] }) => [bottom, bottom + TICK / inner]), { color: colors.skip, width: 1.5 }),
       vertical(resumedAt, [[0, 1]], { color: colors.quiet, width: 1, dash: 'dot' }),
-    ],
+    ].filter(({ path }) => path),
     traces: [
       said('skipped', skips.map(({ x }) => x), skips.map((tick) => told(tick, 'step', 'steps from'))),
       said('resumed', resumedAt, [...resumed].map(([step, attempts]) => `attempt ${attempts.join(', ')}, after step ${countText(step)}`)),
@@ -40,7 +40,7 @@ const resumedSteps = ({ resumptions, first, last }) => {
 /** Lines at x, over each stretch of the height, as one path: were each a part of a trace, it would be an element of its own, at ten times the cost. */
 const vertical = (at, stretches, line) => ({
   type: 'path', xref: 'x', yref: 'paper', line,
-  path: stretches.flatMap(([low, high]) => at.map((x) => `M${x},${low}V${high}`)).join('') || 'M0,0',
+  path: stretches.flatMap(([low, high]) => at.map((x) => `M${x},${low}V${high}`)).join(''),
 })
 
 /** Nothing to see: what hovering tells. */

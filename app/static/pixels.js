@@ -29,7 +29,8 @@ export const folded = ({ x, y }, { range: [low, high], pixels }) => {
       if (y[highest] === null || y[i] > y[highest]) highest = i
       last = i
     }
-    for (const each of new Set([lowest, highest].sort((a, b) => a - b))) keep(each)
+    keep(Math.min(lowest, highest))
+    if (lowest !== highest) keep(Math.max(lowest, highest))
     if (y[last] !== kept.y.at(-1)) keep(last)
   }
   if (kept.x.at(-1) !== x[end - 1]) keep(end - 1)

@@ -50,5 +50,6 @@ export const createSystem = (section, api) => {
     if (devices.length) plot.draw(devices)
   }
   section.addEventListener('toggle', refresh)
+  refresh() // it may have been opened already
   return { refresh }
 }

@@ -100,9 +100,11 @@ def test_numbers_stand_beside_their_ratio_to_fp32(
     assert fp16["val/accuracy"] == comparison.Figure(0.5, 1.0)
     assert bf16["loss"] == comparison.Figure(None, None)
 
-    page = browser.get("/groups/2").text
-    assert "3.0 s<small>× 1.50</small>" in "".join(map(str.strip, page.splitlines()))
-    assert "NaN" in page
+    for address in ("/groups/2", "/runs/2", "/runs/5"):  # a run's own page has its group's table
+        page = browser.get(address).text
+        assert "3.0 s<small>× 1.50</small>" in "".join(map(str.strip, page.splitlines()))
+        assert "NaN" in page
+    assert "In other precisions" not in browser.get("/runs/1").text
     assert browser.get("/api/groups/2").json()["runs"][1]["figures"]["loss"]["value"] is None
 
 
