@@ -7,11 +7,10 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.serve import Server
 from db import accounts, pyramid, runs
 from db.backup import back_up
 from db.backup import restore as restore_backup
@@ -21,6 +20,9 @@ from db.settings import Settings
 from db.storage import mend as mend_storage
 from db.storage import mismatches, open_store
 from trainer import worker as worker_module
+
+if TYPE_CHECKING:
+    from app.serve import Server
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -32,7 +34,7 @@ def up() -> None:
     """Start server and worker on this machine, and print a link that signs you in."""
     settings, database = _open()
     listening = _listen(settings)
-    server = Server(settings, database)
+    server = _server(settings, database)
     # A session of its own, so that a Ctrl-C reaches the worker once: from us.
     worker = subprocess.Popen([sys.executable, "-m", "trainer.worker"], start_new_session=True)
     watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
@@ -53,7 +55,7 @@ def server() -> None:
     """Start the server alone."""
     settings, database = _open()
     listening = _listen(settings)
-    _serve(Server(settings, database), listening, settings, database)
+    _serve(_server(settings, database), listening, settings, database)
 
 
 @cli.command()
@@ -175,15 +177,21 @@ def _listen(settings: Settings) -> socket.socket:
     return listening
 
 
+def _server(settings: Settings, database: Database) -> "Server":
+    from app.serve import Server  # half a second that the other commands need not wait
+
+    return Server(settings, database)
+
+
 def _serve(
-    server: Server, listening: socket.socket, settings: Settings, database: Database
+    server: "Server", listening: socket.socket, settings: Settings, database: Database
 ) -> None:
     with suppress(KeyboardInterrupt):  # which uvicorn raises once more when it has stopped
         _print_link(settings, database)
         server.run(sockets=[listening])
 
 
-def _stop_with(worker: "subprocess.Popen[bytes]", server: Server) -> None:
+def _stop_with(worker: "subprocess.Popen[bytes]", server: "Server") -> None:
     """Stop the server when the worker ends: neither is of use alone."""
     worker.wait()
     server.should_exit = True

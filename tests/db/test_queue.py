@@ -304,12 +304,17 @@ def test_two_claims_at_once_keep_to_the_limit_of_a_user(
         with database.writing() as session:
             claimed.append(claim(session, worker, runs_per_user=1))
 
+    def waits_or_is_done() -> bool:
+        with (
+            database.reading() as session
+        ):  # anew: PostgreSQL shows a transaction the same each time
+            return not other.is_alive() or bool(session.scalar(is_waiting))
+
     other = threading.Thread(target=claim_another)
     with database.writing() as session:
         assert claim(session, worker, runs_per_user=1) is not None
         other.start()
-        with database.reading() as looking:
-            until(lambda: not other.is_alive() or bool(looking.scalar(is_waiting)))
+        until(waits_or_is_done)
     other.join()
     assert claimed == [None]
 
