@@ -45,7 +45,7 @@ from trainer.spool import (
 
 RING_ROWS = 512  # must exceed what is drained at once plus what may be in flight
 DRAIN_ROWS = 128
-DRAIN_SECONDS = 0.1
+DRAIN_SECONDS = 0.125
 LOSS, SCALE, SCALE_AFTER, RATE, FOUND_INF = 0, 1, 2, 3, 4  # columns; the others follow
 COUNTED_AT_ONCE = 2**22  # elements: 16 MiB of fp32 gradients and as much of running counts
 CLIP_EPSILON = 1e-6  # added to the norm by clip_grads_with_norm_

@@ -57,7 +57,7 @@ def test_rows_arrive_once_in_order_and_whole_however_slow_the_copy(linear, polls
         assert event.waits <= 2  # those of the final drain: the loop itself never waited
 
 
-def test_a_time_without_news_is_at_most_a_tenth_of_a_second(linear, monkeypatch):
+def test_a_time_without_news_is_an_eighth_of_a_second_at_most(linear, monkeypatch):
     """Slow steps are handed over by the clock, fast ones by the number."""
     now, received = [0.0], []
     monkeypatch.setattr("trainer.telemetry.time.monotonic", lambda: now[0])
