@@ -13,6 +13,8 @@ from benchmarks.report import RESULTS, SUMMARY, summary
 
 CLAIMS = (
     "peers",
+    "telemetry_cost",
+    "syncs",
     "recording",
     "disk",
     "opening",
@@ -25,7 +27,7 @@ CLAIMS = (
     "memory",
 )
 #: Print tables of their own, with no bar that this machine could be held to.
-OTHERS = ("loop_hold", "telemetry_cost", "gpu_amp")
+OTHERS = ("loop_hold", "gpu_amp")
 
 
 def main() -> None:

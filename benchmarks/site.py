@@ -25,7 +25,7 @@ from db.storage import open_store
 from trainer.recorder import Recorder
 from trainer.spool import STEP_DTYPE, SpoolWriter
 
-DRAIN_SECONDS = 0.125  # trainer.telemetry's, which would load torch
+DRAIN_SECONDS = 0.2  # trainer.telemetry's, which would load torch
 FLUSH_SECONDS = 0.05  # the supervisor's
 
 

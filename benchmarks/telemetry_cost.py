@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.report import report
 from trainer import machine
 from trainer import telemetry as telemetry_module
 from trainer.config import RunConfig, parse_config
@@ -161,7 +162,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--precision", default="fp16", choices=["fp16", "bf16", "fp32"])
     parser.add_argument("--histogram", type=int, default=0, help="every … steps; 0: none")
-    options = parser.parse_args()
+    options = parser.parse_known_args()[0]
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     clock = time.perf_counter if device.type == "cuda" else time.thread_time
@@ -198,15 +199,25 @@ def main() -> None:
     differences = sorted(b - a for a, b in zip(*seconds, strict=True))
     tenth = len(differences) // 10
     added = statistics.mean(differences[tenth:-tenth])
-    print(f"{machine.device_name(device)}, {machine.versions()}, 1 thread")
-    print(
-        f"tiny GPT: width {WIDTH}, {LAYERS} layers, context {CONTEXT}, batch 8, {options.precision}"
-    )
-    print(f"{'bare step':<28}{bare * 1e3:8.3f} ms")
-    print(f"{'with telemetry':<28}{measured * 1e3:8.3f} ms")
-    print(f"{'added, mean of pairs':<28}{added * 1e6:8.0f} µs = {added / bare:.2%} of a bare step")
-    print(
-        f"weights are {'bit-identical' if same else 'DIFFERENT'} after {options.steps + 20} steps"
+    share = added / bare
+    report(
+        "telemetry_cost",
+        "≤ 1 % of a step, the weights bit-identical",
+        ("step", "bare, ms", "with telemetry, ms", "added, µs, mean of pairs", "share", "weights"),
+        [
+            (
+                f"tiny GPT: width {WIDTH}, {LAYERS} layers, context {CONTEXT}, batch 8, "
+                f"{options.precision}, {machine.device_name(device)}, 1 thread, "
+                f"torch {torch.__version__}",
+                f"{bare * 1e3:.2f}",
+                f"{measured * 1e3:.2f}",
+                f"{added * 1e6:.0f}",
+                f"{share:.2%}",
+                "bit-identical" if same else "DIFFERENT",
+            )
+        ],
+        measured=f"{share:.2%}, {'identical' if same else 'DIFFERENT'}",
+        passed=share <= 0.01 and same,
     )
 
 

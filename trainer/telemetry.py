@@ -20,7 +20,7 @@ import math
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import accumulate
 from typing import Any, NamedTuple, Self
 
@@ -43,9 +43,9 @@ from trainer.spool import (
     optimizer_skipped,
 )
 
-RING_ROWS = 512  # must exceed what is drained at once plus what may be in flight
-DRAIN_ROWS = 128
-DRAIN_SECONDS = 0.125
+RING_ROWS = 1024  # must exceed what is drained at once plus what may be in flight
+DRAIN_ROWS = 256
+DRAIN_SECONDS = 0.2
 LOSS, SCALE, SCALE_AFTER, RATE, FOUND_INF = 0, 1, 2, 3, 4  # columns; the others follow
 COUNTED_AT_ONCE = 2**22  # elements: 16 MiB of fp32 gradients and as much of running counts
 CLIP_EPSILON = 1e-6  # added to the norm by clip_grads_with_norm_
@@ -191,6 +191,7 @@ class Telemetry:
         self._drained_at = time.monotonic()
         self._pinned: Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
+        self._arrivals: NDArray[np.float32] | None = None  # where the host reads: a view of either
         if device.type == "cuda":
             self._pinned = torch.empty(RING_ROWS, columns, pin_memory=True)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -265,9 +266,9 @@ class Telemetry:
         if self._read == self._sent:
             return
         slices = _slices(self._read, self._sent)
-        host_ring = (self._ring if self._pinned is None else self._pinned).numpy()
-        rows = np.concatenate([host_ring[s] for s in slices])  # copies, both
-        records = np.concatenate([self._records[s] for s in slices])
+        if self._arrivals is None:
+            self._arrivals = (self._ring if self._pinned is None else self._pinned).numpy()
+        rows, records = _copied(self._arrivals, slices), _copied(self._records, slices)
         self._read = self._sent
         events = self._interpret(rows, records)
         self._on_steps(records)
@@ -277,15 +278,18 @@ class Telemetry:
     def _interpret(self, rows: NDArray[np.float32], records: Steps) -> list[Event]:
         """Fill the records in from the rows, and say what the scaler did."""
         count = len(self._optimizers)
+        is_uneventful = self._is_uneventful(rows)
         totals = rows[:, FOUND_INF + count : FOUND_INF + 2 * count]  # (steps, O)
         clipped = rows[:, FOUND_INF + 2 * count : FOUND_INF + 3 * count]  # (steps, O)
         if self._training.max_grad_norm is not None and self._training.max_grad_value is None:
-            clipped = _clip(totals, self._training.max_grad_norm)
+            # inf × 0 is NaN here as it is on the device.
+            with nullcontext() if is_uneventful else np.errstate(all="ignore"):
+                clipped = _clip(totals, self._training.max_grad_norm)
         records["loss"], records["scale"] = rows[:, LOSS], rows[:, SCALE]
         records["grad_norm"], records["grad_norm_clipped"] = _joint(totals), _joint(clipped)
         if self._training.schedule_counts == "applied":
             records["lr"] = rows[:, RATE]
-        return [] if self._is_uneventful(rows) else self._events(rows, records)
+        return [] if is_uneventful else self._events(rows, records)
 
     def _is_uneventful(self, rows: NDArray[np.float32]) -> bool:
         """Whether all is finite and the scale as it was: nearly always, so it has to be cheap."""
@@ -366,9 +370,8 @@ def _event(kind: str, record: np.void, before: float, after: float) -> Event:
 
 def _clip(totals: NDArray[np.float32], limit: float) -> NDArray[np.float32]:
     """Return what clip_grads_with_norm_ leaves of the norms, as it reckons."""
-    with np.errstate(all="ignore"):  # inf × 0 is NaN here as it is on the device
-        coefficient = np.float32(limit) / (totals + np.float32(CLIP_EPSILON))
-        clipped: NDArray[np.float32] = totals * np.minimum(coefficient, np.float32(1))
+    coefficient = np.float32(limit) / (totals + np.float32(CLIP_EPSILON))
+    clipped: NDArray[np.float32] = totals * np.minimum(coefficient, np.float32(1))
     return clipped
 
 
@@ -411,6 +414,11 @@ def watch(
                 )
         watched[optimizer_name] = WatchedOptimizer(optimizer, parameters)
     return watched
+
+
+def _copied(ring: NDArray[Any], slices: list[slice]) -> NDArray[Any]:
+    """Return these rows of a ring in a row of their own."""
+    return ring[slices[0]].copy() if len(slices) == 1 else np.concatenate([ring[s] for s in slices])
 
 
 def _slices(start: int, stop: int) -> list[slice]:

@@ -1,0 +1,77 @@
+"""How often a step makes the host wait for the device because of us: it never may.
+
+With a GPU, PyTorch's own debug mode raises at the first wait in 300 steps of the tiny GPT. Without
+one, each recipe's step runs on tensors that have no values, in each precision: whatever would make
+a host wait reads a value, and raises. (tests/trainer/test_no_sync.py shows that both see it.)
+"""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.report import report
+from benchmarks.telemetry_cost import MeasuredLoop, TinyGPT
+from tests.trainer.test_no_sync import attempt_steps
+from trainer.config import Precision, parse_config
+from trainer.registry import known_recipes, load_recipe
+
+PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
+#: Everything that a step may do beyond the plain one, but what says that it waits.
+VALUES = {
+    "training": {"max_grad_norm": 1.0, "accumulation_steps": 2},
+    "diagnosis": {"histogram_every_steps": 1},
+}
+
+
+def main() -> None:
+    """Take steps that cannot wait, and count those that wanted to."""
+    rows = _on_a_gpu() if torch.cuda.is_available() else _without_values()
+    waits = sum(int(row[2]) for row in rows)
+    report(
+        "syncs",
+        "0 host-device syncs added to a step",
+        ("recipe", "precision", "waits", "what the first one was"),
+        rows,
+        measured=f"{waits} ({'CUDA' if torch.cuda.is_available() else 'meta device, no GPU'})",
+        passed=waits == 0,
+    )
+
+
+def _without_values() -> list[tuple[str, ...]]:
+    rows = []
+    for name in known_recipes():
+        for precision in PRECISIONS:
+            with pytest.MonkeyPatch.context() as patch:
+                try:
+                    attempt_steps(patch, load_recipe(name), {"precision": precision, **VALUES})
+                    rows.append((name, precision, "0", ""))
+                except (RuntimeError, NotImplementedError) as error:
+                    rows.append((name, precision, "1", str(error).splitlines()[0]))
+    return rows
+
+
+def _on_a_gpu() -> list[tuple[str, ...]]:
+    rows = []
+    device = torch.device("cuda")
+    for precision in PRECISIONS:
+        config = parse_config(TinyGPT, {"precision": precision, **VALUES})
+        with tempfile.TemporaryDirectory() as folder:
+            loop = MeasuredLoop(config, device, Path(folder))
+            batch = loop.rig.recipe.batch(torch.arange(8), torch.Generator())
+            loop.step(1, batch)  # libraries start, which may wait
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                for number in range(2, 302):
+                    loop.step(number, batch)
+                rows.append(("tiny GPT", precision, "0", ""))
+            except RuntimeError as error:
+                rows.append(("tiny GPT", precision, "1", str(error).splitlines()[0]))
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    return rows
+
+
+if __name__ == "__main__":
+    main()
