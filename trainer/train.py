@@ -133,13 +133,14 @@ def train(
 
     # ---- Going on from a checkpoint -----------------------------------------------------------
     progress = Progress()
-    parts: dict[str, Any] = {}
+    parts: Mapping[str, Any] = {}
     if resume is not None:
         state = checkpoint.load(resume)
         progress, notes = checkpoint.restore(
             state, recipe, modules, config, device, ranks.rank, ranks.world_size
         )
-        parts = state.get("parts", {})
+        is_fork = checkpoint_folder is not None and resume.parent != checkpoint_folder
+        parts = inherited_parts(state, is_scaled=scaler.is_enabled(), is_fork=is_fork)
         on_event({"event": "resumed", "step": progress.step, "exact": not notes, "notes": notes})
     step, sampler.position, retried = progress.step, progress.position, progress.retried
 
@@ -413,6 +414,22 @@ def evaluate(
         metrics, found = recipe.evaluate(), recipe.artifacts()
     set_training_mode(recipe, True)
     return metrics, found
+
+
+def inherited_parts(
+    state: Mapping[str, Any], *, is_scaled: bool, is_fork: bool
+) -> Mapping[str, Any]:
+    """Return the parts of a checkpoint's state that a run goes on with.
+
+    is_scaled: this run's scaler is enabled.  is_fork: the checkpoint is another run's.
+    """
+    parts = state.get("parts", {})
+    if not (is_scaled and state["scaler"]):
+        # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
+        return {name: part for name, part in parts.items() if name == "schedule"}
+    if is_fork and "replay" in parts:
+        return parts | {"replay": parts["replay"] | {"replayed": 0}}  # a fork's are its own
+    return parts
 
 
 def make_autocast(config: RunConfig[Any], device: torch.device) -> torch.autocast:

@@ -182,6 +182,28 @@ def test_the_stop_rule_survives_a_resume(run_loop, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "unscaled", [{"precision": "bf16"}, {"precision": "fp32"}, {"scaler": {"enabled": False}}]
+)
+def test_a_fork_from_an_unscaled_run_has_its_scale_still_to_find(run_loop, tmp_path, unscaled):
+    """It may skip more often in a row than a calibrated run, and none of it is replayed.
+
+    Catches steps without a scaler, of which none is skipped, that pass for its calibration; and
+    patience that is the parent's.
+    """
+    run_loop(Digits, unscaled | {"training": {"steps": 30}}, folder=tmp_path / "parent")
+    scaler = {"stop_after_skips": 4, "hysteresis": 2}
+    fork = run_loop(
+        Digits,
+        {"precision": "fp16", "scaler": scaler, "training": {"steps": 40}},
+        folder=tmp_path / "fork",
+        resume=tmp_path / "parent" / "step-00000030.pt",
+    )
+    assert fork.skipped()[:6] == [31, 32, 33, 34, 35, 36]
+    assert fork.records["scale"][:4].tolist() == [2.0**24, 2.0**24, 2.0**23, 2.0**22]
+    assert not fork.of("replay")
+
+
+@pytest.mark.parametrize(
     ("wanted", "scale"), [(512.0, 512.0), (1024, 1024.0), (1.0, 4.0), (2.0**20, 2.0**14)]
 )
 def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
