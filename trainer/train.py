@@ -154,17 +154,6 @@ def train(
     rig = Rig(recipe, autocast, scaler, scale_rule, optimizers, training, ranks, histogram)
     replay = Replay(rig, modules, sampler, config, device, on_event)
 
-    # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
-    counting: dict[str, Any] = {
-        "scale_rule": scale_rule,
-        "schedule": schedule,
-        "stop_rule": stop_rule,
-        "replay": replay,
-    }
-    for name, part in counting.items():
-        if parts.get(name):
-            part.load_state_dict(parts[name])
-
     def on_arrival(records: Steps) -> None:
         on_steps(records)
         stop_rule.watch(records)
@@ -172,6 +161,18 @@ def train(
 
     telemetry = Telemetry(optimizers, device, training, on_arrival, on_event)
     telemetry.skipped = progress.skipped
+
+    # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
+    counting: dict[str, Any] = {
+        "scale_rule": scale_rule,
+        "schedule": schedule,
+        "stop_rule": stop_rule,
+        "replay": replay,
+        "telemetry": telemetry,
+    }
+    for name, part in counting.items():
+        if parts.get(name):
+            part.load_state_dict(parts[name])
 
     # What happens between steps -----------------------------------------------------------------
     def elapsed_ms() -> int:
@@ -427,8 +428,10 @@ def inherited_parts(
     if not (is_scaled and state["scaler"]):
         # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
         return {name: part for name, part in parts.items() if name == "schedule"}
-    if is_fork and "replay" in parts:
-        return parts | {"replay": parts["replay"] | {"replayed": 0}}  # a fork's are its own
+    if is_fork:  # it tells of its own scales, and replays skips of its own
+        parts = {name: part for name, part in parts.items() if name != "telemetry"}
+        if "replay" in parts:
+            parts["replay"] = parts["replay"] | {"replayed": 0}
     return parts
 
 

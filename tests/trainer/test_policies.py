@@ -230,15 +230,43 @@ def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
 
 
 def test_a_scale_set_as_a_run_pauses_is_in_its_checkpoint(run_loop, tmp_path):
-    """It was told to be obeyed, so the resumed run goes on with it."""
+    """It was told to be obeyed, so the resumed run goes on with it, and tells of it; a fork, whose
+    scale nobody set, does not.
+    """
+    values = {"scaler": {"init_scale": 64.1}, "training": {"steps": 2}}
     run = run_loop(
         Digits,
-        {"scaler": {"init_scale": 64.0}},
-        folder=tmp_path,
-        control=lambda: Control("pause", Request(3, "scale", 32.0)),
+        values,
+        folder=tmp_path / "parent",
+        control=lambda: Control("pause", Request(3, "scale", 32.1)),
     )
     assert [event["request"] for event in run.of("obeyed")] == [3]
-    assert checkpoint.load(tmp_path / "step-00000001.pt")["scaler"]["scale"] == 32.0
+    path = tmp_path / "parent" / "step-00000001.pt"
+    assert checkpoint.load(path)["scaler"]["scale"] == np.float32(32.1)
+
+    fork = run_loop(Digits, values, folder=tmp_path / "fork", resume=path)
+    assert not fork.of("scaler", kind="set")
+    resumed = run_loop(Digits, values, folder=tmp_path / "parent", resume=path)
+    [event] = resumed.of("scaler", kind="set")
+    scales = np.float32([event["scale_before"], event["scale_after"]])
+    assert (event["step"], scales.tolist()) == (2, np.float32([64.1, 32.1]).tolist())
+
+
+def test_a_resumed_run_tells_of_no_scale_that_nobody_set(run_loop, tmp_path):
+    """Neither after a back-off at the very last step, nor of a checkpoint that lacks the scale.
+
+    Catches a scale that is not the one after the last step, or was rounded on its way.
+    """
+    values = {"scaler": {"init_scale": 2.0**24 / 3}, "training": {"steps": 3}}
+    stop = iter([Control(), Control("pause")])
+    run = run_loop(Digits, values, folder=tmp_path, control=lambda: next(stop))
+    assert run.skipped() == [1, 2]
+    path = tmp_path / "step-00000002.pt"
+    assert not run_loop(Digits, values, folder=tmp_path, resume=path).of("scaler", kind="set")
+    state = checkpoint.load(path)
+    del state["parts"]["telemetry"]
+    torch.save(state, path)
+    assert not run_loop(Digits, values, folder=tmp_path, resume=path).of("scaler", kind="set")
 
 
 @pytest.mark.parametrize("nonsense", [-1.0, 0.0, float("inf"), float("nan")])
