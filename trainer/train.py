@@ -424,14 +424,15 @@ def inherited_parts(
 
     is_scaled: this run's scaler is enabled.  is_fork: the checkpoint is another run's.
     """
-    parts = state.get("parts", {})
+    parts: Mapping[str, Any] = state.get("parts", {})
     if not (is_scaled and state["scaler"]):
         # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
         return {name: part for name, part in parts.items() if name == "schedule"}
     if is_fork:  # it tells of its own scales, and replays skips of its own
-        parts = {name: part for name, part in parts.items() if name != "telemetry"}
+        own: dict[str, Any] = {"telemetry": None}
         if "replay" in parts:
-            parts["replay"] = parts["replay"] | {"replayed": 0}
+            own["replay"] = parts["replay"] | {"replayed": 0}
+        return {**parts, **own}
     return parts
 
 
