@@ -45,7 +45,7 @@ class RunSummary(BaseModel):
     group_id: Annotated[int | None, Field(description="Comparison that it belongs to")]
     step: Annotated[int, Field(description="Attempted steps")]
     steps_total: int
-    applied: Annotated[int, Field(description="Steps not skipped, or retried in fp32")]
+    applied: Annotated[int, Field(description="Own steps not skipped, or retried in fp32")]
     skipped: int
     loss: Number
     scale: Number

@@ -153,12 +153,16 @@ def end(
     run = held(session, run_id, attempt)
     if status in (Status.QUEUED, Status.PAUSED) and run.wanted in ("cancel", "kill"):
         status = Status.CANCELLED
+        if run.wanted == "kill":  # how it died is what a person wished
+            reason = fault = None
     elif status == Status.QUEUED and run.wanted == "pause":
         status = Status.PAUSED
     run.error = error
     run.worker_id = None if status == Status.QUEUED else run.worker_id
     node(session, run_id, attempt).ended_at = now()
-    runs.set_status(session, run, status, reason=reason or run.stop_reason, fault=fault)
+    if status in (Status.CANCELLED, Status.PAUSED):  # any other end was not what a person wished
+        reason = reason or run.stop_reason
+    runs.set_status(session, run, status, reason=reason, fault=fault)
 
 
 def end_killed(

@@ -145,14 +145,17 @@ def statuses(session: Session, run_id: int) -> list[RunStatus]:
 
 
 def applied(session: Session, run: Run) -> int:
-    """Return how many steps changed the weights: those not skipped, and those retried in fp32."""
+    """Return how many of a run's own steps changed the weights: not skipped, or retried in fp32.
+
+    A fork's step counts its parent's as well; what was skipped or retried does not.
+    """
     retried = 0
     if run.config.get("scaler", {}).get("retry_in_fp32"):
         query = select(func.count()).where(Diagnosis.run_id == run.id, Diagnosis.kind == "retry")
         # The spool brings a retry before its step.
         query = query.where(Diagnosis.content["applied"].as_boolean(), Diagnosis.step <= run.step)
         retried = session.scalar(query) or 0
-    return run.step - run.skipped + retried
+    return max(run.step - (run.parent_step or 0), 0) - run.skipped + retried
 
 
 def cancel(session: Session, run_id: int, user: User) -> Run:

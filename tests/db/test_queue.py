@@ -343,6 +343,31 @@ def test_a_cancelled_run_that_is_killed_ends_cancelled(
     assert status == Status.CANCELLED
 
 
+def test_a_run_that_is_killed_as_wished_says_so(
+    database: Database, running: Run, ada: User
+) -> None:
+    """A second cancel does not wait: that its process was killed then is nobody's fault."""
+    with database.writing() as session:
+        runs.cancel(session, running.id, ada)
+        runs.cancel(session, running.id, ada)
+        limits = {"max_attempts": 1, "max_stalled_attempts": 1}
+        queue.end_killed(session, running.id, 1, reason="killed by SIGKILL", **limits)
+        last = runs.statuses(session, running.id)[-1]
+    assert (last.status, last.reason, last.fault) == ("cancelled", "cancelled by ada", None)
+
+
+@pytest.mark.parametrize("act", [runs.cancel, runs.pause], ids=lambda f: f.__name__)
+def test_a_run_that_finishes_all_the_same_says_nothing_of_the_wish(
+    database: Database, running: Run, ada: User, act: Any
+) -> None:
+    """Its last step came before the wish did."""
+    with database.writing() as session:
+        act(session, running.id, ada)
+        queue.end(session, running.id, 1, Status.FINISHED)
+        last = runs.statuses(session, running.id)[-1]
+    assert (last.status, last.reason) == ("finished", None)
+
+
 def test_text_that_a_database_cannot_hold_is_mended(database: Database, running: Run) -> None:
     """A traceback with half a surrogate pair or a zero byte does not lose the end of a run."""
     with database.writing() as session:

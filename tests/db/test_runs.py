@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from db import queue, runs, waiting
+from db import checkpoints, queue, runs, waiting
 from db.database import Database
 from db.errors import Conflict, NotFound
 from db.tables import Run, Status, User, Worker
 from tests.db.conftest import claim, config, submit
+from tests.db.telemetry_made import make_steps, record
 
 
 def test_submitted_run_waits_in_the_queue(database: Database, ada: User) -> None:
@@ -96,6 +97,23 @@ def test_a_run_without_a_loss_scale_refuses_one(
         assert run is not None
     with pytest.raises(Conflict, match=message), database.writing() as session:
         runs.request_scale(session, run.id, ada, 512.0)
+
+
+def test_a_fork_has_applied_steps_of_its_own_alone(
+    database: Database, running: Run, ada: User, worker: Worker
+) -> None:
+    """What its parent did is the parent's, skips included; before its first step it has none."""
+    file = {"kind": "checkpoint", "path": "", "size_bytes": 1, "sha256": "aa"}
+    event = {"step": 40, "reason": "interval", "request": None, "files": [file]}
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, 1, event, ["key"])
+        submit(session, ada, parent_id=running.id, parent_step=40)
+        fork = claim(session, worker)
+        assert fork is not None
+        assert runs.applied(session, fork) == 0
+    record(database, fork, make_steps([1.0] * 9, first=41, skipped=[42, 45]))
+    with database.reading() as session:
+        assert runs.applied(session, runs.get(session, fork.id)) == 7
 
 
 def test_priority_changes_only_while_it_matters(
