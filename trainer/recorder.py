@@ -1,14 +1,18 @@
 """The recorder: from a run's spool and log into the database, in fenced, repeatable flushes."""
 
+import errno
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
+import obstore
 from obstore.store import ObjectStore
 from sqlalchemy.orm import Session
 
 from db import artifacts, checkpoints, queue, series, telemetry
-from db.database import Database
+from db.database import Database, is_outage
 from db.settings import Settings
 from db.storage import delete_file, put_file
 from trainer.guard import clock
@@ -16,6 +20,31 @@ from trainer.samples import Sampler
 from trainer.spool import SpoolReader
 
 SAMPLE_SECONDS = 2.0
+WAITING_SECONDS = 0.4
+
+Done = TypeVar("Done")
+
+
+def may_pass(error: Exception) -> bool:
+    """Tell whether database, store or disk may be back later."""
+    is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    return is_full or is_outage(error) or isinstance(error, obstore.exceptions.BaseError)
+
+
+def wait_for(work: Callable[[], Done], meanwhile: Callable[[], None]) -> Done:
+    """Return what `work` returns, which may take minutes; call `meanwhile` until then.
+
+    Files on their way to or from a bucket must not keep a lease from being renewed.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        while True:
+            try:
+                return working.result(timeout=WAITING_SECONDS)
+            except TimeoutError:
+                if working.done():  # it was the work that timed out
+                    raise
+                meanwhile()
 
 
 class Recorder:
@@ -58,9 +87,15 @@ class Recorder:
         """Add a line of our own to the run's log."""
         self._log({"time": time.time(), "stream": "halfstep", "text": text})
 
-    def flush(self, take_lines: Callable[[], list[dict[str, Any]]] = list) -> bool:
+    def flush(
+        self,
+        take_lines: Callable[[], list[dict[str, Any]]] = list,
+        *,
+        meanwhile: Callable[[], None],
+    ) -> bool:
         """Record what is new in one transaction; tell whether there was nothing left to record.
 
+        meanwhile: what to do every now and then while files are on their way to the store.
         If it fails, what was taken stays pending and nothing more is taken from the spool: during
         an outage the spool grows and memory does not. Raises Fenced.
         """
@@ -73,8 +108,10 @@ class Recorder:
         if self._saved or self._artifacts:
             self._check_fence()
         # Files before the transaction, which holds a lock.
-        keys = [[self._store_file(file) for file in event["files"]] for event in self._saved]
-        artifact_keys = [self._store_file(event) for event in self._artifacts]
+        keys = [
+            [self._store_file(file, meanwhile) for file in event["files"]] for event in self._saved
+        ]
+        artifact_keys = [self._store_file(event, meanwhile) for event in self._artifacts]
         retired: list[str] = []
         training = bool(self._pending.steps) and self._pending_attempt == self._attempt
         with self._database.writing() as session:
@@ -135,12 +172,12 @@ class Recorder:
             samples = self._sampler.take()
             self._pending.samples += [{"elapsed_ms": elapsed_ms, **sample} for sample in samples]
 
-    def _store_file(self, file: dict[str, Any]) -> str:
+    def _store_file(self, file: dict[str, Any], meanwhile: Callable[[], None]) -> str:
         """Put a file of the run's folder into the store and return its key."""
         path = self._folder / str(file["path"])
         key = path.relative_to(self._settings.data).as_posix()
         if key not in self._stored:
-            put_file(self._store, key, path)
+            wait_for(partial(put_file, self._store, key, path), meanwhile)
             self._stored.add(key)
         return key
 
