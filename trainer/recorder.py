@@ -13,13 +13,16 @@ from db.settings import Settings
 from db.storage import delete_file, put_file
 from trainer.guard import clock
 from trainer.samples import Sampler
-from trainer.spool import SpoolReader
+from trainer.spool import Position, SpoolReader
 
 SAMPLE_SECONDS = 2.0
 
 
 class Recorder:
-    """Records one attempt; what earlier attempts left in the spool comes first."""
+    """Records one attempt; what earlier attempts left in the spool comes first.
+
+    Unless a later one has recorded by then: the steps in the database are that one's.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,6 @@ class Recorder:
         self._settings, self._database, self._store = settings, database, store
         self._run_id, self._attempt = run_id, attempt
         self._folder = settings.run_folder(run_id)
-        self._spool = SpoolReader(self._folder / "spool")
         self._pending = telemetry.Flush()
         self._saved: list[dict[str, Any]] = []  # checkpoints to publish with what is pending
         self._artifacts: list[dict[str, Any]] = []  # likewise
@@ -45,6 +47,8 @@ class Recorder:
             last = series.log_lines(session, run_id, most=1)
             newest = telemetry.newest_attempt(session, run_id, attempt)
         self._log_number = last[0].number if last else 0
+        # An older attempt's files, left on a machine that was away, would undo what it recorded.
+        self._spool = SpoolReader(self._folder / "spool", Position(newest, sequence=0, offset=0))
         self._training_seen = newest == attempt  # by a supervisor that has died
 
     def begin(self, sampler: Sampler, started_at: float, policy: dict[str, Any]) -> None:

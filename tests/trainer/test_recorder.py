@@ -80,6 +80,11 @@ class Attempts:
         with self.database.reading() as session:
             return list(session.scalars(select(table.step).order_by(table.step)))
 
+    def left(self) -> list[str]:
+        """The names of the spool files on the machine that trains."""
+        folder = self.settings.run_folder(self.run_id) / "spool"
+        return sorted(path.name for path in folder.iterdir())
+
     def resumed_steps(self) -> list[int | None]:
         """From which step on each attempt recorded; the last also stands in the run's row."""
         with self.database.reading() as session:
@@ -177,3 +182,38 @@ def test_what_two_attempts_left_is_recorded_one_after_the_other(attempts: Attemp
     spool.steps(attempts.steps(51, 55))
     drain(attempts.recorder())
     assert attempts.made_by() == span(1, 50, 1) | span(51, 55, 2)
+
+
+def test_what_a_superseded_attempt_left_is_deleted_unread(attempts: Attempts) -> None:
+    """A machine that comes back with an old attempt's spool changes nothing of the newer one's."""
+    old = attempts.next("a")
+    old.steps(attempts.steps(1, 180))
+    old.event(make_metric(150, 0.5))
+    spool = attempts.next("b")
+    recorder = attempts.supervisor()
+    spool.steps(attempts.steps(1, 120))
+    drain(recorder)
+    spool = attempts.next("a")
+    recorder = attempts.supervisor()
+    assert attempts.made_by() == span(1, 120, 2)
+    assert attempts.steps_of(Metric) == []
+    spool.event(resumed(100, exact=False))
+    spool.steps(attempts.steps(101, 110))
+    drain(recorder)
+    assert attempts.made_by() == span(1, 100, 2) | span(101, 110, 3)
+    assert attempts.left() == ["3-0.spool"]
+
+
+def test_what_an_attempt_after_the_last_recorded_left_is_not_lost(attempts: Attempts) -> None:
+    """Only what is older than recorded steps is given up."""
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.steps(attempts.steps(1, 50))
+    drain(recorder)
+    spool.steps(attempts.steps(51, 60))
+    spool = attempts.next()
+    spool.event(resumed(60, exact=True))
+    spool.steps(attempts.steps(61, 70))
+    attempts.next()
+    attempts.supervisor()
+    assert attempts.made_by() == span(1, 60, 1) | span(61, 70, 2)
