@@ -17,7 +17,7 @@ from db.settings import Settings
 from db.storage import delete_file, put_file
 from trainer.guard import clock
 from trainer.samples import Sampler
-from trainer.spool import SpoolReader
+from trainer.spool import Position, SpoolReader
 
 SAMPLE_SECONDS = 2.0
 WAITING_SECONDS = 0.4
@@ -48,7 +48,10 @@ def wait_for(work: Callable[[], Done], meanwhile: Callable[[], None]) -> Done:
 
 
 class Recorder:
-    """Records one attempt; what earlier attempts left in the spool comes first."""
+    """Records one attempt; what earlier attempts left in the spool comes first.
+
+    Unless a later one has recorded by then: the steps in the database are that one's.
+    """
 
     def __init__(
         self,
@@ -61,11 +64,9 @@ class Recorder:
         self._settings, self._database, self._store = settings, database, store
         self._run_id, self._attempt = run_id, attempt
         self._folder = settings.run_folder(run_id)
-        self._spool = SpoolReader(self._folder / "spool")
         self._pending = telemetry.Flush()
         self._saved: list[dict[str, Any]] = []  # checkpoints to publish with what is pending
         self._artifacts: list[dict[str, Any]] = []  # likewise
-        self._training_seen = False
         self._resumed: dict[str, Any] | None = None  # what the training said, if it resumed
         self._stored: set[str] = set()  # files of what is pending that are in the store
         self._sampler: Sampler | None = None
@@ -73,7 +74,11 @@ class Recorder:
         self._policy: dict[str, Any] = {}
         with database.reading() as session:
             last = series.log_lines(session, run_id, most=1)
+            newest = telemetry.newest_attempt(session, run_id, attempt)
         self._log_number = last[0].number if last else 0
+        # An older attempt's files, left on a machine that was away, would undo what it recorded.
+        self._spool = SpoolReader(self._folder / "spool", Position(newest, sequence=0, offset=0))
+        self._training_seen = newest == attempt  # by a supervisor that has died
 
     def begin(self, sampler: Sampler, started_at: float, policy: dict[str, Any]) -> None:
         """From now on sample the devices, and keep the checkpoints that the policy wants.
@@ -81,7 +86,6 @@ class Recorder:
         started_at: the run's first start, by trainer.guard.clock.
         """
         self._sampler, self._started_at, self._policy = sampler, started_at, policy
-        self._resumed = None
 
     def remark(self, text: str) -> None:
         """Add a line of our own to the run's log."""
@@ -113,7 +117,7 @@ class Recorder:
         ]
         artifact_keys = [self._store_file(event, meanwhile) for event in self._artifacts]
         retired: list[str] = []
-        training = bool(self._pending.steps) and self._pending_attempt == self._attempt
+        training = bool(self._pending.steps) and self._is_own
         with self._database.writing() as session:
             if training and not self._training_seen:
                 self._start(session)
@@ -149,7 +153,10 @@ class Recorder:
             telemetry.truncate(session, self._run_id, self._attempt, after=step)
 
     def _collect(self) -> None:
-        for item in self._spool.poll():
+        items = self._spool.poll()
+        position = self._spool.position()
+        self._is_own = position is not None and position.attempt == self._attempt
+        for item in items:
             if not isinstance(item, dict):
                 self._pending.steps.append(item)
             elif item["event"] == "artifact":
@@ -159,13 +166,12 @@ class Recorder:
                 if all((self._folder / file["path"]).exists() for file in item["files"]):
                     self._saved.append(item)
             elif item["event"] == "resumed":
-                if self._sampler:  # not a remark of an earlier attempt, recovered
+                if self._is_own:
                     self._resumed = item
+                if self._sampler:  # not what a dead supervisor may have remarked on
                     self.remark(_resumed(item))
             else:
                 self._pending.events.append(item)
-        position = self._spool.position()
-        self._pending_attempt = position.attempt if position else 0
         if self._sampler and time.monotonic() >= self._sample_due:
             self._sample_due = time.monotonic() + SAMPLE_SECONDS
             elapsed_ms = round((clock() - self._started_at) * 1000)
