@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, case, func, select, text
 from sqlalchemy.orm import Session
 
 from db.pyramid import (
@@ -299,7 +299,9 @@ def _scale(
 ) -> Line:
     """Return the scale from its changes, exact at any length, unless these are too many."""
     first, last = stretch.span
-    changes = select(ScalerEvent.step, ScalerEvent.scale_after).where(
+    # What the scale is after a step is used for the next one; one set by hand, for its own step.
+    used_from = case((ScalerEvent.kind == "set", ScalerEvent.step), else_=ScalerEvent.step + 1)
+    changes = select(used_from, ScalerEvent.scale_after).where(
         ScalerEvent.run_id == run_id,
         ScalerEvent.step.between(first, last - 1),
         ScalerEvent.kind != "skip",
@@ -309,8 +311,8 @@ def _scale(
         return sampled
     at = [series.name for series in stretch.source.series].index("scale")
     ends: list[float] = stretch.edges.values[[0, -1], at].tolist()
-    # What the scale is after a step is used for the next one.
-    changes = changes.order_by(ScalerEvent.step, ScalerEvent.id)
-    after = {step + 1: scale for step, scale in connection.execute(changes)}
+    # Of a back-off and a scale set at the same boundary, the latter holds: it is the later step's.
+    changes = changes.order_by(used_from, ScalerEvent.step)
+    after = {step: scale for step, scale in connection.execute(changes)}
     points = {first: ends[0], **after, last: ends[1]}
     return replace(sampled, x=list(points), y=list(map(plain, points.values())))

@@ -204,6 +204,15 @@ class Telemetry:
         with suppress(*([RuntimeError] if kind else [])):
             self.drain()
 
+    def state_dict(self) -> dict[str, float | None]:
+        """Return the last scale told of: one set at this very boundary is not, as yet."""
+        return {"last_scale": None if self._last_scale is None else float(self._last_scale)}
+
+    def load_state_dict(self, state: dict[str, float | None]) -> None:
+        """Put it back, so that the next step tells of a scale that was set."""
+        scale = state["last_scale"]
+        self._last_scale = None if scale is None else np.float32(scale)
+
     def write(self, attempted: Attempted, rate: float | Tensor) -> None:
         """Queue this step's row on the device: two kernels, and no wait. rate: a 0-dim tensor,
         where only the device knows it."""

@@ -133,13 +133,14 @@ def train(
 
     # ---- Going on from a checkpoint -----------------------------------------------------------
     progress = Progress()
-    parts: dict[str, Any] = {}
+    parts: Mapping[str, Any] = {}
     if resume is not None:
         state = checkpoint.load(resume)
         progress, notes = checkpoint.restore(
             state, recipe, modules, config, device, ranks.rank, ranks.world_size
         )
-        parts = state.get("parts", {})
+        is_fork = checkpoint_folder is not None and resume.parent != checkpoint_folder
+        parts = inherited_parts(state, is_scaled=scaler.is_enabled(), is_fork=is_fork)
         on_event({"event": "resumed", "step": progress.step, "exact": not notes, "notes": notes})
     step, sampler.position, retried = progress.step, progress.position, progress.retried
 
@@ -153,17 +154,6 @@ def train(
     rig = Rig(recipe, autocast, scaler, scale_rule, optimizers, training, ranks, histogram)
     replay = Replay(rig, modules, sampler, config, device, on_event)
 
-    # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
-    counting: dict[str, Any] = {
-        "scale_rule": scale_rule,
-        "schedule": schedule,
-        "stop_rule": stop_rule,
-        "replay": replay,
-    }
-    for name, part in counting.items():
-        if parts.get(name):
-            part.load_state_dict(parts[name])
-
     def on_arrival(records: Steps) -> None:
         on_steps(records)
         stop_rule.watch(records)
@@ -171,6 +161,18 @@ def train(
 
     telemetry = Telemetry(optimizers, device, training, on_arrival, on_event)
     telemetry.skipped = progress.skipped
+
+    # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
+    counting: dict[str, Any] = {
+        "scale_rule": scale_rule,
+        "schedule": schedule,
+        "stop_rule": stop_rule,
+        "replay": replay,
+        "telemetry": telemetry,
+    }
+    for name, part in counting.items():
+        if parts.get(name):
+            part.load_state_dict(parts[name])
 
     # What happens between steps -----------------------------------------------------------------
     def elapsed_ms() -> int:
@@ -413,6 +415,24 @@ def evaluate(
         metrics, found = recipe.evaluate(), recipe.artifacts()
     set_training_mode(recipe, True)
     return metrics, found
+
+
+def inherited_parts(
+    state: Mapping[str, Any], *, is_scaled: bool, is_fork: bool
+) -> Mapping[str, Any]:
+    """Return the parts of a checkpoint's state that a run goes on with.
+
+    is_scaled: this run's scaler is enabled.  is_fork: the checkpoint is another run's.
+    """
+    parts = state.get("parts", {})
+    if not (is_scaled and state["scaler"]):
+        # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
+        return {name: part for name, part in parts.items() if name == "schedule"}
+    if is_fork:  # it tells of its own scales, and replays skips of its own
+        parts = {name: part for name, part in parts.items() if name != "telemetry"}
+        if "replay" in parts:
+            parts["replay"] = parts["replay"] | {"replayed": 0}
+    return parts
 
 
 def make_autocast(config: RunConfig[Any], device: torch.device) -> torch.autocast:

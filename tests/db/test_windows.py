@@ -13,7 +13,14 @@ from db import windows
 from db.database import Database
 from db.tables import Run
 from db.windows import Line, Measured, Ticks, Window
-from tests.db.telemetry_made import forget, make_events, make_metric, make_steps, record
+from tests.db.telemetry_made import (
+    forget,
+    make_events,
+    make_metric,
+    make_skip,
+    make_steps,
+    record,
+)
 
 SERIES = ("loss", "grad_norm", "grad_norm_clipped", "lr", "step_us")
 
@@ -129,6 +136,22 @@ def test_close_zoom_is_raw(database: Database, running: Run) -> None:
         [1.0, None, "Infinity", "-Infinity"],
         Ticks([102, 103, 104], [1] * 3, 3),
     )
+
+
+def test_a_scale_set_by_hand_is_drawn_where_it_was_first_used(
+    database: Database, running: Run
+) -> None:
+    """From the very step that its event names; it prevails over a back-off at that boundary."""
+    steps = make_steps([1.0] * 99, skipped=[3])
+    steps["scale"][3:] = 64.0
+    steps["scale"][6:] = 32.0
+    by_hand = [
+        make_skip(step, kind="set", optimizer=None, scale_after=scale)
+        for step, scale in ((7, 32.0), (4, 64.0))
+    ]
+    record(database, running, steps, events=[*by_hand, *make_events([3])])
+    line = look(database, running, most=32).series["scale"]
+    assert (line.x, line.y) == ([1, 4, 7, 99], [2.0**20, 64.0, 32.0, 32.0])
 
 
 def test_growing_run_moves_no_point(database: Database, running: Run) -> None:

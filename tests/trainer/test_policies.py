@@ -182,6 +182,28 @@ def test_the_stop_rule_survives_a_resume(run_loop, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "unscaled", [{"precision": "bf16"}, {"precision": "fp32"}, {"scaler": {"enabled": False}}]
+)
+def test_a_fork_from_an_unscaled_run_has_its_scale_still_to_find(run_loop, tmp_path, unscaled):
+    """It may skip more often in a row than a calibrated run, and none of it is replayed.
+
+    Catches steps without a scaler, of which none is skipped, that pass for its calibration; and
+    patience that is the parent's.
+    """
+    run_loop(Digits, unscaled | {"training": {"steps": 30}}, folder=tmp_path / "parent")
+    scaler = {"stop_after_skips": 4, "hysteresis": 2}
+    fork = run_loop(
+        Digits,
+        {"precision": "fp16", "scaler": scaler, "training": {"steps": 40}},
+        folder=tmp_path / "fork",
+        resume=tmp_path / "parent" / "step-00000030.pt",
+    )
+    assert fork.skipped()[:6] == [31, 32, 33, 34, 35, 36]
+    assert fork.records["scale"][:4].tolist() == [2.0**24, 2.0**24, 2.0**23, 2.0**22]
+    assert not fork.of("replay")
+
+
+@pytest.mark.parametrize(
     ("wanted", "scale"), [(512.0, 512.0), (1024, 1024.0), (1.0, 4.0), (2.0**20, 2.0**14)]
 )
 def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
@@ -208,15 +230,43 @@ def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
 
 
 def test_a_scale_set_as_a_run_pauses_is_in_its_checkpoint(run_loop, tmp_path):
-    """It was told to be obeyed, so the resumed run goes on with it."""
+    """It was told to be obeyed, so the resumed run goes on with it, and tells of it; a fork, whose
+    scale nobody set, does not.
+    """
+    values = {"scaler": {"init_scale": 64.1}, "training": {"steps": 2}}
     run = run_loop(
         Digits,
-        {"scaler": {"init_scale": 64.0}},
-        folder=tmp_path,
-        control=lambda: Control("pause", Request(3, "scale", 32.0)),
+        values,
+        folder=tmp_path / "parent",
+        control=lambda: Control("pause", Request(3, "scale", 32.1)),
     )
     assert [event["request"] for event in run.of("obeyed")] == [3]
-    assert checkpoint.load(tmp_path / "step-00000001.pt")["scaler"]["scale"] == 32.0
+    path = tmp_path / "parent" / "step-00000001.pt"
+    assert checkpoint.load(path)["scaler"]["scale"] == np.float32(32.1)
+
+    fork = run_loop(Digits, values, folder=tmp_path / "fork", resume=path)
+    assert not fork.of("scaler", kind="set")
+    resumed = run_loop(Digits, values, folder=tmp_path / "parent", resume=path)
+    [event] = resumed.of("scaler", kind="set")
+    scales = np.float32([event["scale_before"], event["scale_after"]])
+    assert (event["step"], scales.tolist()) == (2, np.float32([64.1, 32.1]).tolist())
+
+
+def test_a_resumed_run_tells_of_no_scale_that_nobody_set(run_loop, tmp_path):
+    """Neither after a back-off at the very last step, nor of a checkpoint that lacks the scale.
+
+    Catches a scale that is not the one after the last step, or was rounded on its way.
+    """
+    values = {"scaler": {"init_scale": 2.0**24 / 3}, "training": {"steps": 3}}
+    stop = iter([Control(), Control("pause")])
+    run = run_loop(Digits, values, folder=tmp_path, control=lambda: next(stop))
+    assert run.skipped() == [1, 2]
+    path = tmp_path / "step-00000002.pt"
+    assert not run_loop(Digits, values, folder=tmp_path, resume=path).of("scaler", kind="set")
+    state = checkpoint.load(path)
+    del state["parts"]["telemetry"]
+    torch.save(state, path)
+    assert not run_loop(Digits, values, folder=tmp_path, resume=path).of("scaler", kind="set")
 
 
 @pytest.mark.parametrize("nonsense", [-1.0, 0.0, float("inf"), float("nan")])

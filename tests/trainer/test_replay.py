@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
+from trainer import telemetry
 from trainer.ranks import Control, Request
 from trainer.recipe import Loss
 from trainer.recipes.digits import Digits
@@ -13,6 +14,12 @@ from trainer.recipes.erfnet import ERFNet
 from trainer.recipes.gpt import GPT
 from trainer.sampler import Sampler
 from trainer.spool import json_safe
+
+
+@pytest.fixture(autouse=True)
+def no_delay(monkeypatch):
+    """The host hears of each step at once, so that how fast the machine is decides nothing."""
+    monkeypatch.setattr(telemetry, "DRAIN_SECONDS", 0.0)
 
 
 class Plain(nn.Module):
@@ -283,6 +290,20 @@ def test_a_resumed_run_replays_what_the_undisturbed_one_would(run_loop, tmp_path
     assert_same_bits(resumed.weights(), straight.weights())
     if knows:
         assert [event["step"] for event in resumed.of("replay")] == [second]
+
+
+def test_a_fork_replays_as_many_skips_as_any_run(run_loop, tmp_path):
+    """Those that its parent has replayed do not count."""
+    values = {"training": {"steps": 60}, "diagnosis": {"replay_skips": 1}}
+    parent = run_loop(Digits, values, folder=tmp_path / "parent")
+    assert len(parent.of("replay")) == 1
+    fork = run_loop(
+        Digits,
+        values | {"training": {"steps": 90}},
+        folder=tmp_path / "fork",
+        resume=tmp_path / "parent" / "step-00000060.pt",
+    )
+    assert [event["step"] for event in fork.of("replay")] == fork.skipped()[:1]
 
 
 def test_a_step_to_come_is_replayed_on_request(run_loop):
