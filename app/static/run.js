@@ -20,6 +20,7 @@ const POINTS_KEPT = 10000
 const view = readView()
 const log = createLog(article.querySelector('[data-log]'), api)
 const points = new Points(await fetched('series'))
+let newest = points.last // step that is known
 let skipped = Number(article.dataset.skipped)
 const charts = createCharts(section.querySelector('[data-plot]'), {
   scaled: section.dataset.precision === 'fp16',
@@ -118,7 +119,6 @@ const showWords = () => {
   setTimeout(() => { isReading = false; showWords() }, WORDS_MS)
 }
 
-let newest = 0 // step that came by news
 if (article.dataset.over === 'false') {
   watch(`${api}/live`, article.dataset.cursor, (news) => {
     words = { run: news.run, fragments: { ...words?.fragments, ...news.fragments } }

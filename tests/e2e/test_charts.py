@@ -1,5 +1,6 @@
 """Charts of long runs in a real browser: merged ticks say their number, a zoom fetches more."""
 
+import math
 from typing import Any
 
 import pytest
@@ -124,3 +125,24 @@ def test_zoom_of_a_row_is_in_the_address(database: Database, running: Run, page:
     page.get_by_role("button", name="Reset zoom").click()
     page.wait_for_url("**/runs/1")
     until(lambda: page.evaluate(loss)[1] > 9)
+
+
+def test_long_run_is_drawn_on_after_its_last_finite_loss(
+    database: Database, running: Run, page: Page
+) -> None:
+    """Where the loss is NaN for good, axis, ticks, marks and other lines go on to the end."""
+    steps, finite = 6_000, 2_000
+    losses = [1.0] * finite + [math.nan] * (steps - finite)
+    skipped = range(finite + 1, steps + 1, 500)
+    record(database, running, make_steps(losses, skipped=skipped))
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    axis = "document.querySelector('[data-plot]')._fullLayout.xaxis.range"
+    assert page.evaluate(axis) == [1, steps]
+    assert _trace(page, "loss")["x"][-1] == finite
+    assert _trace(page, "lr")["x"][-1] == steps
+    assert _told(page) == [1] * len(skipped)
+    assert _trace(page, "loss not finite")["x"][-1] > steps - 100
+    record(database, running, make_steps([math.nan] * 5, first=steps + 1, skipped=[steps + 2]))
+    until(lambda: page.evaluate(axis)[1] == steps + 5)
+    assert _told(page) == [1] * (len(skipped) + 1)
