@@ -18,6 +18,8 @@ const api = `/api/runs/${article.dataset.run}`
 const POINTS_KEPT = 10000
 
 const view = readView()
+// Steps that were retried in fp32 are both skipped and applied: such a run has no axis of the latter.
+if (!section.querySelector(`[data-view=x][value=${view.x}]`)) Object.assign(view, { x: 'step', range: null })
 const log = createLog(article.querySelector('[data-log]'), api)
 const points = new Points(await (await insisted(`${api}/series`)).json())
 let newest = points.last // step that is known
