@@ -95,11 +95,12 @@ class Recorder:
         self,
         take_lines: Callable[[], list[dict[str, Any]]] = list,
         *,
-        meanwhile: Callable[[], None],
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> bool:
         """Record what is new in one transaction; tell whether there was nothing left to record.
 
-        meanwhile: what to do every now and then while files are on their way to the store.
+        meanwhile: what to do now and then while files are on their way to the store.
+
         If it fails, what was taken stays pending and nothing more is taken from the spool: during
         an outage the spool grows and memory does not. Raises Fenced.
         """

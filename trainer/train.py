@@ -424,7 +424,7 @@ def inherited_parts(
 
     is_scaled: this run's scaler is enabled.  is_fork: the checkpoint is another run's.
     """
-    parts = state.get("parts", {})
+    parts: dict[str, Any] = state.get("parts", {})
     if not (is_scaled and state["scaler"]):
         # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
         return {name: part for name, part in parts.items() if name == "schedule"}
