@@ -10,7 +10,8 @@ from db.database import now
 from db.errors import Conflict, Invalid, NotFound
 from db.tables import ACTIVE, ENDED, Checkpoint, Diagnosis, Request, Run, RunStatus, Status, User
 
-LARGEST_SCALE = 2.0**127  # the largest power of two in fp32, the scale's own type
+#: The powers of two that fp32, the scale's own type, holds in full; so it does their reciprocals.
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 #: A training exists that can obey a request at its next step boundary.
 OBEYING = (Status.STARTING, Status.RUNNING)
 
@@ -242,11 +243,13 @@ def request_checkpoint(session: Session, run_id: int, user: User) -> Request:
 
 def request_scale(session: Session, run_id: int, user: User, scale: float) -> Request:
     """Ask to go on with another loss scale. Raises Conflict, or Invalid if it makes no sense."""
-    if not 0 < scale <= LARGEST_SCALE:
-        raise Invalid({"scale": f"{scale:g}; allowed: more than 0, at most 2^127"})
+    if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
+        raise Invalid({"scale": f"{scale:g}; allowed: 2^-126 to 2^127"})
     run = _obeying(session, run_id, "change its scale")
     if run.precision != "fp16":
         raise Conflict(f"Run {run_id} trains in {run.precision}, which has no loss scale.")
+    if not run.config.get("scaler", {}).get("enabled", True):
+        raise Conflict(f"Run {run_id} trains with scaler.enabled false: it has no loss scale.")
     return _request(session, run_id, user, "scale", scale)
 
 

@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 Precision = Literal["fp16", "bf16", "fp32"]
-LARGEST_SCALE = 2.0**127  # the largest power of two in fp32, the scale's own type
+#: The powers of two that fp32, the scale's own type, holds in full. Below the first, a scale or its
+#: reciprocal, which gradients are multiplied by, would be 0 or infinite.
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 
 
 class Group(BaseModel):
@@ -120,7 +122,11 @@ class Scaler(Group):
         True, title="Enabled", description="Scale the loss in fp16. bf16 and fp32 need no scaler."
     )
     init_scale: float = Field(
-        2.0**16, gt=0, le=LARGEST_SCALE, title="Initial scale", description="Loss scale at step 1."
+        2.0**16,
+        ge=SMALLEST_SCALE,
+        le=LARGEST_SCALE,
+        title="Initial scale",
+        description="Loss scale at step 1.",
     )
     growth_factor: float = Field(
         2.0, gt=1, title="Growth factor", description="The scale is multiplied by this to grow."
@@ -140,7 +146,7 @@ class Scaler(Group):
         description="Steps in a row without a skip after which the scale grows.",
     )
     # What PyTorch's scaler does not have; see policies.py. All of it is off by default.
-    floor: Annotated[float, Field(gt=0, le=LARGEST_SCALE)] | None = Field(
+    floor: Annotated[float, Field(ge=SMALLEST_SCALE, le=LARGEST_SCALE)] | None = Field(
         None, title="Floor", description="The scale never falls below this. Empty: no floor."
     )
     ceiling: Annotated[float, Field(gt=0, le=LARGEST_SCALE)] | None = Field(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from trainer.config import LARGEST_SCALE, Scaler
+from trainer.config import LARGEST_SCALE, SMALLEST_SCALE, Scaler
 from trainer.spool import SKIPPED, Steps
 
 #: Applied steps in a row after which a run's first search for its scale is over. (A scale that
@@ -74,7 +74,7 @@ class ScaleRule:
 
         `GradScaler.update` wants a float: it has no `requires_grad` to find in an int.
         """
-        if scaler.is_enabled() and 0 < scale <= LARGEST_SCALE:
+        if scaler.is_enabled() and SMALLEST_SCALE <= scale <= LARGEST_SCALE:
             scaler.update(float(min(max(scale, self._floor), self._ceiling)))
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -199,6 +199,7 @@ def test_a_request_stands_until_it_is_told_to_be_obeyed(
     assert [request.id for request in wishes.requests] == [again.id]
     for act in (
         lambda session: runs.request_scale(session, running.id, ada, 0.0),
+        lambda session: runs.request_scale(session, running.id, ada, 1e-40),
         lambda session: runs.request_replay(session, running.id, ada, 101),
     ):
         with pytest.raises(Invalid, match="allowed"), database.writing() as session:

@@ -1,12 +1,14 @@
 """Submitting, listing, and asking runs to stop."""
 
+from typing import Any
+
 import pytest
 
 from db import queue, runs, waiting
 from db.database import Database
 from db.errors import Conflict, NotFound
-from db.tables import Run, Status, User
-from tests.db.conftest import submit
+from db.tables import Run, Status, User, Worker
+from tests.db.conftest import claim, config, submit
 
 
 def test_submitted_run_waits_in_the_queue(database: Database, ada: User) -> None:
@@ -75,6 +77,25 @@ def test_an_ended_run_obeys_nothing(
         queue.end(session, running.id, 1, Status.FINISHED)
     with pytest.raises(Conflict, match="finished"), database.writing() as session:
         act(session, running.id, ada)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "fp32"}, "in fp32, which has no loss scale"),
+        ({"scaler": {"enabled": False}}, "scaler.enabled false: it has no loss scale"),
+    ],
+)
+def test_a_run_without_a_loss_scale_refuses_one(
+    database: Database, ada: User, worker: Worker, changes: dict[str, Any], message: str
+) -> None:
+    """Told to be obeyed, it would leave no trace in the run."""
+    with database.writing() as session:
+        submit(session, ada, config=config() | changes)
+        run = claim(session, worker)
+        assert run is not None
+    with pytest.raises(Conflict, match=message), database.writing() as session:
+        runs.request_scale(session, run.id, ada, 512.0)
 
 
 def test_priority_changes_only_while_it_matters(

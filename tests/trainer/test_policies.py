@@ -120,10 +120,15 @@ def test_patience_survives_a_resume(run_loop, tmp_path):
         ({"floor": 8.0, "init_scale": 4.0}, "init_scale is 4, not between floor 8 and ceiling"),
         ({"ceiling": 8.0, "init_scale": 16.0}, "init_scale is 16, not between floor 0 and ceili"),
         ({"stop_at_floor": True}, "stop_at_floor needs a floor"),
+        ({"init_scale": 1e-46}, "init_scale is 1e-46: .* greater than or equal to 0.0+11754943"),
+        ({"floor": 1e-40}, "floor is 1e-40: .* greater than or equal to 0.0+11754943"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(settings, message):
-    """The message names both."""
+def test_settings_that_cannot_be_are_refused(settings, message):
+    """If they contradict each other, the message names both.
+
+    Catches a scale that is 0 in fp32, or whose reciprocal is infinite there.
+    """
     with pytest.raises(ConfigError, match=message):
         parse_config(Regression, {"scaler": settings})
 
@@ -269,7 +274,7 @@ def test_a_resumed_run_tells_of_no_scale_that_nobody_set(run_loop, tmp_path):
     assert not run_loop(Digits, values, folder=tmp_path, resume=path).of("scaler", kind="set")
 
 
-@pytest.mark.parametrize("nonsense", [-1.0, 0.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("nonsense", [-1.0, 0.0, 1e-40, float("inf"), float("nan")])
 def test_a_scale_that_is_none_is_not_set(run_loop, nonsense):
     """The run goes on with the scale it has."""
     run = run_loop(

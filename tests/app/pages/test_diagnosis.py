@@ -91,7 +91,7 @@ def test_wish_that_makes_no_sense_is_refused_in_words(running: Run, browser: Tes
     """The answer names the value and what is allowed."""
     answer = browser.post("/api/runs/1/scale", json={"scale": -1})
     assert answer.status_code == 422
-    assert answer.json()["errors"] == {"scale": "-1; allowed: more than 0, at most 2^127"}
+    assert answer.json()["errors"] == {"scale": "-1; allowed: 2^-126 to 2^127"}
     assert "allowed: 1 to 400" in browser.post("/runs/1/replays", data={"step": "999"}).text
 
 
