@@ -313,6 +313,6 @@ def _scale(
     ends: list[float] = stretch.edges.values[[0, -1], at].tolist()
     # Of a back-off and a scale set at the same boundary, the latter holds: it is the later step's.
     changes = changes.order_by(used_from, ScalerEvent.step)
-    after = dict(connection.execute(changes).tuples().all())
+    after = {step: scale for step, scale in connection.execute(changes)}  # noqa: C416
     points = {first: ends[0], **after, last: ends[1]}
     return replace(sampled, x=list(points), y=list(map(plain, points.values())))

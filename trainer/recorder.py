@@ -1,6 +1,7 @@
 """The recorder: from a run's spool and log into the database, in fenced, repeatable flushes."""
 
 import errno
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,7 @@ class Recorder:
         self._saved: list[dict[str, Any]] = []  # checkpoints to publish with what is pending
         self._artifacts: list[dict[str, Any]] = []  # likewise
         self._resumed: dict[str, Any] | None = None  # what the training said, if it resumed
+        self._early: list[dict[str, Any]] = []  # events that wait for the training's first steps
         self._stored: set[str] = set()  # files of what is pending that are in the store
         self._sampler: Sampler | None = None
         self._sample_due = 0.0
@@ -173,11 +175,25 @@ class Recorder:
                     self.remark(_resumed(item))
             else:
                 self._pending.events.append(item)
+        if self._is_own:
+            self._hold_back()
         if self._sampler and time.monotonic() >= self._sample_due:
             self._sample_due = time.monotonic() + SAMPLE_SECONDS
             elapsed_ms = round((clock() - self._started_at) * 1000)
             samples = self._sampler.take()
             self._pending.samples += [{"elapsed_ms": elapsed_ms, **sample} for sample in samples]
+
+    def _hold_back(self) -> None:
+        """Let events of new steps wait for the first of these, lest `_start` forget them.
+
+        Of an attempt that makes no step nothing is told: its steps are an earlier attempt's.
+        """
+        after: float = self._resumed["step"] if self._resumed else 0
+        if self._training_seen or self._pending.steps:
+            after = math.inf
+        events = self._early + self._pending.events
+        self._early = [event for event in events if event["step"] > after]
+        self._pending.events = [event for event in events if event["step"] <= after]
 
     def _store_file(self, file: dict[str, Any], meanwhile: Callable[[], None]) -> str:
         """Put a file of the run's folder into the store and return its key."""

@@ -13,7 +13,7 @@ from db import queue
 from db.database import Database
 from db.series import raw_steps
 from db.settings import Settings
-from db.tables import Metric, Run, RunNode, ScalerEvent, Status, User, Worker
+from db.tables import Diagnosis, Metric, Run, RunNode, ScalerEvent, Status, User, Worker
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.db.telemetry_made import make_events, make_metric, make_steps
 from trainer.recorder import Recorder
@@ -217,3 +217,46 @@ def test_what_an_attempt_after_the_last_recorded_left_is_not_lost(attempts: Atte
     attempts.next()
     attempts.supervisor()
     assert attempts.made_by() == span(1, 60, 1) | span(61, 70, 2)
+
+
+def test_what_is_told_before_the_first_steps_survives_a_resume_that_is_not_exact(
+    attempts: Attempts,
+) -> None:
+    """An attempt's first events wait for its first steps, before which the earlier ones go."""
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.steps(attempts.steps(1, 60))
+    for event in (*make_events([54]), make_metric(55, 0.5)):
+        spool.event(event)
+    drain(recorder)
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.event(resumed(50, exact=False))
+    spool.event({"event": "shapes", "step": 0})
+    for event in (*make_events([51]), make_metric(52, 0.5)):
+        spool.event(event)
+    drain(recorder)
+    assert attempts.steps_of(Diagnosis) == [0]  # of no step: there is nothing to wait for
+    assert attempts.steps_of(ScalerEvent) == [54, 54]
+    spool.steps(attempts.steps(51, 52))
+    drain(recorder)
+    assert attempts.steps_of(ScalerEvent) == [51, 51]
+    assert attempts.steps_of(Metric) == [52]
+    spool.event(make_metric(53, 0.5))
+    drain(recorder)
+    assert attempts.steps_of(Metric) == [52, 53]  # once it has made steps, nothing waits
+
+
+def test_what_an_attempt_without_steps_told_is_forgotten(attempts: Attempts) -> None:
+    """Events whose steps were never spooled are not laid over an earlier attempt's."""
+    spool = attempts.next()
+    spool.steps(attempts.steps(1, 60))
+    spool.event(make_metric(55, 0.5))
+    drain(attempts.supervisor())
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.event(resumed(50, exact=False))
+    spool.event(make_metric(52, 0.5))
+    drain(recorder)
+    drain(attempts.recorder())
+    assert attempts.steps_of(Metric) == [55]
