@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from db import runs
 from db.database import Database
 from db.tables import Run
 from tests.db.telemetry_made import make_events, make_steps, record
+from tests.e2e.conftest import refuse_once
 from tests.site import until
 
 STEPS = 40_000
@@ -150,17 +152,7 @@ def test_long_run_is_drawn_on_after_its_last_finite_loss(
 
 def test_failed_answers_are_asked_for_again(long: None, page: Page) -> None:
     """A 503 in place of the series delays the chart, or its zoom, and harms nothing else."""
-    refused: list[str] = []
-
-    def refuse_once(route: Route) -> None:
-        url = route.request.url
-        if url in refused:
-            route.continue_()
-        else:
-            refused.append(url)
-            route.fulfill(status=503, json={"detail": "The database is away."})
-
-    page.route("**/api/runs/1/series*", refuse_once)
+    refused = refuse_once(page, "**/api/runs/1/series*")
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     _zoom(page, 20_000, 20_700)
@@ -187,3 +179,19 @@ def test_late_answer_to_a_zoom_does_not_undo_its_reset(
     record(database, running, make_steps([2.0], first=STEPS + 1))
     until(lambda: _trace(page, "loss")["x"][-1] == STEPS + 1, seconds=20)
     assert 77.0 in _trace(page, "loss")["y"]
+
+
+def test_comparison_asks_again_for_what_it_missed(
+    database: Database, running: Run, page: Page
+) -> None:
+    """A 503 in place of the series or of the table delays the chart, first and later."""
+    with database.writing() as session:
+        runs.get(session, running.id).group_id = running.id
+    record(database, running, make_steps([1.0] * 3))
+    refused = refuse_once(page, "**/api/runs/1/series*")
+    page.goto("/groups/1")
+    page.wait_for_selector('[data-drawn="3"]')
+    refused.clear()
+    record(database, running, make_steps([1.0] * 2, first=4))
+    page.wait_for_selector('[data-drawn="5"]')
+    assert len(refused) == 1
