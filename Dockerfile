@@ -17,7 +17,8 @@ RUN pip install --no-cache-dir --constraint constraints.txt --index-url ${TORCH_
     && mkdir /data && chown halfstep /data
 
 USER halfstep
-ENV HALFSTEP_DATA=/data PYTHONUNBUFFERED=1
+# Inside a container nobody could reach 127.0.0.1, which is the default.
+ENV HALFSTEP_DATA=/data HALFSTEP_HOST=0.0.0.0 PYTHONUNBUFFERED=1
 VOLUME /data
 EXPOSE 8000
 # SIGTERM lets a worker's runs leave a checkpoint first: give it time (docker stop --time 60).

@@ -15,9 +15,9 @@ up: $(VENV)/.installed ## Start server and worker, and print a sign-in link
 
 test: $(VENV)/.installed-test ## Run lint, types, import contracts and every test
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 3
 
-test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes; half an hour
+test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes; about an hour
 	HALFSTEP_FAULTS=full $(BIN)/pytest tests/faults
 
 lint: $(VENV)/.installed-test ## Run lint, types and import contracts alone

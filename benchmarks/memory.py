@@ -1,22 +1,32 @@
 """Memory while a run grows: of the recording process, and of the server that somebody watches with.
 
 The recorder takes 10,000,000 steps; the server tails 1,000,000 for a viewer who gets each of them.
+So many steps are exported, too, as CSV and as Parquet, to nowhere.
 """
 
 import re
 import socket
 import statistics
+from collections.abc import Callable, Iterator
 
 import psutil
 
 from benchmarks import databases, synthetic
 from benchmarks.report import report
 from benchmarks.site import Site, serving
+from db.database import Database
+from db.export import as_csv, as_parquet
 
 WATCHED_STEPS = 1_000_000
 BAR = 1.1
 #: Of a cursor, the last step that it covers: the third number.
 CURSOR = re.compile(rb"^id: (?:-?\d+\.){2}(\d+)\.", re.MULTILINE)
+
+
+def exporting(export: Callable[[Database, int, str], Iterator[bytes]]) -> list[float]:
+    """Export a long run; return the memory after each piece, in MiB."""
+    process = psutil.Process()
+    return [_resident_mib(process) for _piece in export(synthetic.long_run(), 1, "steps")]
 
 
 def recording() -> list[float]:
@@ -66,7 +76,12 @@ def _resident_mib(process: psutil.Process) -> float:
 def main() -> None:
     """Compare the first tenth of each with its last."""
     rows, ratios = [], []
-    for name, resident in (("recorder", recording()), ("server, watched", watching())):
+    for name, resident in (
+        ("recorder", recording()),
+        ("server, watched", watching()),
+        ("export, CSV", exporting(as_csv)),
+        ("export, Parquet", exporting(as_parquet)),
+    ):
         tenth = len(resident) // 10
         first, last = (statistics.mean(part) for part in (resident[:tenth], resident[-tenth:]))
         ratios.append(last / first)
@@ -78,7 +93,7 @@ def main() -> None:
         f"last ÷ first tenth ≤ {BAR:g}",
         ("process", "first tenth, MiB", "last tenth, MiB", "ratio", "most, MiB"),
         rows,
-        measured=f"recorder {ratios[0]:.3f}, server {ratios[1]:.3f}",
+        measured=f"recorder {ratios[0]:.3f}, server {ratios[1]:.3f}, export {max(ratios[2:]):.3f}",
         passed=max(ratios) <= BAR,
     )
 

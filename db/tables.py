@@ -433,7 +433,7 @@ class LogLine(Table):
 
 
 class SystemSample(Table):
-    """How busy one device of a run was, about once a second. device -1 is the host itself."""
+    """How busy one device of a run was, every two seconds. device -1 is the host itself."""
 
     __tablename__ = "system_samples"
     __table_args__ = (

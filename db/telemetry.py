@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, delete, update
+from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -23,6 +23,7 @@ from db.tables import (
     Metric,
     Request,
     Run,
+    RunNode,
     ScalerEvent,
     Step,
     SystemSample,
@@ -82,6 +83,14 @@ def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None
     pyramid.rebuild(session, run_id, since=after)
     run.step = after
     run.skipped = pyramid.count_skips(session.connection(), run_id)
+
+
+def newest_attempt(session: Session, run_id: int, attempt: int) -> int:
+    """Return the newest attempt, up to this one, that has itself recorded steps; 0 if none has."""
+    newest = select(func.max(RunNode.attempt)).where(
+        RunNode.run_id == run_id, RunNode.attempt <= attempt, RunNode.resumed_step.is_not(None)
+    )
+    return session.scalars(newest).one() or 0
 
 
 def _in_order(steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

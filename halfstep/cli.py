@@ -200,7 +200,8 @@ def _stop_with(worker: "subprocess.Popen[bytes]", server: "Server") -> None:
 def _print_link(settings: Settings, database: Database, user: str = OPERATOR) -> None:
     with database.writing() as session:
         token = accounts.make_link_token(session, accounts.user_named(session, user))
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    host = f"[{host}]" if ":" in host else host
     typer.echo(f"\n  Halfstep: http://{host}:{settings.port}/?token={token}\n")
     typer.echo("  The link signs you in once, within a day. `halfstep link NAME` makes another.\n")
 

@@ -33,10 +33,7 @@ class Attempt:
         """Train to the end or to a stop. Whatever a recipe raises goes through."""
         job = json.loads((self._folder / f"job-{self._attempt}.json").read_text())
         recipe = load_recipe(job["recipe"])
-        values = job["config"]
-        if job.get("threads"):
-            values = values | {"training": values.get("training", {}) | {"threads": job["threads"]}}
-        config = parse_config(recipe, values)
+        config = parse_config(recipe, job["config"])
         with ExitStack() as stack:
             ranks, device = stack.enter_context(joined(torch.device(job["device"])))
             on_event: Callable[[dict[str, Any]], None] = _ignore

@@ -16,13 +16,13 @@ import psutil
 LINE_BYTES = 8192
 LINES_WAITING = 100_000
 
-#: What opens the database and the store, which recipes have no business with.
+#: What opens the database or names the store, which recipes have no business with.
 SECRETS = ("HALFSTEP_DATABASE_URL", "HALFSTEP_STORAGE_URL", "PGPASSWORD", "PGPASSFILE")
 
 
 def without_secrets() -> dict[str, str]:
     """Return our environment as a process may have it that runs a recipe's code."""
-    return {name: value for name, value in os.environ.items() if name not in SECRETS}
+    return {name: value for name, value in os.environ.items() if name.upper() not in SECRETS}
 
 
 class Child:

@@ -64,7 +64,7 @@ def nested(assignments: list[str]) -> dict[str, Any]:
 
 
 class _Printer:
-    """One line for what has come out of the ring: ten a second at most."""
+    """One line for what has come out of the ring, each time that it is drained."""
 
     def __init__(self, config: RunConfig[Any]) -> None:
         self._steps = config.training.steps

@@ -1,25 +1,58 @@
 """The recorder: from a run's spool and log into the database, in fenced, repeatable flushes."""
 
+import errno
+import math
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
+import obstore
 from obstore.store import ObjectStore
 from sqlalchemy.orm import Session
 
 from db import artifacts, checkpoints, queue, series, telemetry
-from db.database import Database
+from db.database import Database, is_outage
 from db.settings import Settings
 from db.storage import delete_file, put_file
 from trainer.guard import clock
 from trainer.samples import Sampler
-from trainer.spool import SpoolReader
+from trainer.spool import Position, SpoolReader
 
 SAMPLE_SECONDS = 2.0
+WAITING_SECONDS = 0.4
+
+Done = TypeVar("Done")
+
+
+def may_pass(error: Exception) -> bool:
+    """Tell whether database, store or disk may be back later."""
+    is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    return is_full or is_outage(error) or isinstance(error, obstore.exceptions.BaseError)
+
+
+def wait_for(work: Callable[[], Done], meanwhile: Callable[[], None]) -> Done:
+    """Return what `work` returns, which may take minutes; call `meanwhile` until then.
+
+    Files on their way to or from a bucket must not keep a lease from being renewed.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        while True:
+            try:
+                return working.result(timeout=WAITING_SECONDS)
+            except TimeoutError:
+                if working.done():  # it was the work that timed out
+                    raise
+                meanwhile()
 
 
 class Recorder:
-    """Records one attempt; what earlier attempts left in the spool comes first."""
+    """Records one attempt; what earlier attempts left in the spool comes first.
+
+    Unless a later one has recorded by then: the steps in the database are that one's.
+    """
 
     def __init__(
         self,
@@ -32,19 +65,22 @@ class Recorder:
         self._settings, self._database, self._store = settings, database, store
         self._run_id, self._attempt = run_id, attempt
         self._folder = settings.run_folder(run_id)
-        self._spool = SpoolReader(self._folder / "spool")
         self._pending = telemetry.Flush()
         self._saved: list[dict[str, Any]] = []  # checkpoints to publish with what is pending
         self._artifacts: list[dict[str, Any]] = []  # likewise
-        self._training_seen = False
         self._resumed: dict[str, Any] | None = None  # what the training said, if it resumed
+        self._early: list[dict[str, Any]] = []  # events that wait for the training's first steps
         self._stored: set[str] = set()  # files of what is pending that are in the store
         self._sampler: Sampler | None = None
         self._sample_due = 0.0
         self._policy: dict[str, Any] = {}
         with database.reading() as session:
             last = series.log_lines(session, run_id, most=1)
+            newest = telemetry.newest_attempt(session, run_id, attempt)
         self._log_number = last[0].number if last else 0
+        # An older attempt's files, left on a machine that was away, would undo what it recorded.
+        self._spool = SpoolReader(self._folder / "spool", Position(newest, sequence=0, offset=0))
+        self._training_seen = newest == attempt  # by a supervisor that has died
 
     def begin(self, sampler: Sampler, started_at: float, policy: dict[str, Any]) -> None:
         """From now on sample the devices, and keep the checkpoints that the policy wants.
@@ -52,14 +88,20 @@ class Recorder:
         started_at: the run's first start, by trainer.guard.clock.
         """
         self._sampler, self._started_at, self._policy = sampler, started_at, policy
-        self._resumed = None
 
     def remark(self, text: str) -> None:
         """Add a line of our own to the run's log."""
         self._log({"time": time.time(), "stream": "halfstep", "text": text})
 
-    def flush(self, take_lines: Callable[[], list[dict[str, Any]]] = list) -> bool:
+    def flush(
+        self,
+        take_lines: Callable[[], list[dict[str, Any]]] = list,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Record what is new in one transaction; tell whether there was nothing left to record.
+
+        meanwhile: what to do now and then while files are on their way to the store.
 
         If it fails, what was taken stays pending and nothing more is taken from the spool: during
         an outage the spool grows and memory does not. Raises Fenced.
@@ -73,10 +115,12 @@ class Recorder:
         if self._saved or self._artifacts:
             self._check_fence()
         # Files before the transaction, which holds a lock.
-        keys = [[self._store_file(file) for file in event["files"]] for event in self._saved]
-        artifact_keys = [self._store_file(event) for event in self._artifacts]
+        keys = [
+            [self._store_file(file, meanwhile) for file in event["files"]] for event in self._saved
+        ]
+        artifact_keys = [self._store_file(event, meanwhile) for event in self._artifacts]
         retired: list[str] = []
-        training = bool(self._pending.steps) and self._pending_attempt == self._attempt
+        training = bool(self._pending.steps) and self._is_own
         with self._database.writing() as session:
             if training and not self._training_seen:
                 self._start(session)
@@ -112,7 +156,10 @@ class Recorder:
             telemetry.truncate(session, self._run_id, self._attempt, after=step)
 
     def _collect(self) -> None:
-        for item in self._spool.poll():
+        items = self._spool.poll()
+        position = self._spool.position()
+        self._is_own = position is not None and position.attempt == self._attempt
+        for item in items:
             if not isinstance(item, dict):
                 self._pending.steps.append(item)
             elif item["event"] == "artifact":
@@ -122,25 +169,38 @@ class Recorder:
                 if all((self._folder / file["path"]).exists() for file in item["files"]):
                     self._saved.append(item)
             elif item["event"] == "resumed":
-                if self._sampler:  # not a remark of an earlier attempt, recovered
+                if self._is_own:
                     self._resumed = item
+                if self._sampler:  # not what a dead supervisor may have remarked on
                     self.remark(_resumed(item))
             else:
                 self._pending.events.append(item)
-        position = self._spool.position()
-        self._pending_attempt = position.attempt if position else 0
+        if self._is_own:
+            self._hold_back()
         if self._sampler and time.monotonic() >= self._sample_due:
             self._sample_due = time.monotonic() + SAMPLE_SECONDS
             elapsed_ms = round((clock() - self._started_at) * 1000)
             samples = self._sampler.take()
             self._pending.samples += [{"elapsed_ms": elapsed_ms, **sample} for sample in samples]
 
-    def _store_file(self, file: dict[str, Any]) -> str:
+    def _hold_back(self) -> None:
+        """Let events of new steps wait for the first of these, lest `_start` forget them.
+
+        Of an attempt that makes no step nothing is told: its steps are an earlier attempt's.
+        """
+        after: float = self._resumed["step"] if self._resumed else 0
+        if self._training_seen or self._pending.steps:
+            after = math.inf
+        events = self._early + self._pending.events
+        self._early = [event for event in events if event["step"] > after]
+        self._pending.events = [event for event in events if event["step"] <= after]
+
+    def _store_file(self, file: dict[str, Any], meanwhile: Callable[[], None]) -> str:
         """Put a file of the run's folder into the store and return its key."""
         path = self._folder / str(file["path"])
         key = path.relative_to(self._settings.data).as_posix()
         if key not in self._stored:
-            put_file(self._store, key, path)
+            wait_for(partial(put_file, self._store, key, path), meanwhile)
             self._stored.add(key)
         return key
 

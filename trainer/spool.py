@@ -147,21 +147,25 @@ class SpoolReader:
     def poll(self, limit_bytes: int = 16 * 2**20) -> list[Steps | Event]:
         """Return what was appended since the last call, oldest first: arrays and dicts.
 
-        A backlog comes in pieces of about `limit_bytes`; only an empty list means "no more now".
+        They are of one attempt, that of `position`. A backlog comes in pieces of about
+        `limit_bytes`; only an empty list means "no more now".
         """
         items: list[Steps | Event] = []
         # List before reading: a file that has a successor here gets no more frames.
         files = self._unread()
+        is_torn = False
         for path in files:
             attempt, sequence = _name(path)
+            if items and self._position is not None and attempt > self._position.attempt:
+                break
+            self.torn += is_torn
             if self._position is None or self._position[:2] < (attempt, sequence):
                 self._position = Position(attempt, sequence, 0)
             start = self._position.offset
             stop = start + limit_bytes
             offset, size = _read(path, start, stop, items)
             self._position = Position(attempt, sequence, offset)
-            if path != files[-1] and offset < min(size, stop):
-                self.torn += 1
+            is_torn = path != files[-1] and offset < min(size, stop)
             limit_bytes = stop - offset
             if limit_bytes <= 0:
                 break

@@ -14,20 +14,20 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-import obstore
 from sqlalchemy.orm import Session
 
 from db import checkpoints, queue, workers
-from db.database import Database, is_outage, open_database
+from db.database import Database, open_database
 from db.errors import Fenced
 from db.settings import Settings
 from db.storage import get_file, open_store
 from db.tables import Checkpoint, Status
 from trainer.child import Child
 from trainer.guard import clock, lease_path
-from trainer.recorder import Recorder
+from trainer.recorder import Recorder, may_pass, wait_for
 from trainer.samples import Sampler
 
 #: How often the spool is looked at: a step is on the page within half a second.
@@ -48,6 +48,10 @@ OUTCOMES = {
 }
 
 
+class Unwanted(Exception):
+    """The attempt is not to begin any more, and waits for what is away."""
+
+
 class CannotStart(Exception):
     """The attempt cannot begin, and another one could not either; the message says why."""
 
@@ -66,6 +70,7 @@ class Supervisor:
         self.recorder = Recorder(settings, database, self.store, run_id, attempt)
         self.lease = {"ask": 0.0, "kill": 0.0}
         self.control: dict[str, Any] = {"stop": None, "requests": []}  # see trainer.spool
+        self.has_lost_lease = False  # by the time that the training had ended
         self.preempted = threading.Event()
         self.ended = threading.Event()
 
@@ -83,6 +88,9 @@ class Supervisor:
         except CannotStart as error:
             with self.database.writing() as session:
                 self._fail(session, str(error), str(error))
+        except Unwanted as error:
+            with self.database.writing() as session:
+                queue.end(session, self.run_id, self.attempt, Status.QUEUED, reason=str(error))
         except Fenced:
             _say("fenced: another attempt may be running")
 
@@ -91,20 +99,31 @@ class Supervisor:
         self.preempted.set()
 
     def _begin(self) -> None:
-        """Do all that comes before the training. Raises CannotStart, Fenced."""
-        try:
-            self._renew()
-            self._recover()
-            self._prepare()
-            self._renew()
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise CannotStart(self._disk_full()) from error
+        """Do all that comes before the training; wait for a database or a store that is away.
+
+        Raises CannotStart, Fenced, and Unwanted if the run is stopped while it waits.
+        """
+        wanted = "run"
+        while True:
+            try:
+                wanted = self._renew().wanted
+                self._recover()
+                self._prepare()
+                self._renew()
+                return
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                    raise CannotStart(self._disk_full()) from error
+                if not may_pass(error):
+                    raise
+                _say(f"waiting: {error}")
+                if self.preempted.is_set() or wanted != "run":
+                    raise Unwanted(f"stopped before it could start: {error}") from error
+            time.sleep(OUTAGE_SECONDS)
 
     def _recover(self) -> None:
         """Record what an earlier attempt spooled and nobody recorded."""
-        while not self.recorder.flush():
+        while not self.recorder.flush(meanwhile=self._keep_up):
             self._renew()
 
     def _prepare(self) -> None:
@@ -138,7 +157,8 @@ class Supervisor:
         """Return where a whole checkpoint lies on this machine, or say what it lacks."""
         path = self.settings.data / state.key
         try:
-            get_file(self.store, state.key, path, sha256=state.sha256)
+            fetch = partial(get_file, self.store, state.key, path, sha256=state.sha256)
+            wait_for(fetch, self._keep_up)
         except (FileNotFoundError, ValueError) as error:
             self.recorder.remark(f"{error}; trying the checkpoint before it")
             return None
@@ -157,17 +177,20 @@ class Supervisor:
             code = child.exit_code()
             if code is not None:
                 child.finish_listening()
+                self.has_lost_lease = self.has_lost_lease or clock() > self.lease["kill"]
             try:
-                if code is None and clock() >= renewal_due:
+                if clock() >= renewal_due:
                     self._obey(self._renew(), child)
                     renewal_due = clock() + RENEWAL_SECONDS
-                is_drained = self.recorder.flush(child.take_lines)
+                is_drained = self.recorder.flush(
+                    child.take_lines, meanwhile=partial(self._keep_up, child)
+                )
                 if code is not None and is_drained:
                     self._end(code)
                     return
                 pause = TICK_SECONDS
             except Exception as error:
-                if not _may_pass(error):
+                if not may_pass(error):
                     raise
                 # What is pending waits, the spool keeps what comes, and the watchdog counts.
                 _say(f"waiting: {error}")
@@ -183,6 +206,16 @@ class Supervisor:
         self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
         self._write(lease_path(self.folder, self.attempt).name, self.lease)
         return wishes
+
+    def _keep_up(self, child: Child | None = None) -> None:
+        """Renew the lease, if the database answers, and pass on what people want. Raises Fenced."""
+        try:
+            wishes = self._renew()
+            if child:
+                self._obey(wishes, child)
+        except Exception as error:
+            if not may_pass(error):
+                raise
 
     def _obey(self, wishes: queue.Wishes, child: Child) -> None:
         """Pass on what people want."""
@@ -241,7 +274,7 @@ class Supervisor:
         )
 
     def _end_killed(self, session: Session, exit_code: int) -> None:
-        reason = LOST_LEASE if clock() > self.lease["kill"] else _death(exit_code)
+        reason = LOST_LEASE if self.has_lost_lease else _death(exit_code)
         attempt = (self.run_id, self.attempt)
         if exit_code == errno.ENOSPC:  # even its outcome could not be written
             self._fail(session, self._disk_full(), self._disk_full())
@@ -283,12 +316,6 @@ def _say(text: str) -> None:
     """Add a line to our own log, unless its disk is full."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _may_pass(error: Exception) -> bool:
-    """Tell whether database, store or disk may be back later."""
-    is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-    return is_full or is_outage(error) or isinstance(error, obstore.exceptions.BaseError)
 
 
 LOST_LEASE = "its lease could not be renewed"

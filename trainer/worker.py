@@ -19,14 +19,14 @@ from contextlib import suppress
 from typing import Any
 
 from db import queue, workers
-from db.database import Database, is_outage, open_database
+from db.database import Database, open_database
 from db.errors import Fenced, HalfstepError, Invalid
 from db.settings import Settings
 from db.storage import open_store
 from db.tables import Status
 from trainer.child import without_secrets
 from trainer.engine import AlreadyLaunched, Handle, SubprocessEngine
-from trainer.recorder import Recorder
+from trainer.recorder import Recorder, may_pass
 
 TICK_SECONDS = 0.5
 BEAT_SECONDS = 3.0
@@ -68,10 +68,10 @@ class Worker:
                     beat_due = time.monotonic() + BEAT_SECONDS
                 is_away = False
             except Exception as error:
-                if not is_outage(error):
+                if not may_pass(error):
                     raise
                 if not is_away:  # once an outage
-                    _say(f"waiting for the database: {error}")
+                    _say(f"waiting: {error}")
                 reached_since, is_away = time.monotonic(), True
         self._stop_runs()
         with self.database.writing() as session:
@@ -182,7 +182,12 @@ class Worker:
     def _end_lost(self, run_id: int, attempt: int) -> None:
         """Record what is left in the spool, then close the attempt. Raises Fenced."""
         recorder = Recorder(self.settings, self.database, self.store, run_id, attempt)
-        while not recorder.flush():
+
+        def renew() -> None:
+            with self.database.writing() as session:
+                queue.renew(session, run_id, attempt, self.settings.lease_seconds)
+
+        while not recorder.flush(meanwhile=renew):
             pass
         reason = f"its supervisor died in attempt {attempt}"
         with self.database.writing() as session:

@@ -4,6 +4,8 @@ import { figure } from 'figure'
 const COLORS = { loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', skip: '--chart-skip', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--line' }
 /** Drawing may take this share of the time, painting by the browser not counted. */
 const SHARE = 0.14
+/** After a failure, as when plotly did not load. */
+const RETRY_MS = 1000
 
 /** Colours of the theme as plain rgb: Plotly knows no light-dark(). @param {HTMLElement} element */
 const themeColors = (element) => {
@@ -33,18 +35,23 @@ const painter = (plot, compose, onFirst = () => {}) => {
   const draw = async () => {
     if (!wanted || !isVisible || document.hidden || isBusy) return
     isBusy = true
-    if (!window.Plotly) await import('plotly')
-    const drawing = wanted
-    wanted = null
-    const start = performance.now()
-    const { data, layout, drawn } = compose(drawing, colors)
-    width = plot.clientWidth
-    await window.Plotly.react(plot, data, { ...layout, width }, { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize' })
-    if (!shown) onFirst()
-    shown = drawing
-    plot.dataset.drawn = String(drawn)
-    const cost = performance.now() - start
-    setTimeout(() => { isBusy = false; draw() }, cost / SHARE - cost)
+    let rest = RETRY_MS
+    try {
+      if (!window.Plotly) await import('plotly')
+      const drawing = wanted
+      wanted = null
+      const start = performance.now()
+      const { data, layout, drawn } = compose(drawing, colors)
+      width = plot.clientWidth
+      await window.Plotly.react(plot, data, { ...layout, width }, { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize' })
+      if (!shown) onFirst()
+      shown = drawing
+      plot.dataset.drawn = String(drawn)
+      const cost = performance.now() - start
+      rest = cost / SHARE - cost
+    } finally {
+      setTimeout(() => { isBusy = false; draw() }, rest)
+    }
   }
   const redraw = () => {
     colors = themeColors(plot.parentElement)

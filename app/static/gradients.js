@@ -1,4 +1,5 @@
 // Where gradients lie against fp16's window: the heat map, its module, and any other scale.
+import { insisted } from 'answers'
 import { createPlot } from 'charts'
 import { scale as scaleText } from 'formats'
 import { heatFigure, lostAt } from 'heat'
@@ -30,7 +31,7 @@ export const createGradients = (section, api) => {
     isFetching = true
     try {
       const query = module.value ? `?${new URLSearchParams({ module: module.value })}` : ''
-      const found = await (await fetch(`${api}/histograms${query}`)).json()
+      const found = await (await insisted(`${api}/histograms${query}`)).json()
       samples = found.samples
       section.hidden = !samples.length
       const known = new Set([...module.options].map(({ value }) => value))

@@ -1,4 +1,5 @@
 // The page of a comparison: one chart of all its runs, and a table, fetched anew while they change.
+import { insisted } from 'answers'
 import { createPlot } from 'charts'
 import { comparisonFigure } from 'comparison'
 import { watch } from 'live'
@@ -16,12 +17,13 @@ const points = new Map()
 
 /** @param {string} id of a run */
 const fetchPoints = async (id) => {
-  const page = await (await fetch(`/api/runs/${id}/series?points=2000`)).json()
+  const page = await (await insisted(`/api/runs/${id}/series?points=2000`)).json()
   points.set(id, new Points(page))
 }
 
 const draw = () => {
   article.querySelector('[data-smooth]').textContent = String(view.smooth)
+  if (points.size < columns.length) return // the first answers are still to come
   const runs = columns.map(({ id, label }) => ({ label, points: points.get(id) }))
   chart.draw({ runs, view: { ...view } })
 }
@@ -35,7 +37,7 @@ const refresh = async () => {
   const ids = [...changed]
   changed.clear()
   try {
-    const [page] = await Promise.all([fetch(location.pathname), ...ids.map(fetchPoints)])
+    const [page] = await Promise.all([insisted(location.pathname), ...ids.map(fetchPoints)])
     const fresh = new DOMParser().parseFromString(await page.text(), 'text/html')
     show(table, fresh.querySelector('[data-fragment=comparison]').innerHTML)
     draw()
@@ -56,7 +58,7 @@ for (const input of article.querySelectorAll('[data-view]')) {
   })
 }
 article.querySelector('[data-png]').addEventListener('click', () => chart.savePicture(`comparison${article.dataset.group}`))
-await refresh()
+refresh()
 
 if (article.dataset.over === 'false') {
   watch('/api/runs/live', article.dataset.cursor, (news) => {

@@ -15,8 +15,8 @@ export const watch = (url, cursor, onNews) => {
     source = new EventSource(`${url}?after=${encodeURIComponent(cursor)}`)
     source.onopen = () => { badge.hidden = true }
     source.onmessage = (event) => {
-      cursor = event.lastEventId
       onNews(JSON.parse(event.data))
+      cursor = event.lastEventId
     }
     // The browser's own reconnection repeats the first address; ours knows the latest cursor, and
     // comes back after an error too.

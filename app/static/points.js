@@ -63,8 +63,9 @@ export class Points {
     }
   }
 
-  get count() { return this.lines.loss.x.length }
-  get last() { return this.lines.loss.x.at(-1) ?? 0 }
+  get count() { return Math.max(...Object.values(this.lines).map(({ x }) => x.length)) }
+  /** The last step: in buckets other lines end before it where they are no longer finite. */
+  get last() { return this.lines.elapsed_ms.x.at(-1) ?? 0 }
   get isWhole() { return this.asked[0] <= 1 && this.asked[1] === Infinity }
 
   /** Whether these are all steps of a range. @param {[number, number]} range */

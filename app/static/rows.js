@@ -12,12 +12,25 @@ const parsed = (html) => {
   return template.content
 }
 
-/** Replace one row, keeping its tick. @param {Element} old @param {Element} fresh */
-const replace = (old, fresh) => {
-  const box = old.querySelector('input[type=checkbox]')
-  if (box?.checked) fresh.querySelector('input[type=checkbox]').checked = true
+/** Timers of rows with a cell that waits until nobody uses it. @type {WeakMap<Element, number>} */
+const waiting = new WeakMap()
+const WAIT_MS = 500
+
+/** Bring a row up to date by the cells that changed, but for one that has the focus or is being pressed. @param {HTMLElement} row @param {HTMLElement} fresh @param {string} [html] */
+const update = (row, fresh, html = fresh.outerHTML) => {
+  clearTimeout(waiting.get(row))
+  sources.set(row, html)
   localTimes(fresh)
-  old.replaceWith(fresh)
+  Object.assign(row.dataset, fresh.dataset)
+  const cells = [...row.children].map((cell, i) => [cell, fresh.children[i]])
+  for (const [cell, other] of cells.filter(([cell, other]) => cell.outerHTML !== other.outerHTML)) {
+    if (!cell.matches(':focus-within, :active')) {
+      cell.replaceWith(other.cloneNode(true))
+    } else {
+      sources.delete(row)
+      waiting.set(row, setTimeout(() => update(row, fresh, html), WAIT_MS))
+    }
+  }
 }
 
 /** Put rows, by data-key, in place of the same ones. @param {Element} body @param {string} html @returns {string[]} keys of rows that are not there */
@@ -25,7 +38,7 @@ export const replaceRows = (body, html) => {
   const missing = []
   for (const row of [...parsed(html).children]) {
     const old = body.querySelector(`:scope > [data-key="${CSS.escape(row.dataset.key)}"]`)
-    if (old) replace(old, row)
+    if (old) update(old, row)
     else missing.push(row.dataset.key)
   }
   return missing

@@ -1,4 +1,5 @@
 // The page of a run: numbers, charts, log and fragments, kept up to date by the live stream.
+import { fetched, insisted, pause } from 'answers'
 import { previewTexts } from 'artifacts'
 import { createCharts } from 'charts'
 import { count } from 'formats'
@@ -13,13 +14,15 @@ import { readView, writeView } from 'view'
 const article = document.querySelector('[data-run]')
 const section = article.querySelector('[data-charts]')
 const api = `/api/runs/${article.dataset.run}`
-const fetched = async (path) => (await fetch(`${api}/${path}`)).json()
 /** An overview that live steps made so long is fetched anew. */
 const POINTS_KEPT = 10000
 
 const view = readView()
+// Steps that were retried in fp32 are both skipped and applied: such a run has no axis of the latter.
+if (!section.querySelector(`[data-view=x][value=${view.x}]`)) Object.assign(view, { x: 'step', range: null })
 const log = createLog(article.querySelector('[data-log]'), api)
-const points = new Points(await fetched('series'))
+const points = new Points(await (await insisted(`${api}/series`)).json())
+let newest = points.last // step that is known
 let skipped = Number(article.dataset.skipped)
 const charts = createCharts(section.querySelector('[data-plot]'), {
   scaled: section.dataset.precision === 'fp16',
@@ -45,26 +48,40 @@ const draw = () => charts.draw(points, view)
 let [fetches, answered] = [0, 0]
 /** Steps that came by news while a fetch was under way. @type {Record<string, any[]>[]} */
 const heard = []
+let isOutdated = false // by steps that ran again, or too long; until a page came
 /** A zoom into buckets fetches finer ones or raw steps; back from it, the whole. */
-const refetch = async ({ anew = false } = {}) => {
+const refetch = async () => {
+  const number = ++fetches // what an earlier one still fetches is of no use
   const range = view.range ? points.steps(view.range, view.x) : null
   const has = range ? points.hasAll(range) : points.isWhole
-  if (has && !anew && points.count <= POINTS_KEPT) return
+  if (has && !isOutdated && points.count <= POINTS_KEPT) {
+    answered = number
+    return
+  }
   const asked = range ? [Math.max(1, Math.floor(range[0])), Math.max(1, Math.ceil(range[1]))] : [1, Infinity]
   const query = new URLSearchParams({ first: String(asked[0]), ...(range ? { last: String(asked[1]) } : {}) })
-  const number = ++fetches
-  heard.length = 0
-  const page = await fetched(`series?${query}`)
-  if (number !== fetches) return
+  let page = null
+  while (!page) {
+    heard.length = 0
+    try {
+      page = await (await fetched(`${api}/series?${query}`)).json()
+    } catch {
+      draw() // what is here meanwhile
+      await pause()
+    }
+    if (number !== fetches) return
+  }
   points.setPage(page, asked)
   for (const steps of heard) points.addSteps(steps) // which the page may be too old to hold
   answered = number
+  isOutdated = false
 }
 
 let renewing = null
 /** One after another: a slow answer is not asked for again meanwhile. */
 const renew = () => {
-  renewing ??= refetch({ anew: true }).then(draw).finally(() => { renewing = null })
+  isOutdated = true
+  renewing ??= refetch().then(draw).finally(() => { renewing = null })
 }
 
 const changeView = async () => {
@@ -118,7 +135,6 @@ const showWords = () => {
   setTimeout(() => { isReading = false; showWords() }, WORDS_MS)
 }
 
-let newest = 0 // step that came by news
 if (article.dataset.over === 'false') {
   watch(`${api}/live`, article.dataset.cursor, (news) => {
     words = { run: news.run, fragments: { ...words?.fragments, ...news.fragments } }

@@ -1,9 +1,13 @@
 // The list of runs: live rows, and the boxes for bulk actions.
+import { insisted } from 'answers'
 import { watch } from 'live'
 import { matchRows, replaceRows } from 'rows'
 
 const list = document.querySelector('[data-list]')
 const body = document.querySelector('[data-rows]')
+/** Run ids: the newest that there is, and that this page was fetched after. */
+let newest = Number(body?.dataset.newest)
+let shown = newest
 
 const countTicked = () => {
   const ticked = list.querySelectorAll('[name=run]:checked').length
@@ -11,12 +15,20 @@ const countTicked = () => {
   list.querySelector('[data-ticked]').textContent = ticked ? `${ticked} selected` : ''
 }
 
-/** Fetch this very page again for rows that came in. */
+let isFetching = false
+/** Fetch this very page again until it has the newest run that news told of. */
 const refresh = async () => {
-  const answer = await fetch(location.href)
-  const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
-  const fresh = page.querySelector('[data-rows]')
-  if (answer.ok && fresh) matchRows(body, document.adoptNode(fresh))
+  if (isFetching) return
+  isFetching = true
+  while (newest > shown) {
+    const asked = newest
+    const answer = await insisted(location.href)
+    const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
+    const fresh = page.querySelector('[data-rows]')
+    if (fresh) matchRows(body, document.adoptNode(fresh))
+    shown = asked
+  }
+  isFetching = false
 }
 
 if (list) {
@@ -27,12 +39,10 @@ if (list) {
     countTicked()
   })
   countTicked()
-  watch('/api/runs/live', body.dataset.cursor, ({ newest, rows }) => {
-    replaceRows(body, Object.values(rows).join(''))
-    if (newest > Number(body.dataset.newest)) {
-      body.dataset.newest = newest
-      refresh()
-    }
+  watch('/api/runs/live', body.dataset.cursor, (news) => {
+    replaceRows(body, Object.values(news.rows).join(''))
+    newest = news.newest
+    refresh()
     countTicked()
   })
 } else {

@@ -1,7 +1,9 @@
 // How busy the machine was: fetched and drawn while its section is open.
+import { insisted } from 'answers'
 import { createPlot } from 'charts'
 
-const REFRESH_MS = 5000
+/** From one fetch to the next: so much of the run as a point of a device stands for, within limits. */
+const REFRESH = { least: 5000, share: 0.002, most: 60_000 } // ms
 const ROW = 110 // pixels
 const GAP = 34 // pixels: the row's title stands there
 const MARGIN = { l: 62, r: 22, t: 30, b: 42 }
@@ -40,11 +42,18 @@ const systemFigure = (devices, colors) => {
 /** @param {HTMLDetailsElement} section @param {string} api address of the run */
 export const createSystem = (section, api) => {
   const plot = createPlot(section.querySelector('[data-system-plot]'), systemFigure)
-  let due = 0
+  let [isFresh, isWanted] = [false, false]
   const refresh = async () => {
-    if (!section.open || performance.now() < due) return
-    due = performance.now() + REFRESH_MS
-    const devices = await (await fetch(`${api}/system`)).json()
+    isWanted = true // what came meanwhile is fetched at the end of the pause
+    if (!section.open || isFresh) return
+    isFresh = true
+    isWanted = false
+    const devices = await (await insisted(`${api}/system`)).json()
+    const length = Math.max(0, ...devices.map((device) => device.elapsed_ms.at(-1)))
+    setTimeout(() => {
+      isFresh = false
+      if (isWanted) refresh()
+    }, Math.min(Math.max(REFRESH.least, REFRESH.share * length), REFRESH.most))
     section.querySelector('[data-none]').hidden = devices.length > 0
     section.querySelector('[data-system-plot]').hidden = !devices.length
     if (devices.length) plot.draw(devices)

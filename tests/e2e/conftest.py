@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
 
 from db import accounts
 from db.database import Database
@@ -47,6 +47,21 @@ def page(chromium: Browser, database: Database, ada: User, site_address: str) ->
     yield page
     context.close()
     assert complaints == []
+
+
+def refuse_once(page: Page, pattern: str) -> list[str]:
+    """Answer each address of a pattern with 503 the first time; return those that were."""
+    refused: list[str] = []
+
+    def refuse(route: Route) -> None:
+        if route.request.url in refused:
+            route.continue_()
+        else:
+            refused.append(route.request.url)
+            route.fulfill(status=503, json={"detail": "The database is away."})
+
+    page.route(pattern, refuse)
+    return refused
 
 
 def _complaint(message: ConsoleMessage) -> list[str]:

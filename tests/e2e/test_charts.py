@@ -1,16 +1,20 @@
 """Charts of long runs in a real browser: merged ticks say their number, a zoom fetches more."""
 
+import math
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
+from db import runs
 from db.database import Database
 from db.tables import Run
 from tests.db.telemetry_made import make_events, make_steps, record
+from tests.e2e.conftest import refuse_once
 from tests.site import until
 
 STEPS = 40_000
+PLOT = "document.querySelector('[data-plot]')"
 SKIPS = range(100, STEPS, 7)  # more than are told one by one
 
 
@@ -31,6 +35,11 @@ def _trace(page: Page, name: str) -> dict[str, Any]:
     }"""
     found: dict[str, Any] = page.evaluate(script, name)
     return found
+
+
+def _zoom(page: Page, first: int, last: int) -> None:
+    ends = f"{{'xaxis.range[0]': {first}, 'xaxis.range[1]': {last}}}"
+    page.evaluate(f"window.Plotly.relayout({PLOT}, {ends})")
 
 
 def _told(page: Page) -> list[int]:
@@ -59,10 +68,7 @@ def test_zoom_fetches_the_finer_window_and_reset_the_whole(long: None, page: Pag
     page.wait_for_selector("[data-drawn]")
     overview = page.get_attribute("[data-plot]", "data-drawn")
     with page.expect_response("**/series?first=20000&last=20700"):
-        page.evaluate(
-            "window.Plotly.relayout(document.querySelector('[data-plot]'),"
-            "{'xaxis.range[0]': 20000, 'xaxis.range[1]': 20700})"
-        )
+        _zoom(page, 20_000, 20_700)
     page.wait_for_selector('[data-drawn="701"]')
     expect(page.locator("[data-point-count]")).to_have_text("701 of 701 points")
     raw = _trace(page, "norm before clip")["x"]
@@ -71,10 +77,7 @@ def test_zoom_fetches_the_finer_window_and_reset_the_whole(long: None, page: Pag
     count = f"100 in view, of {len(SKIPS):,} skipped steps"
     expect(page.locator("[data-skip-count]")).to_have_text(count)
     with page.expect_response("**/series?first=20350&last=21050"):  # as dragging the axis does
-        page.evaluate(
-            "window.Plotly.relayout(document.querySelector('[data-plot]'),"
-            "{'xaxis.range[0]': 20350, 'xaxis.range[1]': 21050})"
-        )
+        _zoom(page, 20_350, 21_050)
     until(lambda: _trace(page, "loss")["x"][-1] == 21_050)
     page.get_by_role("button", name="Reset zoom").click()
     page.wait_for_selector(f'[data-drawn="{overview}"]')
@@ -124,3 +127,71 @@ def test_zoom_of_a_row_is_in_the_address(database: Database, running: Run, page:
     page.get_by_role("button", name="Reset zoom").click()
     page.wait_for_url("**/runs/1")
     until(lambda: page.evaluate(loss)[1] > 9)
+
+
+def test_long_run_is_drawn_on_after_its_last_finite_loss(
+    database: Database, running: Run, page: Page
+) -> None:
+    """Where the loss is NaN for good, axis, ticks, marks and other lines go on to the end."""
+    steps, finite = 6_000, 2_000
+    losses = [1.0] * finite + [math.nan] * (steps - finite)
+    skipped = range(finite + 1, steps + 1, 500)
+    record(database, running, make_steps(losses, skipped=skipped))
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    axis = "document.querySelector('[data-plot]')._fullLayout.xaxis.range"
+    assert page.evaluate(axis) == [1, steps]
+    assert _trace(page, "loss")["x"][-1] == finite
+    assert _trace(page, "lr")["x"][-1] == steps
+    assert _told(page) == [1] * len(skipped)
+    assert _trace(page, "loss not finite")["x"][-1] > steps - 100
+    record(database, running, make_steps([math.nan] * 5, first=steps + 1, skipped=[steps + 2]))
+    until(lambda: page.evaluate(axis)[1] == steps + 5)
+    assert _told(page) == [1] * (len(skipped) + 1)
+
+
+def test_failed_answers_are_asked_for_again(long: None, page: Page) -> None:
+    """A 503 in place of the series delays the chart, or its zoom, and harms nothing else."""
+    refused = refuse_once(page, "**/api/runs/1/series*")
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    _zoom(page, 20_000, 20_700)
+    page.wait_for_selector('[data-drawn="701"]')
+    assert len(refused) == 2
+
+
+def test_late_answer_to_a_zoom_does_not_undo_its_reset(
+    database: Database, running: Run, long: None, page: Page
+) -> None:
+    """What was asked for before a reset, and comes after it, is not shown."""
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    held: list[Route] = []
+    page.route("**/series?first=20000&last=20700", lambda route: held.append(route))
+    with page.expect_request("**/series?first=20000&last=20700"):
+        _zoom(page, 20_000, 20_700)
+    until(lambda: bool(page.evaluate("1") and held))
+    page.get_by_role("button", name="Reset zoom").click()
+    with page.expect_response("**/series?first=20000&last=20700") as late:
+        held[0].continue_()
+    late.value.finished()
+    page.evaluate("fetch('/api/runs/1').then((answer) => answer.json())")  # after the late one
+    record(database, running, make_steps([2.0], first=STEPS + 1))
+    until(lambda: _trace(page, "loss")["x"][-1] == STEPS + 1, seconds=20)
+    assert 77.0 in _trace(page, "loss")["y"]
+
+
+def test_comparison_asks_again_for_what_it_missed(
+    database: Database, running: Run, page: Page
+) -> None:
+    """A 503 in place of the series or of the table delays the chart, first and later."""
+    with database.writing() as session:
+        runs.get(session, running.id).group_id = running.id
+    record(database, running, make_steps([1.0] * 3))
+    refused = refuse_once(page, "**/api/runs/1/series*")
+    page.goto("/groups/1")
+    page.wait_for_selector('[data-drawn="3"]')
+    refused.clear()
+    record(database, running, make_steps([1.0] * 2, first=4))
+    page.wait_for_selector('[data-drawn="5"]')
+    assert len(refused) == 1

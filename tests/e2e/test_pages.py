@@ -8,6 +8,7 @@ from db.database import Database
 from db.tables import Run, Status, User
 from tests.app.conftest import start_run, submit
 from tests.db.telemetry_made import make_events, make_metric, make_steps, record
+from tests.e2e.conftest import refuse_once
 
 
 def _drawn(page: Page, points: int) -> None:
@@ -186,6 +187,41 @@ def test_list_follows_its_runs(
     expect(row).to_contain_text("failed")
 
 
+def test_list_asks_again_for_a_run_that_it_missed(
+    database: Database, ada: User, offered: None, page: Page
+) -> None:
+    """A list that could not be fetched when a run came in is fetched a little later."""
+    start_run(database, ada)
+    page.goto("/runs")
+    refused = refuse_once(page, "**/runs")
+    submit(database, ada)
+    expect(page.locator('[data-key="2"]')).to_contain_text("next")
+    assert len(refused) == 1
+
+
+def test_row_changes_but_for_the_cell_in_use(
+    database: Database, ada: User, running: Run, page: Page
+) -> None:
+    """A button that has the focus keeps it, while the row's other cells and other rows go on."""
+    for _ in range(2):
+        submit(database, ada)
+    page.goto("/runs")
+    button = page.get_by_role("button", name="Raise the priority of run 3")
+    button.focus()
+    with database.writing() as session:
+        runs.move_to_front(session, 3)
+    expect(page.locator('[data-key="2"]')).to_contain_text("#2 in the queue")
+    expect(button).to_be_focused()
+    with database.writing() as session:
+        runs.cancel(session, 3, ada)
+    third = page.locator('[data-key="3"]')
+    expect(third.locator(".status")).to_have_text("cancelled")
+    expect(button).to_be_focused()
+    button.blur()
+    expect(button).to_have_count(0)
+    expect(third).to_contain_text("0 / 400")
+
+
 def test_cancel_stays_on_the_page(
     database: Database,
     running: Run,
@@ -240,7 +276,15 @@ def test_machine_is_drawn_when_somebody_looks(database: Database, running: Run, 
     with database.writing() as session:
         flush = telemetry.Flush(samples=[{**sample, "power_watts": None}])
         telemetry.record(session, 1, 1, flush)
+    page.clock.install()
     page.goto("/runs/1")
     with page.expect_response("**/runs/1/system"):
         page.get_by_text("System How busy").click()
     page.wait_for_selector('[data-system-plot][data-drawn="1"]')
+    with database.writing() as session:
+        flush = telemetry.Flush(samples=[{**sample, "elapsed_ms": 4000, "power_watts": None}])
+        telemetry.record(session, 1, 1, flush)
+    record(database, running, make_steps([1.0]))
+    expect(page.locator('[data-fact="step"]')).to_have_text("1")  # news that comes in the pause
+    page.clock.fast_forward(5000)
+    page.wait_for_selector('[data-system-plot][data-drawn="2"]')

@@ -64,13 +64,17 @@ def test_a_step_record_is_packed(tmp_path, write):
 
 
 def test_files_rotate_and_are_read_in_order_over_attempts(tmp_path, write):
-    """Sequence 10 comes after 9, attempt 10 after 9, and nothing is lost between files."""
+    """Sequence 10 comes after 9, attempt 10 in the poll after 9; nothing is lost between files."""
     for attempt in (9, 10):
         writer = write(attempt, rotate_bytes=17)
         for step in range(1, 13):
             writer.steps(steps(step, 1))
     assert len(list(tmp_path.iterdir())) == 24
-    assert numbers(SpoolReader(tmp_path).poll()) == [*range(1, 13), *range(1, 13)]
+    reader = SpoolReader(tmp_path)
+    for attempt in (9, 10):
+        assert numbers(reader.poll()) == [*range(1, 13)]
+        assert reader.position().attempt == attempt
+    assert reader.poll() == []
 
 
 def test_an_attempt_cannot_write_twice(tmp_path, write):
@@ -165,6 +169,17 @@ def test_a_foreign_file_is_refused(tmp_path):
     (tmp_path / "1-0.spool").write_bytes(b"HSSPOOL\x00\x63" + bytes(7))
     with pytest.raises(ValueError, match=r"1-0\.spool is not a spool file of version 1"):
         SpoolReader(tmp_path).poll()
+
+
+def test_a_torn_tail_counts_once_though_its_attempt_takes_a_poll_of_its_own(tmp_path, write):
+    """Two attempts that were both left behind: what is torn between them is counted when left."""
+    write(1).steps(steps(1, 1))
+    path = tmp_path / "1-0.spool"
+    path.write_bytes(path.read_bytes() + b"\x30\x00")
+    write(2).steps(steps(2, 1))
+    reader = SpoolReader(tmp_path)
+    assert [numbers(reader.poll()) for _ in range(3)] == [[1], [2], []]
+    assert reader.torn == 1
 
 
 @given(cut=st.integers(16, 16 + 3 * 60), flip=st.integers(0, 7))

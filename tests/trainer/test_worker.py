@@ -133,16 +133,26 @@ def test_a_killed_training_is_started_again(site: Site) -> None:
 
 
 def test_a_killed_supervisor_takes_its_training_with_it(site: Site) -> None:
-    """SIGKILL of the supervisor ends the training at once, and the worker starts attempt 2."""
-    run_id = site.submit(steps=1500)
+    """SIGKILL of a resumed run's supervisor ends the training at once; the worker starts another.
+
+    Every step is there in the end, those from before the pause too.
+    """
+    run_id = site.submit(steps=3000)
     with site.worker():
         site.wait_for_step(run_id, 20)
+        with site.database.writing() as session:
+            runs.pause(session, run_id, site.owner)
+        paused = site.wait(run_id, Status.PAUSED)
+        with site.database.writing() as session:
+            runs.resume(session, run_id, site.owner)
+        site.wait_for_step(run_id, paused.step + 20)
         training = site.training(run_id)
-        os.kill(site.supervisor_pid(run_id), signal.SIGKILL)
+        os.kill(site.supervisor_pid(run_id, attempt=2), signal.SIGKILL)
         until(lambda: not is_running(training))
         run = site.wait(run_id)
-    assert (run.status, run.attempt) == (Status.FINISHED, 2)
-    assert site.count_steps(run_id) == 1500
+    assert (run.status, run.attempt) == (Status.FINISHED, 3)
+    assert run.resumed_step == paused.step
+    assert site.count_steps(run_id) == 3000
 
 
 def test_a_killed_worker_finds_its_run_again(site: Site) -> None:

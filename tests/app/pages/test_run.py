@@ -38,6 +38,8 @@ def test_a_retry_in_fp32_counts_as_applied(
     page = browser.get("/runs/1").text
     assert 'data-fact="applied">9<' in page
     assert 'data-fact="skipped">3<' in page
+    assert 'value="step" data-view="x"' in page
+    assert 'value="applied"' not in page  # an axis that the charts could not tell
 
 
 def test_page_goes_on_from_its_own_moment(

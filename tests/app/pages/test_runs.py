@@ -48,6 +48,12 @@ def test_filter_stays_in_the_form(database: Database, ada: User, browser: TestCl
     assert "<option selected>queued</option>" in page
 
 
+def test_actions_on_an_older_page_lead_back_to_it(running: Run, browser: TestClient) -> None:
+    """Where a button of the list leads back to is the page that it stands on."""
+    page = browser.get("/runs?text=d&before=9").text
+    assert 'name="back" value="/runs?text=d&amp;status=&amp;before=9"' in page
+
+
 def test_what_people_type_is_not_html(database: Database, ada: User, browser: TestClient) -> None:
     """A name with markup in it is shown as it is."""
     run = submit(database, ada, name="<script>alert(1)</script>", tags="<b>")
