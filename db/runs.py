@@ -259,8 +259,9 @@ def request_scale(session: Session, run_id: int, user: User, scale: float) -> Re
 def request_replay(session: Session, run_id: int, user: User, step: int) -> Request:
     """Ask to replay the batch of a step. Raises Conflict, or Invalid if there is no such step."""
     run = _obeying(session, run_id, "replay a step")
-    if not 1 <= step <= run.steps_total:
-        raise Invalid({"step": f"{step}; allowed: 1 to {run.steps_total}"})
+    first = (run.parent_step or 0) + 1  # a fork may see other batches than its parent saw
+    if not first <= step <= run.steps_total:
+        raise Invalid({"step": f"{step}; allowed: {first} to {run.steps_total}"})
     return _request(session, run_id, user, "replay", step)
 
 

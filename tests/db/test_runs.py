@@ -6,7 +6,7 @@ import pytest
 
 from db import checkpoints, queue, runs, waiting
 from db.database import Database
-from db.errors import Conflict, NotFound
+from db.errors import Conflict, Invalid, NotFound
 from db.tables import Run, Status, User, Worker
 from tests.db.conftest import claim, config, submit
 from tests.db.telemetry_made import make_steps, record
@@ -99,10 +99,12 @@ def test_a_run_without_a_loss_scale_refuses_one(
         runs.request_scale(session, run.id, ada, 512.0)
 
 
-def test_a_fork_has_applied_steps_of_its_own_alone(
+def test_a_forks_steps_are_those_after_its_parents(
     database: Database, running: Run, ada: User, worker: Worker
 ) -> None:
-    """What its parent did is the parent's, skips included; before its first step it has none."""
+    """What its parent did is the parent's: it counts as none of its own applied steps, and cannot
+    be replayed by a run that may see other batches.
+    """
     file = {"kind": "checkpoint", "path": "", "size_bytes": 1, "sha256": "aa"}
     event = {"step": 40, "reason": "interval", "request": None, "files": [file]}
     with database.writing() as session:
@@ -111,6 +113,8 @@ def test_a_fork_has_applied_steps_of_its_own_alone(
         fork = claim(session, worker)
         assert fork is not None
         assert runs.applied(session, fork) == 0
+    with pytest.raises(Invalid, match="40; allowed: 41 to 100"), database.writing() as session:
+        runs.request_replay(session, fork.id, ada, 40)
     record(database, fork, make_steps([1.0] * 9, first=41, skipped=[42, 45]))
     with database.reading() as session:
         assert runs.applied(session, runs.get(session, fork.id)) == 7
