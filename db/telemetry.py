@@ -170,7 +170,8 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
     if obeyed:
         told = update(Request).where(Request.run_id == run.id, Request.id.in_(obeyed))
         connection.execute(told.where(Request.obeyed_at.is_(None)).values(obeyed_at=now()))
-    _upsert(connection, Diagnosis, diagnoses, key=("run_id", "kind", "step"))
+    standing = _without_worse_replays(connection, run.id, diagnoses)
+    _upsert(connection, Diagnosis, standing, key=("run_id", "kind", "step"))
     _upsert(connection, ScalerEvent, scaler_events, key=("run_id", "step", "kind", "optimizer"))
     _upsert(connection, Metric, metrics, key=("run_id", "name", "step"))
     for name in {metric["name"] for metric in metrics}:
@@ -183,6 +184,28 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
             values=np.array([[row["value"]] for row in rows], dtype=np.float64),
         )
         pyramid.update(connection, pyramid.metric_of(run.id, name), points)
+
+
+def _without_worse_replays(
+    connection: Connection, run_id: int, diagnoses: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Leave out inexact replays of steps that have an exact one: by hand, with later weights."""
+
+    def is_exact(row: dict[str, Any]) -> bool:
+        return bool(row["content"]["exact"])
+
+    replays = [row for row in diagnoses if row["kind"] == "replay"]
+    if all(map(is_exact, replays)):
+        return diagnoses
+    exact = {row["step"] for row in replays if is_exact(row)}
+    before = select(Diagnosis.step).where(
+        Diagnosis.run_id == run_id,
+        Diagnosis.kind == "replay",
+        Diagnosis.content["exact"].as_boolean(),
+    )
+    exact.update(connection.execute(before).scalars())
+    worse = [row for row in replays if row["step"] in exact and not is_exact(row)]
+    return [row for row in diagnoses if row not in worse]
 
 
 def _upsert(

@@ -10,8 +10,8 @@ from db import queue, telemetry
 from db.database import Database
 from db.errors import Fenced
 from db.series import raw_steps
-from db.tables import LogLine, Metric, Run, ScalerEvent, Status, SystemSample
-from tests.db.telemetry_made import make_events, make_metric, make_steps, record
+from db.tables import Diagnosis, LogLine, Metric, Run, ScalerEvent, Status, SystemSample
+from tests.db.telemetry_made import make_events, make_metric, make_replay, make_steps, record
 
 
 def read(database: Database, run: Run, **limits: Any) -> dict[str, list[Any]]:
@@ -31,6 +31,22 @@ def test_steps_are_read_back_as_they_were_recorded(database: Database, running: 
     assert steps["grad_norm"] == [2.0, "Infinity", 4.0]
     assert steps["grad_norm_clipped"] == [2.0, "Infinity", 3.0]
     assert steps["lr"] == [0.1, 0.05, 0.1 / 3]
+
+
+def test_an_exact_replay_outlives_an_inexact_one(database: Database, running: Run) -> None:
+    """Asked for again by hand, later, a step has other weights: what was found then stands.
+
+    Also if both come at once, or recorded twice; an inexact one gives way to any other.
+    """
+    by_hand = {"exact": False, "requested": True}
+    events = [make_replay(1), make_replay(1, **by_hand), make_replay(2, **by_hand)]
+    record(database, running, events=events)
+    record(database, running, events=[make_replay(1, **by_hand), make_replay(2)])
+    record(database, running, events=[make_replay(3, **by_hand, module=name) for name in "ab"])
+    with database.reading() as session:
+        found = session.scalars(select(Diagnosis.content).order_by(Diagnosis.step)).all()
+    assert [each["exact"] for each in found] == [True, True, False]
+    assert found[2]["module"] == "b"
 
 
 def test_flags_follow_what_happened(database: Database, running: Run) -> None:
