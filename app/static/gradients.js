@@ -14,7 +14,7 @@ export const createGradients = (section, api) => {
   const plot = createPlot(part('heat'), heatFigure)
   let samples = []
   let log2scale = null // null: the scale of each step
-  let isFetching = false
+  let [isFetching, isWanted] = [false, false]
 
   const draw = () => {
     if (!samples.length) return
@@ -27,19 +27,20 @@ export const createGradients = (section, api) => {
     plot.draw({ samples, log2scale })
   }
   const refresh = async () => {
+    isWanted = true // what came while another fetch was under way too
     if (isFetching) return
     isFetching = true
-    try {
+    while (isWanted) {
+      isWanted = false
       const query = module.value ? `?${new URLSearchParams({ module: module.value })}` : ''
       const found = await (await insisted(`${api}/histograms${query}`)).json()
       samples = found.samples
       section.hidden = !samples.length
       const known = new Set([...module.options].map(({ value }) => value))
       module.append(...found.modules.filter((name) => !known.has(name)).map((name) => new Option(name)))
-    } finally {
-      isFetching = false
+      draw()
     }
-    draw()
+    isFetching = false
   }
 
   module.addEventListener('input', refresh)
