@@ -32,7 +32,7 @@ def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, pa
     expect(page.locator("[data-toast]")).to_have_text("Set scale: asked for.")
     page.get_by_label("Loss scale from the next step on").fill("1e39")
     page.get_by_role("button", name="Set scale").click()
-    expect(page.locator("[data-toast]")).to_contain_text("allowed: more than 0, at most 2^127")
+    expect(page.locator("[data-toast]")).to_contain_text("allowed: 2^-126 to 2^127")
     with database.reading() as session:
         asked = session.scalars(select(Request).order_by(Request.id)).all()
         assert [(each.kind, each.value) for each in asked] == [("replay", 2), ("scale", 1024)]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ def finish(process):
 
 def read(folder, attempt=1):
     """The outcome, the records and the events that an attempt left."""
-    items = SpoolReader(folder / "spool").poll()
+    items = list(chain.from_iterable(iter(SpoolReader(folder / "spool").poll, [])))
     records = np.concatenate([item for item in items if isinstance(item, np.ndarray)])
     outcome = json.loads((folder / f"outcome-{attempt}.json").read_text())
     return outcome, records, [item for item in items if isinstance(item, dict)]
