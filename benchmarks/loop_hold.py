@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from halfstep.config import Training
+from halfstep.spool import SpoolWriter
 from trainer import machine
-from trainer.config import Training
-from trainer.spool import SpoolWriter
 from trainer.telemetry import Attempted, Telemetry, Update, watch
 
 PARAMETERS = 29  # as many as in telemetry_cost's tiny GPT

@@ -1,4 +1,4 @@
-"""The same work as peer.py's, by trainer.telemetry and trainer.spool: what the loop calls.
+"""The same work as peer.py's, by trainer.telemetry and halfstep.spool: what the loop calls.
 
     python -m benchmarks.ourselves 2000 busy <folder>
 
@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.peer import step_itself
-from trainer.config import Training
-from trainer.spool import SpoolWriter
+from halfstep.config import Training
+from halfstep.spool import SpoolWriter
 from trainer.telemetry import Attempted, Telemetry, Update, watch
 
 

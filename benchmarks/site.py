@@ -22,8 +22,8 @@ from db import accounts, queue, runs
 from db.database import Database, open_database
 from db.settings import Settings
 from db.storage import open_store
-from trainer.recorder import Recorder
-from trainer.spool import STEP_DTYPE, SpoolWriter
+from halfstep.spool import STEP_DTYPE, SpoolWriter
+from worker.recorder import Recorder
 
 DRAIN_SECONDS = 0.2  # trainer.telemetry's, which would load torch
 FLUSH_SECONDS = 0.05  # the supervisor's

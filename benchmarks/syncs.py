@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.report import report
 from benchmarks.telemetry_cost import MeasuredLoop, TinyGPT
+from halfstep.config import Precision, parse_config
 from tests.trainer.test_no_sync import attempt_steps
-from trainer.config import Precision, parse_config
 from trainer.registry import known_recipes, load_recipe
 
 PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")

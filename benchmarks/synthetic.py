@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from db import accounts, queue, runs, telemetry, workers
 from db.database import Database
 from db.tables import SKIPPED
-from trainer.spool import STEP_DTYPE
+from halfstep.spool import STEP_DTYPE
 
 BATCH_STEPS = 5000
 SKIP_EVERY = 500

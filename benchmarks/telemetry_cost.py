@@ -27,15 +27,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.report import report
+from halfstep.config import RunConfig, parse_config
+from halfstep.recipe import Loss, Recipe
+from halfstep.spool import SpoolWriter
 from trainer import machine
 from trainer import telemetry as telemetry_module
-from trainer.config import RunConfig, parse_config
-from trainer.histogram import Histogram
+from trainer.diagnosis.histogram import Histogram
 from trainer.policies import ScaleRule
 from trainer.ranks import Ranks
-from trainer.recipe import Loss, Recipe
 from trainer.schedule import make_schedule, peak_rates
-from trainer.spool import SpoolWriter
 from trainer.telemetry import Telemetry, watch
 from trainer.train import Rig, make_autocast, make_scaler, train_step
 

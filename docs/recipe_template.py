@@ -15,8 +15,8 @@ from pydantic import Field
 from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 
-from trainer.config import RecipeConfig, RunConfig
-from trainer.recipe import Loss, Recipe
+from halfstep.config import RecipeConfig, RunConfig
+from halfstep.recipe import Loss, Recipe
 
 TRAIN_SIZE = 354  # four fifths of the 442 patients
 

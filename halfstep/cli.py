@@ -19,7 +19,7 @@ from db.errors import HalfstepError, Invalid
 from db.settings import Settings
 from db.storage import mend as mend_storage
 from db.storage import mismatches, open_store
-from trainer import worker as worker_module
+from worker import worker as worker_module
 
 if TYPE_CHECKING:
     from app.serve import Server
@@ -36,7 +36,7 @@ def up() -> None:
     listening = _listen(settings)
     server = _server(settings, database)
     # A session of its own, so that a Ctrl-C reaches the worker once: from us.
-    worker = subprocess.Popen([sys.executable, "-m", "trainer.worker"], start_new_session=True)
+    worker = subprocess.Popen([sys.executable, "-m", "worker.worker"], start_new_session=True)
     watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
     watcher.start()
     try:
@@ -90,7 +90,7 @@ def check_recipe(
     ] = None,
 ) -> None:
     """Run five steps in each precision, and say in words what is wrong."""
-    from trainer.check import main as check  # loads torch, which takes seconds
+    from trainer.diagnosis.check import main as check  # loads torch, which takes seconds
 
     options = [word for assignment in settings or () for word in ("--set", assignment)]
     check([file, *options])

@@ -45,7 +45,7 @@ class Site:
     @contextmanager
     def worker(self, name: str = "w1", **environment: str) -> Iterator[subprocess.Popen[bytes]]:
         environment = {**self.environment, "HALFSTEP_WORKER_NAME": name, **environment}
-        command = [sys.executable, "-m", "trainer.worker"]
+        command = [sys.executable, "-m", "worker.worker"]
         process = subprocess.Popen(command, env={**os.environ, **environment})
         try:
             yield process

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from halfstep.recipe import RecipeError
+from halfstep.spool import Event
 from trainer.files import write_whole
-from trainer.recipe import RecipeError
-from trainer.spool import Event
 
 #: A name with a suffix, without a folder, that does not begin with a dot.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.[A-Za-z0-9]{1,16}")

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from trainer.config import parse_config
+from halfstep.config import parse_config
+from halfstep.spool import SpoolWriter, Steps
 from trainer.console import print_event
 from trainer.ranks import Control, Request, Stop, joined
 from trainer.registry import load_recipe
-from trainer.spool import SpoolWriter, Steps
 from trainer.train import Outcome, train
 
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from halfstep.config import RunConfig
+from halfstep.recipe import Recipe
 from trainer import machine
-from trainer.config import RunConfig
 from trainer.files import SavedFile, checksum, partial_name, publish, write_whole
-from trainer.recipe import Recipe
 
 FORMAT = 1
 _NumpyState: TypeAlias = tuple[str, NDArray[np.uint32], int, int, float]

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from halfstep.config import ConfigError, RunConfig, config_schema, parse_config
+from halfstep.recipe import RecipeError
+from halfstep.spool import Event, Steps
 from trainer.checkpoint import CheckpointError
-from trainer.config import ConfigError, RunConfig, config_schema, parse_config
 from trainer.ranks import joined
-from trainer.recipe import RecipeError
 from trainer.registry import UnknownRecipeError, known_recipes, load_recipe
-from trainer.spool import Event, Steps
 from trainer.train import train
 
 

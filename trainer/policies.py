@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from trainer.config import LARGEST_SCALE, SMALLEST_SCALE, Scaler
-from trainer.spool import SKIPPED, Steps
+from halfstep.config import LARGEST_SCALE, SMALLEST_SCALE, Scaler
+from halfstep.spool import SKIPPED, Steps
 
 #: Applied steps in a row after which a run's first search for its scale is over. (A scale that
 #: starts too high is halved in almost every step until then.)

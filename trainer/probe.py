@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from halfstep.config import config_schema
 from trainer import machine
-from trainer.config import config_schema
 from trainer.registry import known_recipes, load_recipe
 
 

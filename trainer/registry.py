@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from trainer.recipe import Recipe
+from halfstep.recipe import Recipe
 
 GROUP = "halfstep.recipes"
 
@@ -76,5 +76,5 @@ def _only_recipe(module: ModuleType, path: Path) -> object:
 
 def _checked(found: object, reference: str) -> type[Recipe]:
     if not (isinstance(found, type) and issubclass(found, Recipe)):
-        raise UnknownRecipeError(f"{reference} is not a subclass of trainer.recipe.Recipe")
+        raise UnknownRecipeError(f"{reference} is not a subclass of halfstep.recipe.Recipe")
     return found

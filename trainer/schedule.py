@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer.config import ConfigError, Training
+from halfstep.config import ConfigError, Training
 
 
 class Schedule(Protocol):

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from trainer.config import Training
-from trainer.recipe import RecipeError
-from trainer.spool import (
+from halfstep.config import Training
+from halfstep.recipe import RecipeError
+from halfstep.spool import (
     NONFINITE_LOSS,
     NORM_OVERFLOW,
     SKIPPED,

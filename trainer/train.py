@@ -27,18 +27,19 @@ import torch.utils.deterministic
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from trainer import artifacts, checkpoint, shapes
+from halfstep.config import ConfigError, RunConfig, Scaler, Training
+from halfstep.recipe import Loss, Recipe, RecipeError
+from halfstep.spool import Event, Steps
+from trainer import artifacts, checkpoint
 from trainer.checkpoint import Progress
-from trainer.config import ConfigError, RunConfig, Scaler, Training
+from trainer.diagnosis import shapes
+from trainer.diagnosis.histogram import Histogram
+from trainer.diagnosis.replay import Replay
 from trainer.guard import clock
-from trainer.histogram import Histogram
 from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Control, Ranks
-from trainer.recipe import Loss, Recipe, RecipeError
-from trainer.replay import Replay
 from trainer.sampler import Sampler, check_batch
 from trainer.schedule import make_schedule, peak_rates
-from trainer.spool import Event, Steps
 from trainer.telemetry import Attempted, Telemetry, Update, WatchedOptimizer, watch
 
 

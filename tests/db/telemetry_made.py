@@ -10,7 +10,7 @@ from sqlalchemy import delete
 from db import telemetry
 from db.database import Database
 from db.tables import SKIPPED, Metric, MetricBucket, Run, ScalerEvent, Step, StepBucket
-from trainer.spool import STEP_DTYPE
+from halfstep.spool import STEP_DTYPE
 
 
 def make_steps(

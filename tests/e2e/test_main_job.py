@@ -9,9 +9,9 @@ from playwright.sync_api import Page, expect
 
 from db.settings import Settings
 from db.tables import Status
+from halfstep.config import parse_config
 from tests.site import Site, until
 from trainer.checkpoint import load
-from trainer.config import parse_config
 from trainer.recipes.digits import Digits
 from trainer.train import evaluate, make_autocast
 

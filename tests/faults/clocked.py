@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from halfstep.recipe import Loss
 from trainer.guard import clock
-from trainer.recipe import Loss
 from trainer.recipes.digits import Digits
 
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainer.config import parse_config
-from trainer.recipe import Loss, Recipe
+from halfstep.config import parse_config
+from halfstep.recipe import Loss, Recipe
+from halfstep.spool import STEP_DTYPE
 from trainer.recipes.digits import Digits
 from trainer.sampler import Sampler
-from trainer.spool import STEP_DTYPE
 from trainer.train import make_scaler, train
 
 CPU = torch.device("cpu")

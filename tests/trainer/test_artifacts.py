@@ -2,9 +2,9 @@ import hashlib
 
 import pytest
 
+from halfstep.recipe import RecipeError
 from tests.trainer.conftest import Regression
 from trainer.artifacts import save_artifacts
-from trainer.recipe import RecipeError
 
 
 class Drawing(Regression):

@@ -3,8 +3,8 @@ import pytest
 import torch
 from PIL import Image
 
+from halfstep.config import ConfigError, parse_config
 from tests.trainer.conftest import CPU
-from trainer.config import ConfigError, parse_config
 from trainer.recipes import streets
 from trainer.recipes.erfnet import ERFNet, mean_iou
 

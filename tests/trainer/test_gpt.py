@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+from halfstep.config import ConfigError, parse_config
 from tests.trainer.conftest import CPU, assert_same_bits
-from trainer.config import ConfigError, parse_config
 from trainer.recipes.gpt import GPT, GPTConfig, Transformer, read_text
 
 TINY = {"layers": 1, "width": 32, "heads": 2, "context": 16, "max_bytes": 2**16}

@@ -11,12 +11,12 @@ import sys
 import pytest
 import torch
 
+from halfstep.config import parse_config
+from halfstep.recipe import Loss
 from tests.trainer.conftest import CPU, Pair, Regression
-from trainer.config import parse_config
-from trainer.histogram import Histogram
+from trainer.diagnosis.histogram import Histogram
 from trainer.policies import ScaleRule
 from trainer.ranks import Ranks
-from trainer.recipe import Loss
 from trainer.recipes.digits import Digits
 from trainer.recipes.erfnet import ERFNet
 from trainer.recipes.gpt import GPT

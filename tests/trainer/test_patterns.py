@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from halfstep.config import parse_config
+from halfstep.recipe import Loss, RecipeError
 from tests.trainer.conftest import CPU, Regression, assert_same_bits
 from trainer.checkpoint import CheckpointError
-from trainer.config import parse_config
-from trainer.recipe import Loss, RecipeError
 from trainer.recipes.digits import Digits
 from trainer.sampler import Sampler
 

@@ -3,14 +3,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from halfstep.config import ConfigError, Scaler, parse_config
+from halfstep.recipe import Loss
+from halfstep.spool import STEP_DTYPE
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer import checkpoint
-from trainer.config import ConfigError, Scaler, parse_config
 from trainer.policies import CALIBRATED_AFTER, ScaleUnusableError, StopRule
 from trainer.ranks import Control, Request
-from trainer.recipe import Loss
 from trainer.recipes.digits import Digits
-from trainer.spool import STEP_DTYPE
 
 
 class Overflowing(Regression):

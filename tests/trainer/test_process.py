@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from halfstep.spool import SpoolReader
 from tests.trainer.conftest import assert_same_bits
 from trainer.attempt import ControlFile
 from trainer.checkpoint import load
 from trainer.ranks import Control, Request
-from trainer.spool import SpoolReader
 
 FAILING = """
 import sys
@@ -247,7 +247,7 @@ def test_two_ranks_train_one_model_and_record_once(tmp_path, precision):
 RANK = """
 import sys, torch
 from tests.trainer.conftest import Pair
-from trainer.config import parse_config
+from halfstep.config import parse_config
 from trainer.ranks import Control, Request, joined
 from trainer.recipes.digits import Digits
 from trainer.train import train
@@ -325,7 +325,7 @@ COMPILED = """
 import functools, sys, torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from tests.trainer.conftest import Regression
-from trainer.config import parse_config
+from halfstep.config import parse_config
 from trainer.ranks import joined
 from trainer.train import train
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from halfstep.config import ConfigError
 from tests.trainer.conftest import Pair, assert_same_bits
-from trainer.config import ConfigError
 from trainer.recipes.digits import Digits
 from trainer.schedule import learning_rate_factor
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from halfstep.config import Training
 from tests.trainer.conftest import CPU
-from trainer.config import Training
 from trainer.telemetry import DRAIN_ROWS, RING_ROWS, Attempted, Telemetry, Update, watch
 
 

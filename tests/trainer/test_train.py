@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
+from halfstep.config import ConfigError, parse_config
+from halfstep.recipe import Loss, RecipeError
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits, bare_loop
 from trainer import checkpoint
-from trainer.config import ConfigError, parse_config
 from trainer.ranks import Control, Request
-from trainer.recipe import Loss, RecipeError
 from trainer.recipes import mlp
 from trainer.recipes.digits import Digits
 from trainer.recipes.mlp import MLP

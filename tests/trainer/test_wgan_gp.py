@@ -2,8 +2,8 @@ import pytest
 import torch
 from PIL import Image
 
+from halfstep.config import parse_config
 from tests.trainer.conftest import CPU
-from trainer.config import parse_config
 from trainer.recipes.wgan_gp import WGANGP, frechet_distance
 from trainer.train import make_autocast, make_scaler
 

@@ -30,8 +30,8 @@ from PIL import Image
 from pydantic import Field
 from torch import Tensor, nn
 
-from trainer.config import ConfigError, RecipeConfig, RunConfig
-from trainer.recipe import Loss, Recipe
+from halfstep.config import ConfigError, RecipeConfig, RunConfig
+from halfstep.recipe import Loss, Recipe
 from trainer.recipes import streets
 
 REDUCTION = 8  # the encoder halves the image three times

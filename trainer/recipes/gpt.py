@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from trainer.config import ConfigError, RecipeConfig, RunConfig
-from trainer.recipe import Loss, Recipe
+from halfstep.config import ConfigError, RecipeConfig, RunConfig
+from halfstep.recipe import Loss, Recipe
 
 VOCABULARY = 256
 EVALUATION_WINDOWS = 64  # of T bytes each, spread evenly over the validation text

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from trainer.config import RecipeConfig, RunConfig
-from trainer.recipe import Loss, Recipe
+from halfstep.config import RecipeConfig, RunConfig
+from halfstep.recipe import Loss, Recipe
 
 
 class MLPConfig(RecipeConfig):

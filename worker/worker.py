@@ -1,6 +1,6 @@
 """The worker: a small daemon without torch that offers its devices, claims runs and keeps watch.
 
-    python -m trainer.worker          (or: halfstep worker)
+    python -m worker.worker          (or: halfstep worker)
 
 Each run has a supervisor of its own, which outlives this process: a worker that dies and comes back
 finds its supervisors again.
@@ -24,9 +24,9 @@ from db.errors import Fenced, HalfstepError, Invalid
 from db.settings import Settings
 from db.storage import open_store
 from db.tables import Status
-from trainer.child import without_secrets
-from trainer.engine import AlreadyLaunched, Handle, SubprocessEngine
-from trainer.recorder import Recorder, may_pass
+from worker.child import without_secrets
+from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
+from worker.recorder import Recorder, may_pass
 
 TICK_SECONDS = 0.5
 BEAT_SECONDS = 3.0
@@ -143,7 +143,7 @@ class Worker:
                 devices = queue.node(session, *attempt).devices
             _say(f"run {run.id}: attempt {run.attempt} on device {devices}")
             folder = self.settings.run_folder(run.id)
-            argv = [sys.executable, "-m", "trainer.supervisor", str(run.id), str(run.attempt)]
+            argv = [sys.executable, "-m", "worker.supervisor", str(run.id), str(run.attempt)]
             try:
                 handle = self.engine.launch(folder, run.attempt, argv, {})
             except (AlreadyLaunched, OSError) as error:

@@ -13,9 +13,9 @@ from db.settings import Settings
 from db.tables import RunNode, Status, User
 from tests.app.conftest import offer_digits, start_run
 from tests.site import Site
-from trainer import recorder, supervisor
-from trainer.recorder import wait_for
-from trainer.supervisor import Supervisor
+from worker import recorder, supervisor
+from worker.recorder import wait_for
+from worker.supervisor import Supervisor
 
 
 @pytest.fixture

@@ -186,7 +186,7 @@ def test_a_worker_without_devices_says_so(site: Site) -> None:
     """No GPU and HALFSTEP_CPU_DEVICES=0: the worker ends with a clear sentence."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     ended = subprocess.run(
-        [sys.executable, "-m", "trainer.worker"],
+        [sys.executable, "-m", "worker.worker"],
         env={**os.environ, **environment, "HALFSTEP_CPU_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -206,7 +206,7 @@ def test_a_second_worker_of_the_same_name_is_refused(site: Site) -> None:
             "HALFSTEP_WORKER_NAME": "w1",
         }
         ended = subprocess.run(
-            [sys.executable, "-m", "trainer.worker"],
+            [sys.executable, "-m", "worker.worker"],
             env={**os.environ, **environment},
             capture_output=True,
             text=True,

@@ -5,15 +5,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from halfstep.recipe import Loss
+from halfstep.spool import json_safe
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
 from trainer import telemetry
 from trainer.ranks import Control, Request
-from trainer.recipe import Loss
 from trainer.recipes.digits import Digits
 from trainer.recipes.erfnet import ERFNet
 from trainer.recipes.gpt import GPT
 from trainer.sampler import Sampler
-from trainer.spool import json_safe
 
 
 @pytest.fixture(autouse=True)
@@ -242,7 +242,7 @@ def _optimizers(run):
 
 def test_a_replayed_loss_is_that_of_the_skipped_step(run_loop, monkeypatch):
     """The same examples, random numbers and weights: the replay computes the recorded loss."""
-    from trainer.replay import Replay
+    from trainer.diagnosis.replay import Replay
 
     losses = []
     original = Replay._go_through

@@ -1,11 +1,11 @@
 import pytest
 from torch import nn
 
+from halfstep.config import parse_config
 from tests.trainer.conftest import Regression
-from trainer.config import parse_config
+from trainer.diagnosis.shapes import misfits
 from trainer.recipes.digits import Digits
 from trainer.recipes.mlp import MLP
-from trainer.shapes import misfits
 
 
 def layers_of(*layers, precision="fp16", batch_size=64):

@@ -29,13 +29,13 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from halfstep.config import RunConfig
+from halfstep.spool import SKIPPED, Event, Steps
 from trainer.checkpoint import random_state, restore_random_state
-from trainer.config import RunConfig
+from trainer.diagnosis.trace import Trace
 from trainer.policies import Calibration
 from trainer.sampler import Sampler
-from trainer.spool import SKIPPED, Event, Steps
 from trainer.telemetry import Attempted
-from trainer.trace import Trace
 
 if TYPE_CHECKING:
     from trainer.train import Rig

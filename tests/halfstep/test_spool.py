@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.spool import STEP_DTYPE, Position, SpoolReader, SpoolWriter
+from halfstep.spool import STEP_DTYPE, Position, SpoolReader, SpoolWriter
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from trainer.config import RunConfig
-from trainer.spool import Event
+from halfstep.config import RunConfig
+from halfstep.spool import Event
 
 MULTIPLE = 8
 #: Up to this size the ends of a network are what the data have them be: colours, classes.

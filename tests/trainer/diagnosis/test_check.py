@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.check import main
+from trainer.diagnosis.check import main
 
 TEMPLATE = Path("docs/recipe_template.py")
 STEP = 'yield Loss(F.mse_loss(outputs, targets), optimizer="adamw")'

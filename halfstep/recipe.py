@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from trainer.config import RecipeConfig, RunConfig
+from halfstep.config import RecipeConfig, RunConfig
 
 
 @dataclass(frozen=True)

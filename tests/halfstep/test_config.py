@@ -4,7 +4,7 @@ import jsonschema
 import pytest
 from pydantic import Field
 
-from trainer.config import (
+from halfstep.config import (
     ConfigError,
     RecipeConfig,
     config_model,

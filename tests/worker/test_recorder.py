@@ -14,10 +14,10 @@ from db.database import Database
 from db.series import raw_steps
 from db.settings import Settings
 from db.tables import Diagnosis, Metric, Run, RunNode, ScalerEvent, Status, User, Worker
+from halfstep.spool import SpoolWriter
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.db.telemetry_made import make_events, make_metric, make_steps
-from trainer.recorder import Recorder
-from trainer.spool import SpoolWriter
+from worker.recorder import Recorder
 
 
 class NoDevices:

@@ -1,6 +1,6 @@
 """One attempt of one run, from claim to end: starts the training, records what it tells, obeys.
 
-    python -m trainer.supervisor RUN ATTEMPT        (the worker's engine calls this)
+    python -m worker.supervisor RUN ATTEMPT        (the worker's engine calls this)
 
 The training knows no database: it appends to its spool and reads its control file. This process
 has the database but no torch. While the database is away the spool simply grows.
@@ -25,10 +25,10 @@ from db.errors import Fenced
 from db.settings import Settings
 from db.storage import get_file, open_store
 from db.tables import Checkpoint, Status
-from trainer.child import Child
 from trainer.guard import clock, lease_path
-from trainer.recorder import Recorder, may_pass, wait_for
-from trainer.samples import Sampler
+from worker.child import Child
+from worker.recorder import Recorder, may_pass, wait_for
+from worker.samples import Sampler
 
 #: How often the spool is looked at: a step is on the page within half a second.
 TICK_SECONDS = 0.05
@@ -69,7 +69,7 @@ class Supervisor:
         self.store = open_store(settings)
         self.recorder = Recorder(settings, database, self.store, run_id, attempt)
         self.lease = {"ask": 0.0, "kill": 0.0}
-        self.control: dict[str, Any] = {"stop": None, "requests": []}  # see trainer.spool
+        self.control: dict[str, Any] = {"stop": None, "requests": []}  # see halfstep.spool
         self.has_lost_lease = False  # by the time that the training had ended
         self.preempted = threading.Event()
         self.ended = threading.Event()

@@ -1,6 +1,6 @@
 """What a recipe does in its steps, seen from outside: every function of torch that it calls.
 
-Only `trainer.check` uses it: looking at each call, and at values, costs far too much for training.
+Only `check` uses it: looking at each call, and at values, costs far too much for training.
 """
 
 import sys

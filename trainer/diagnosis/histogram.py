@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.config import Diagnosis
-from trainer.spool import Event
+from halfstep.config import Diagnosis
+from halfstep.spool import Event
 from trainer.telemetry import WatchedOptimizer
 
 BINS, BIAS = 256, 127

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from halfstep.config import Diagnosis
 from tests.trainer.conftest import CPU, Regression
-from trainer.config import Diagnosis
-from trainer.histogram import BIAS, BINS, Histogram, describe
+from trainer.diagnosis.histogram import BIAS, BINS, Histogram, describe
 from trainer.recipes.digits import Digits
 from trainer.telemetry import watch
 
@@ -42,7 +42,7 @@ def test_large_gradients_are_counted_in_chunks(monkeypatch):
     """Splitting a gradient changes no count."""
     gradient = torch.randn(30, 7)
     whole = histogram_of(gradient)
-    monkeypatch.setattr("trainer.histogram.CHUNK", 16)
+    monkeypatch.setattr("trainer.diagnosis.histogram.CHUNK", 16)
     assert histogram_of(gradient) == whole
 
 

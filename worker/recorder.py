@@ -16,9 +16,9 @@ from db import artifacts, checkpoints, queue, series, telemetry
 from db.database import Database, is_outage
 from db.settings import Settings
 from db.storage import delete_file, put_file
+from halfstep.spool import Position, SpoolReader
 from trainer.guard import clock
-from trainer.samples import Sampler
-from trainer.spool import Position, SpoolReader
+from worker.samples import Sampler
 
 SAMPLE_SECONDS = 2.0
 WAITING_SECONDS = 0.4

@@ -1,4 +1,4 @@
-"""Try a recipe before it trains for hours: `python -m trainer.check mine.py`.
+"""Try a recipe before it trains for hours: `python -m trainer.diagnosis.check mine.py`.
 
 It runs five steps of the real loop in each precision on the CPU, then a step on the meta device,
 whose tensors have no values, so that whatever would make the host wait raises. What is wrong is
@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainer.config import ConfigError, Precision, RunConfig, parse_config
+from halfstep.config import ConfigError, Precision, RunConfig, parse_config
+from halfstep.recipe import Loss, Recipe, RecipeError
+from halfstep.spool import SKIPPED, STEP_DTYPE, Event, Steps
 from trainer.console import nested
-from trainer.recipe import Loss, Recipe, RecipeError
+from trainer.diagnosis.witness import HALF, Finding, Witness
 from trainer.registry import UnknownRecipeError, load_recipe
-from trainer.spool import SKIPPED, STEP_DTYPE, Event, Steps
 from trainer.train import make_autocast, make_scaler, seed_everything, train
-from trainer.witness import HALF, Finding, Witness
 
 STEPS = 5
 BATCH_SIZE = 8  # at most, unless it is set: fp16 is slow on a CPU
@@ -54,7 +54,7 @@ class Report:
 
 def main(arguments: list[str] | None = None) -> None:
     """Check one recipe and print what is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.check", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m trainer.diagnosis.check", description=__doc__)
     parser.add_argument("recipe", help="path/to/file.py, path/to/file.py:Class, or a known name")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     options = parser.parse_args(arguments)

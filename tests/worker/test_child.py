@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from tests.site import until
-from trainer.child import Child
+from worker.child import Child
 
 
 def test_a_training_does_not_learn_how_to_reach_the_database(

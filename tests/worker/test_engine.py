@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.site import until
-from trainer.engine import AlreadyLaunched, SubprocessEngine
+from worker.engine import AlreadyLaunched, SubprocessEngine
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

@@ -1,0 +1,1 @@
+"""What looks into a training: overflows replayed, gradients binned, recipes checked."""

@@ -1,0 +1,1 @@
+"""The daemons of a machine that trains: worker, supervisor, recorder. The database, no torch."""
