@@ -10,10 +10,11 @@ COPY db db
 COPY halfstep halfstep
 COPY migrations migrations
 COPY trainer trainer
+COPY worker worker
 # For CPU-only images: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG TORCH_INDEX=https://pypi.org/simple
 RUN pip install --no-cache-dir --constraint constraints.txt --index-url ${TORCH_INDEX} torch \
-    && pip install --no-cache-dir --constraint constraints.txt --editable . \
+    && pip install --no-cache-dir --constraint constraints.txt --editable ./halfstep --editable . \
     && mkdir /data && chown halfstep /data
 
 USER halfstep

@@ -35,15 +35,15 @@ screenshots: $(VENV)/.installed-test ## Take the README's pictures from the runn
 lock: $(VENV)/.installed-test ## Write the installed versions to constraints.txt
 	@sh .ci/lock > constraints.new && mv constraints.new constraints.txt
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml halfstep/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Halfstep needs Python 3.11 or newer; set PYTHON=...")'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV); the first time this takes a minute or more."
 	@$(PIP) torch
-	@$(PIP) --editable .
+	@$(PIP) --editable ./halfstep --editable .
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed .ci/system-packages
 	@sh .ci/system-packages
-	@$(PIP) --editable '.[test]'
+	@$(PIP) --editable ./halfstep --editable '.[test]'
 	@touch $@

@@ -1,1 +1,1 @@
-"""The server: pages, JSON API, live streams, downloads, sign-in. No torch, no trainer."""
+"""The server: pages, JSON API, live streams, downloads, sign-in. Neither torch nor trainer."""

@@ -15,8 +15,7 @@ from pydantic import Field
 from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 
-from halfstep.config import RecipeConfig, RunConfig
-from halfstep.recipe import Loss, Recipe
+from halfstep.recipe import Loss, Recipe, RecipeConfig, RunConfig
 
 TRAIN_SIZE = 354  # four fifths of the 442 patients
 

@@ -1,1 +1,3 @@
-"""The `halfstep` command, for people at a keyboard."""
+"""What a training script imports and a person types: spool, recipe, client, the command."""
+
+__version__ = "0.1.0"

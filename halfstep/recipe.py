@@ -1,7 +1,8 @@
-"""What a recipe is: models, optimizers, data and losses. The loop (train.py) does all the rest.
+"""What a recipe is: models, optimizers, data and losses. The training loop does all the rest.
 
 A recipe is a class with a pydantic configuration. Register it as an entry point of the group
-`halfstep.recipes`, or name it by its file: `path/to/file.py:MyRecipe`. See recipes/digits.py.
+`halfstep.recipes`, or name it by its file: `path/to/file.py:MyRecipe`. All that it imports of us
+is here; torch and pydantic come with `pip install 'halfstep[recipe]'`.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from halfstep.config import RecipeConfig, RunConfig
+from halfstep.config import ConfigError, RecipeConfig, RunConfig
+
+__all__ = ["ConfigError", "Loss", "Recipe", "RecipeConfig", "RecipeError", "RunConfig"]
 
 
 @dataclass(frozen=True)

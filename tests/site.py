@@ -106,6 +106,18 @@ class Site:
         return int(json.loads(handle.read_text())["pid"])
 
 
+def halfstep(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Type a command and wait for its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "halfstep.cli", *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
 @contextmanager
 def up(**environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `halfstep up` and yield it with the link that it prints."""

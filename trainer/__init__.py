@@ -1,1 +1,1 @@
-"""The training loop and what measures it, the recipes, and the worker that runs them."""
+"""The training process: the loop, the recipes, and what looks into a training. No database."""

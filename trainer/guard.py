@@ -9,27 +9,19 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
+
+from halfstep.attempt_files import AttemptFiles
+from halfstep.clock import clock
 
 LOOK_SECONDS = 0.2
-
-
-def clock() -> float:
-    """Return seconds of a clock that all processes of this machine share and nobody can set."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def lease_path(folder: Path, attempt: int) -> Path:
-    """Return where the two moments of an attempt are written."""
-    return folder / f"lease-{attempt}.json"
 
 
 class Guard(threading.Thread):
     """Kills this process when its lease is as good as lost; does nothing without a lease file."""
 
-    def __init__(self, folder: Path, attempt: int) -> None:
+    def __init__(self, files: AttemptFiles) -> None:
         super().__init__(daemon=True)
-        self._path = lease_path(folder, attempt)
+        self._path = files.lease
         self._asks = False
 
     def asks(self) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from halfstep.attempt_files import AttemptFiles
 from trainer.guard import Guard
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -35,7 +36,7 @@ def main() -> None:
     if options.devices > 1:
         become_torchrun(options.folder, options.attempt, options.devices)
     else:
-        sys.exit(run_attempt(options.folder, options.attempt))
+        sys.exit(run_attempt(AttemptFiles(options.folder, options.attempt)))
 
 
 def tie_to_parent() -> None:
@@ -66,17 +67,17 @@ def become_torchrun(folder: Path, attempt: int, devices: int) -> None:
         sys.exit(1)
 
 
-def run_attempt(folder: Path, attempt: int) -> int:
+def run_attempt(files: AttemptFiles) -> int:
     """Train as job-<attempt>.json says; return the exit code. What failed is in the outcome."""
     signals = Signals()
     # Only now what loads torch, which takes seconds: a signal in that time is not lost.
-    from trainer.attempt import Attempt
+    from trainer.job import Job
 
-    guard = Guard(folder, attempt)
+    guard = Guard(files)
     guard.start()
-    this = Attempt(folder, attempt, stop_wanted=lambda: signals.received() or guard.asks())
+    job = Job(files, stop_wanted=lambda: signals.received() or guard.asks())
     try:
-        outcome = this.train()
+        outcome = job.train()
     except (Exception, SystemExit) as error:
         # The one broad except: whatever a recipe raises belongs on the run's page.
         text = traceback.format_exc()
@@ -84,12 +85,12 @@ def run_attempt(folder: Path, attempt: int) -> int:
             text += f"The recipe called sys.exit({error.code!r}): raise an error that says why.\n"
         sys.stderr.write(text)
         try:
-            write_outcome(folder, attempt, "failed", this.last_step, text)
+            write_outcome(files, "failed", job.last_step, text)
         except OSError as error:  # a full disk: the exit code has to say it
             return error.errno or 1
         return 1
-    if this.rank == 0:
-        write_outcome(folder, attempt, outcome.status, outcome.step)
+    if job.rank == 0:
+        write_outcome(files, outcome.status, outcome.step)
     return 0
 
 
@@ -109,12 +110,10 @@ class Signals:
         self._received = True
 
 
-def write_outcome(
-    folder: Path, attempt: int, status: str, step: int, error: str | None = None
-) -> None:
+def write_outcome(files: AttemptFiles, status: str, step: int, error: str | None = None) -> None:
     """Write how the attempt ended. The first rank to fail wins: the others fail because of it."""
-    path = folder / f"outcome-{attempt}.json"
-    temporary = folder / f".{path.name}.{os.getpid()}"
+    path = files.outcome
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as file:
         json.dump({"status": status, "step": step, "error": error}, file)
         file.flush()

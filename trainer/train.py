@@ -27,6 +27,7 @@ import torch.utils.deterministic
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
+from halfstep.clock import clock
 from halfstep.config import ConfigError, RunConfig, Scaler, Training
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.spool import Event, Steps
@@ -35,7 +36,6 @@ from trainer.checkpoint import Progress
 from trainer.diagnosis import shapes
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.replay import Replay
-from trainer.guard import clock
 from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Control, Ranks
 from trainer.sampler import Sampler, check_batch
@@ -88,7 +88,7 @@ def train(
 ) -> Outcome:
     """Train until the last step or until told to stop, which leaves a checkpoint as well.
 
-    started_at: when the run was first started, by trainer.guard.clock.  checkpoint_folder: None
+    started_at: when the run was first started, by halfstep.clock.  checkpoint_folder: None
     saves nothing.
     Raises ConfigError, RecipeError or CheckpointError for what the user can put right.
     """

@@ -16,9 +16,9 @@ from db import artifacts, checkpoints, queue, series, telemetry
 from db.database import Database, is_outage
 from db.settings import Settings
 from db.storage import delete_file, put_file
+from halfstep.clock import clock
 from halfstep.spool import Position, SpoolReader
-from trainer.guard import clock
-from worker.samples import Sampler
+from worker.samples import SystemMonitor
 
 SAMPLE_SECONDS = 2.0
 WAITING_SECONDS = 0.4
@@ -71,7 +71,7 @@ class Recorder:
         self._resumed: dict[str, Any] | None = None  # what the training said, if it resumed
         self._early: list[dict[str, Any]] = []  # events that wait for the training's first steps
         self._stored: set[str] = set()  # files of what is pending that are in the store
-        self._sampler: Sampler | None = None
+        self._monitor: SystemMonitor | None = None
         self._sample_due = 0.0
         self._policy: dict[str, Any] = {}
         with database.reading() as session:
@@ -82,12 +82,12 @@ class Recorder:
         self._spool = SpoolReader(self._folder / "spool", Position(newest, sequence=0, offset=0))
         self._training_seen = newest == attempt  # by a supervisor that has died
 
-    def begin(self, sampler: Sampler, started_at: float, policy: dict[str, Any]) -> None:
+    def begin(self, monitor: SystemMonitor, started_at: float, policy: dict[str, Any]) -> None:
         """From now on sample the devices, and keep the checkpoints that the policy wants.
 
-        started_at: the run's first start, by trainer.guard.clock.
+        started_at: the run's first start, by halfstep.clock.
         """
-        self._sampler, self._started_at, self._policy = sampler, started_at, policy
+        self._monitor, self._started_at, self._policy = monitor, started_at, policy
 
     def remark(self, text: str) -> None:
         """Add a line of our own to the run's log."""
@@ -171,16 +171,16 @@ class Recorder:
             elif item["event"] == "resumed":
                 if self._is_own:
                     self._resumed = item
-                if self._sampler:  # not what a dead supervisor may have remarked on
+                if self._monitor:  # not what a dead supervisor may have remarked on
                     self.remark(_resumed(item))
             else:
                 self._pending.events.append(item)
         if self._is_own:
             self._hold_back()
-        if self._sampler and time.monotonic() >= self._sample_due:
+        if self._monitor and time.monotonic() >= self._sample_due:
             self._sample_due = time.monotonic() + SAMPLE_SECONDS
             elapsed_ms = round((clock() - self._started_at) * 1000)
-            samples = self._sampler.take()
+            samples = self._monitor.take()
             self._pending.samples += [{"elapsed_ms": elapsed_ms, **sample} for sample in samples]
 
     def _hold_back(self) -> None:

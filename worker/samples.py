@@ -9,7 +9,7 @@ import pynvml
 HOST = -1
 
 
-class Sampler:
+class SystemMonitor:
     """Take samples of the host and, where there is NVIDIA's library, of the run's GPUs."""
 
     def __init__(self, devices: list[int], *, cuda: bool) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -25,10 +26,11 @@ from db.errors import Fenced
 from db.settings import Settings
 from db.storage import get_file, open_store
 from db.tables import Checkpoint, Status
-from trainer.guard import clock, lease_path
+from halfstep.attempt_files import AttemptFiles
+from halfstep.clock import clock
 from worker.child import Child
 from worker.recorder import Recorder, may_pass, wait_for
-from worker.samples import Sampler
+from worker.samples import SystemMonitor
 
 #: How often the spool is looked at: a step is on the page within half a second.
 TICK_SECONDS = 0.05
@@ -66,6 +68,7 @@ class Supervisor:
         self.attempt = attempt
         self.folder = settings.run_folder(run_id)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.files = AttemptFiles(self.folder, attempt)
         self.store = open_store(settings)
         self.recorder = Recorder(settings, database, self.store, run_id, attempt)
         self.lease = {"ask": 0.0, "kill": 0.0}
@@ -79,7 +82,7 @@ class Supervisor:
         try:
             self._begin()
             child = Child(self.folder, self.attempt, len(self.devices), self._environment())
-            threading.Thread(target=self._watch, args=(child,), daemon=True).start()
+            threading.Thread(target=self._guard_lease, args=(child,), daemon=True).start()
             try:
                 self._follow(child)
             finally:
@@ -148,10 +151,10 @@ class Supervisor:
             "resume": resume,
             "device": "cuda" if self.is_cuda else "cpu",
         }
-        self._write(f"job-{self.attempt}.json", job)
-        self._write(f"control-{self.attempt}.json", self.control)
-        sampler = Sampler(self.devices, cuda=self.is_cuda)
-        self.recorder.begin(sampler, started_at, run.config.get("checkpoints", {}))
+        self._write(self.files.job, job)
+        self._write(self.files.control, self.control)
+        monitor = SystemMonitor(self.devices, cuda=self.is_cuda)
+        self.recorder.begin(monitor, started_at, run.config.get("checkpoints", {}))
 
     def _fetch(self, state: Checkpoint) -> str | None:
         """Return where a whole checkpoint lies on this machine, or say what it lacks."""
@@ -204,7 +207,7 @@ class Supervisor:
         with self.database.writing() as session:
             wishes = queue.renew(session, self.run_id, self.attempt, lease)
         self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
-        self._write(lease_path(self.folder, self.attempt).name, self.lease)
+        self._write(self.files.lease, self.lease)
         return wishes
 
     def _keep_up(self, child: Child | None = None) -> None:
@@ -234,9 +237,9 @@ class Supervisor:
     def _command(self, control: dict[str, Any]) -> None:
         if control != self.control:
             self.control = control
-            self._write(f"control-{self.attempt}.json", control)
+            self._write(self.files.control, control)
 
-    def _watch(self, child: Child) -> None:
+    def _guard_lease(self, child: Child) -> None:
         """Kill a training whose lease cannot be renewed; never waits for the database.
 
         The training's own guard has asked it for a checkpoint by then, and kills it as well, should
@@ -248,8 +251,8 @@ class Supervisor:
 
     def _end(self, exit_code: int) -> None:
         """Close the attempt by what the training left behind as its outcome, or by how it died."""
-        path = self.folder / f"outcome-{self.attempt}.json"
-        outcome: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        said = self.files.outcome
+        outcome: dict[str, Any] = json.loads(said.read_text()) if said.exists() else {}
         with self.database.writing() as session:
             # A gang of which one was killed leaves an outcome too: the others' complaint about it.
             if outcome and not (exit_code < 0 and outcome["status"] == "failed"):
@@ -305,11 +308,11 @@ class Supervisor:
     def _disk_full(self) -> str:
         return f"no space left on the disk that holds {self.folder}"
 
-    def _write(self, name: str, content: dict[str, Any]) -> None:
+    def _write(self, path: Path, content: dict[str, Any]) -> None:
         """Write a file so that a reader sees the old one or the new one, never a part."""
-        temporary = self.folder / f".{name}.{threading.get_ident()}"
+        temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
         temporary.write_text(json.dumps(content))
-        temporary.replace(self.folder / name)
+        temporary.replace(path)
 
 
 def _say(text: str) -> None:

@@ -6,6 +6,7 @@ Each run has a supervisor of its own, which outlives this process: a worker that
 finds its supervisors again.
 """
 
+import argparse
 import fcntl
 import json
 import os
@@ -250,8 +251,13 @@ def _say(text: str) -> None:
     print(f"worker: {text}", flush=True)  # noqa: T201 - a daemon's log is its standard output
 
 
-def main() -> None:
-    """Run until SIGTERM or Ctrl-C."""
+def main(words: list[str] | None = None) -> None:
+    """Start a worker alone: it offers this machine's devices, and trains what is queued."""
+    argparse.ArgumentParser(
+        prog="halfstep worker",
+        description="Offer this machine's devices to the server whose database "
+        "HALFSTEP_DATABASE_URL names, and train, until SIGTERM or Ctrl-C.",
+    ).parse_args(words)
     try:
         settings = Settings.read()
         database = open_database(settings)

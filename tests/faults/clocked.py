@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from halfstep.clock import clock
 from halfstep.recipe import Loss
-from trainer.guard import clock
 from trainer.recipes.digits import Digits
 
 

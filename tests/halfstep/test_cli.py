@@ -1,151 +1,55 @@
-"""The `halfstep` command, as a person types it."""
+"""The front door: the `halfstep` command and what joins it."""
 
-import os
-import socket
-import subprocess
-import sys
+import re
 from pathlib import Path
 
-import httpx2
-import psutil
-import pytest
-from sqlalchemy import select, update
-
-from db.tables import StepBucket
-from tests.app.conftest import offer_digits, start_run
-from tests.db.telemetry_made import make_steps, record
-from tests.site import SECONDS, Site, answers, is_running, until, up
+from halfstep import __version__
+from tests.site import halfstep
 
 
-def halfstep(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "halfstep.cli", *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+def joined(folder: Path, command: str, code: str) -> dict[str, str]:
+    """Install a package beside ours that adds a command; return the environment that has it."""
+    metadata = folder / "guest-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: guest\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[halfstep.commands]\n{command}\n")
+    (folder / "guest.py").write_text(code)
+    return {"PYTHONPATH": str(folder)}
 
 
-def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
-    """The printed link signs in once; Ctrl-C stops server and worker, twice in a row."""
-    for _ in range(2):
-        with up(HALFSTEP_DATA=str(tmp_path)) as (process, link):
-            base = link.split("/?")[0]
-            until(lambda base=base: answers(base))
-            with httpx2.Client(follow_redirects=True) as browser:
-                page = browser.get(link)
-                assert page.status_code == 200
-                assert "token=" not in str(page.url)
-                assert browser.get(f"{base}/runs").url.path == "/runs"
-            with httpx2.Client(follow_redirects=True) as stranger:
-                assert stranger.get(link).url.path != "/runs"
-                assert stranger.get(f"{base}/runs").url.path != "/runs"
-            family = psutil.Process(process.pid).children(recursive=True)
-            assert family
-        assert process.returncode == 0
-        assert not any(map(is_running, family))
+def test_help_lists_every_command_with_its_first_line() -> None:
+    """`halfstep` alone explains what is installed."""
+    for words in ((), ("--help",)):
+        text = re.sub(r"\s+", " ", halfstep(*words).stdout)
+        assert "up Start server and worker on this machine" in text
+        assert "worker Start a worker alone" in text
+        assert "recipe Look at a recipe of your own" in text
 
 
-def test_up_stops_cleanly_before_the_worker_is_ready(tmp_path: Path) -> None:
-    """Ctrl-C as soon as the link is there is no failure, and leaves nothing behind."""
-    with up(HALFSTEP_DATA=str(tmp_path)) as (process, _link):
-        family = psutil.Process(process.pid).children(recursive=True)
-    assert process.returncode == 0
-    assert not any(map(is_running, family))
+def test_version_is_told() -> None:
+    """The version is the wheel's."""
+    assert halfstep("--version").stdout.strip() == __version__
 
 
-def test_port_in_use_is_named(tmp_path: Path) -> None:
-    """A taken port ends in one sentence that names setting and port, before a worker is started."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        ended = halfstep("up", HALFSTEP_DATA=str(tmp_path), HALFSTEP_PORT=port)
-    assert ended.returncode == 1
-    assert f"HALFSTEP_PORT: cannot listen on 127.0.0.1:{port}" in ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_another_package_adds_a_command(tmp_path: Path) -> None:
+    """An entry point of the group is called with the words after its name."""
+    code = 'def greet(words):\n    """Say hello."""\n    print("hello", *words)\n'
+    environment = joined(tmp_path, "greet = guest:greet", code)
+    assert halfstep("greet", "Ada", "--loud", **environment).stdout == "hello Ada --loud\n"
+    assert "Say hello." in halfstep("--help", **environment).stdout
 
 
-@pytest.mark.parametrize("data", ["/proc/halfstep", "/dev/null/halfstep"])
-def test_folder_that_cannot_be_written_is_named(data: str) -> None:
-    """A data folder without write permission ends in one sentence that names it."""
-    ended = halfstep("up", HALFSTEP_DATA=data)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith(f"halfstep: HALFSTEP_DATA: {data} cannot be written")
+def test_a_broken_package_hides_no_command(tmp_path: Path) -> None:
+    """Its line says what it raises; the others are there."""
+    environment = joined(tmp_path, "greet = guest:greet", "1 / 0")
+    shown = halfstep("--help", **environment)
+    assert "cannot be loaded: ZeroDivisionError" in re.sub(r"\s+", " ", shown.stdout)
+    assert "Print a link" in shown.stdout
 
 
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("postgresql://h:sesame@127.0.0.1:9/x", "127.0.0.1:9/x does not answer"),
-        ("mysql://h@localhost/x", "neither sqlite nor postgresql"),
-    ],
-)
-def test_database_that_does_not_answer_is_named(tmp_path: Path, url: str, message: str) -> None:
-    """A wrong database URL ends in one sentence, without the password."""
-    for command in ("up", "server", "worker", "migrate"):
-        ended = halfstep(command, HALFSTEP_DATA=str(tmp_path), HALFSTEP_DATABASE_URL=url)
-        assert ended.returncode == 1
-        assert message in ended.stderr
-        assert "HALFSTEP_DATABASE_URL" in ended.stderr
-        assert "sesame" not in ended.stderr + ended.stdout
-        assert "Traceback" not in ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "allowed"),
-    [("PORT", "99999", "65535"), ("CPU_DEVICES", "two", "integer"), ("LEASE_SECONDS", "0", "0")],
-)
-def test_setting_out_of_range_is_named(tmp_path: Path, name: str, value: str, allowed: str) -> None:
-    """A wrong setting ends in one sentence that names it, its value and what is allowed."""
-    ended = halfstep("migrate", HALFSTEP_DATA=str(tmp_path), **{f"HALFSTEP_{name}": value})
-    assert ended.returncode == 1
-    assert f"HALFSTEP_{name}" in ended.stderr
-    assert value in ended.stderr
-    assert allowed in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
-def test_link_makes_a_user(site: Site) -> None:
-    """`halfstep link NAME` prints a link for a new user."""
-    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
-    assert "/?token=" in halfstep("link", "bob", **environment).stdout
-    ended = halfstep("link", "x" * 65, **environment)
-    assert "1 to 64 are allowed" in ended.stderr
-
-
-def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -> None:
-    """The commands say what they did, and refuse in a sentence."""
-    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
-    folder = str(tmp_path / "backup")
-    assert "0 files" in halfstep("backup", folder, **environment).stdout
-    assert "there already" in halfstep("backup", folder, **environment).stderr
-    assert "0 do not match" in halfstep("storage", "check", "--deep", **environment).stdout
-    other = {"HALFSTEP_DATA": str(tmp_path / "other")}
-    assert "0 files restored" in halfstep("restore", folder, **other).stdout
-
-
-def test_rebuild_sums_a_run_up_anew(site: Site) -> None:
-    """What charts are drawn from comes back as it was; an unknown run is named in a sentence."""
-    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
-    offer_digits(site.database)
-    running = start_run(site.database, site.owner)
-    record(site.database, running, make_steps([1.0] * 300, skipped=[7, 70]))
-    stones = select(StepBucket.size, StepBucket.bucket, StepBucket.summary)
-    with site.database.writing() as session:
-        before = set(session.execute(stones).all())
-        session.execute(update(StepBucket).values(summary=b""))
-    ended = halfstep("rebuild", "1", **environment)
-    assert "300 steps, 2 of them skipped" in ended.stdout
-    with site.database.reading() as session:
-        assert set(session.execute(stones).all()) == before
-    ended = halfstep("rebuild", "7", **environment)
-    assert ended.returncode == 1
-    assert ended.stderr == "halfstep: There is no run 7.\n"
-
-
-def test_recipe_check_from_the_command() -> None:
-    """The template passes, and a file that is not there is named."""
-    template = Path(__file__).parents[2] / "docs" / "recipe_template.py"
-    assert halfstep("recipe", "check", str(template)).returncode == 0
-    assert "nowhere.py" in halfstep("recipe", "check", "nowhere.py").stderr
+def test_unknown_command_is_named() -> None:
+    """A typing error ends in a sentence that lists what there is."""
+    ended = halfstep("dwonload")
+    assert ended.returncode == 2
+    assert "'dwonload'" in ended.stderr
+    assert "migrate" in ended.stderr

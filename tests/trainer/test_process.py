@@ -14,8 +14,8 @@ import torch
 
 from halfstep.spool import SpoolReader
 from tests.trainer.conftest import assert_same_bits
-from trainer.attempt import ControlFile
 from trainer.checkpoint import load
+from trainer.job import ControlFile
 from trainer.ranks import Control, Request
 
 FAILING = """

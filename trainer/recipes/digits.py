@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from halfstep.config import RecipeConfig, RunConfig
-from halfstep.recipe import Loss, Recipe
+from halfstep.recipe import Loss, Recipe, RecipeConfig, RunConfig
 from trainer.recipes.handwritten import PIXEL_MAX, TRAIN_SIZE, load_digits
 
 

@@ -30,8 +30,7 @@ from PIL import Image
 from pydantic import Field
 from torch import Tensor, nn
 
-from halfstep.config import ConfigError, RecipeConfig, RunConfig
-from halfstep.recipe import Loss, Recipe
+from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig
 from trainer.recipes import streets
 
 REDUCTION = 8  # the encoder halves the image three times

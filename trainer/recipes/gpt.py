@@ -28,8 +28,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from halfstep.config import ConfigError, RecipeConfig, RunConfig
-from halfstep.recipe import Loss, Recipe
+from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig
 
 VOCABULARY = 256
 EVALUATION_WINDOWS = 64  # of T bytes each, spread evenly over the validation text

@@ -23,8 +23,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from halfstep.config import RecipeConfig, RunConfig
-from halfstep.recipe import Loss, Recipe
+from halfstep.recipe import Loss, Recipe, RecipeConfig, RunConfig
 
 
 class MLPConfig(RecipeConfig):

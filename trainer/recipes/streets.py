@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from halfstep.config import ConfigError
+from halfstep.recipe import ConfigError
 
 IGNORED = 255  # the label of pixels that do not count
 # The 19 classes that count, in order of their training label: published label, name, colour.

@@ -23,8 +23,7 @@ from PIL import Image
 from pydantic import Field
 from torch import Tensor, nn
 
-from halfstep.config import RecipeConfig, RunConfig
-from halfstep.recipe import Loss, Recipe
+from halfstep.recipe import Loss, Recipe, RecipeConfig, RunConfig
 from trainer.recipes.handwritten import PIXEL_MAX, TRAIN_SIZE, load_digits
 
 GRID, ZOOM = 8, 4  # the artifact: 8 × 8 digits, each pixel 4 wide

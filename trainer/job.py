@@ -1,4 +1,4 @@
-"""One attempt of a run as its folder describes it: job in, spool out, control in between."""
+"""The job of an attempt, as its files describe it: job in, spool out, control in between."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from halfstep.attempt_files import AttemptFiles
 from halfstep.config import parse_config
 from halfstep.spool import SpoolWriter, Steps
 from trainer.console import print_event
@@ -18,20 +19,20 @@ from trainer.registry import load_recipe
 from trainer.train import Outcome, train
 
 
-class Attempt:
+class Job:
     """Trains what job-<attempt>.json asks for, and knows how far it has come."""
 
-    def __init__(self, folder: Path, attempt: int, stop_wanted: Callable[[], bool]) -> None:
-        self._folder = folder
-        self._attempt = attempt
+    def __init__(self, files: AttemptFiles, stop_wanted: Callable[[], bool]) -> None:
+        self._files = files
         self._stop_wanted = stop_wanted
-        self._control_file = ControlFile(folder / f"control-{attempt}.json")
+        self._control_file = ControlFile(files.control)
         self.rank = int(os.environ.get("RANK", "0"))
         self.last_step = 0  # as far as recorded
 
     def train(self) -> Outcome:
         """Train to the end or to a stop. Whatever a recipe raises goes through."""
-        job = json.loads((self._folder / f"job-{self._attempt}.json").read_text())
+        job = json.loads(self._files.job.read_text())
+        folder = self._files.folder
         recipe = load_recipe(job["recipe"])
         config = parse_config(recipe, job["config"])
         with ExitStack() as stack:
@@ -39,7 +40,7 @@ class Attempt:
             on_event: Callable[[dict[str, Any]], None] = _ignore
             on_steps: Callable[[Steps], None] = _ignore
             if ranks.rank == 0:
-                spool = stack.enter_context(SpoolWriter(self._folder / "spool", self._attempt))
+                spool = stack.enter_context(SpoolWriter(self._files.spool, self._files.attempt))
 
                 def on_event(event: dict[str, Any]) -> None:
                     spool.event(event)
@@ -57,8 +58,8 @@ class Attempt:
                 on_steps=on_steps,
                 on_event=on_event,
                 control=self._control,
-                checkpoint_folder=self._folder / "checkpoints",
-                resume=self._folder / job["resume"] if job["resume"] else None,
+                checkpoint_folder=folder / "checkpoints",
+                resume=folder / job["resume"] if job["resume"] else None,
                 started_at=job["started_at"],
                 ranks=ranks,
             )

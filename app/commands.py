@@ -1,0 +1,198 @@
+"""What an operator types: joins the `halfstep` command by its entry points (pyproject.toml)."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from db import accounts, pyramid, runs
+from db.backup import back_up
+from db.backup import restore as restore_backup
+from db.database import Database, open_database
+from db.errors import HalfstepError, Invalid
+from db.settings import Settings
+from db.storage import mend as mend_storage
+from db.storage import mismatches, open_store
+
+if TYPE_CHECKING:
+    from app.serve import Server
+
+OPERATOR = "operator"
+
+
+def command(function: Callable[..., None]) -> Callable[[list[str]], None]:
+    """Make a function with annotated arguments one that takes the words typed after its name.
+
+    A mistake of the user's ends in one clear sentence.
+    """
+
+    @wraps(function)
+    def typed(words: list[str]) -> None:
+        cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        cli.command()(function)
+        _run(cli, words, function.__name__)
+
+    return typed
+
+
+def _run(cli: typer.Typer, words: list[str], name: str) -> None:
+    try:
+        cli(words, prog_name=f"halfstep {name}")
+    except HalfstepError as error:
+        sys.exit(f"halfstep: {error}")
+
+
+@command
+def up() -> None:
+    """Start server and worker on this machine, and print a link that signs you in."""
+    settings, database = _open()
+    listening = _listen(settings)
+    server = _server(settings, database)
+    # A session of its own, so that a Ctrl-C reaches the worker once: from us.
+    worker = subprocess.Popen([sys.executable, "-m", "worker.worker"], start_new_session=True)
+    watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
+    watcher.start()
+    try:
+        _serve(server, listening, settings, database)
+    finally:
+        typer.echo("Stopping: runs leave a checkpoint and will go on from it at the next start.")
+        worker.terminate()
+        worker.wait()
+    # One that we stopped before it was ready has died of our signal, and had no runs yet.
+    if worker.returncode not in (0, -signal.SIGTERM):
+        raise typer.Exit(1)
+
+
+@command
+def server() -> None:
+    """Start the server alone."""
+    settings, database = _open()
+    listening = _listen(settings)
+    _serve(_server(settings, database), listening, settings, database)
+
+
+@command
+def link(user: Annotated[str, typer.Argument(help="Name of the user, new or known")]) -> None:
+    """Print a link that signs a user in once, within a day."""
+    settings, database = _open()
+    _print_link(settings, database, user)
+
+
+@command
+def migrate() -> None:
+    """Create the database, or bring it up to this version."""
+    _settings, database = _open()
+    typer.echo(f"{database.name} is up to date.")
+
+
+def storage(words: list[str]) -> None:
+    """Compare files of checkpoints and artifacts with the database: `storage check`."""
+    cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    cli.callback()(lambda: None)  # a group, of one command as yet
+    cli.command("check")(_check_storage)
+    _run(cli, words, "storage")
+
+
+def _check_storage(
+    deep: Annotated[bool, typer.Option(help="Read every file and compare its SHA-256")] = False,
+    mend: Annotated[bool, typer.Option(help="Delete what does not match")] = False,
+) -> None:
+    """List rows and files that do not match; exit with 1 if any is left."""
+    settings, database = _open()
+    store = open_store(settings)
+    with database.reading() as session:
+        found = mismatches(session, store, deep=deep)
+    if mend:
+        with database.writing() as session:
+            mend_storage(session, store, found)
+    for mismatch in found:
+        typer.echo(f"{mismatch.key}: {mismatch.problem}{'; deleted' if mend else ''}")
+    typer.echo(f"{len(found)} do not match.")
+    raise typer.Exit(1 if found and not mend else 0)
+
+
+@command
+def backup(folder: Annotated[Path, typer.Argument(help="A new folder to write")]) -> None:
+    """Back up database and checkpoints, while everything runs."""
+    settings, database = _open()
+    saved = back_up(database, open_store(settings), folder)
+    for key in saved["left_out"]:
+        typer.echo(f"left out, because it is missing or damaged: {key}")
+    typer.echo(f"{folder}: {saved['rows']} rows, {saved['files']} files")
+
+
+@command
+def restore(folder: Annotated[Path, typer.Argument(help="A folder that `backup` wrote")]) -> None:
+    """Fill an empty database and the store from a backup; the other kind of database will do."""
+    settings, database = _open()
+    restored = restore_backup(database, open_store(settings), folder)
+    typer.echo(f"{folder}: {restored['rows']} rows, {restored['files']} files restored")
+
+
+@command
+def rebuild(run: Annotated[int, typer.Argument(help="Number of the run")]) -> None:
+    """Sum up a run's steps and metrics for its charts anew."""
+    _settings, database = _open()
+    with database.writing() as session:
+        row = runs.get(session, run, lock=True)  # its recorder waits meanwhile
+        pyramid.rebuild(session, run)
+        skipped = pyramid.count_skips(session.connection(), run)
+        steps = f"{row.step:,} steps, {skipped:,} of them skipped"
+    typer.echo(f"run {run} ({row.name}): rebuilt what its charts are drawn from: {steps}")
+
+
+def _open() -> tuple[Settings, Database]:
+    """Read the settings and bring the database up to date. Raises Invalid, DatabaseUnreachable."""
+    settings = Settings.read()
+    database = open_database(settings)
+    database.migrate()
+    return settings, database
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Take the port before anything else starts. Raises Invalid."""
+    listening = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+    except OSError as error:
+        message = f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+        raise Invalid({"HALFSTEP_PORT": f"{message}; choose another port"}) from error
+    return listening
+
+
+def _server(settings: Settings, database: Database) -> "Server":
+    from app.serve import Server  # half a second that the other commands need not wait
+
+    return Server(settings, database)
+
+
+def _serve(
+    server: "Server", listening: socket.socket, settings: Settings, database: Database
+) -> None:
+    with suppress(KeyboardInterrupt):  # which uvicorn raises once more when it has stopped
+        _print_link(settings, database)
+        server.run(sockets=[listening])
+
+
+def _stop_with(worker: "subprocess.Popen[bytes]", server: "Server") -> None:
+    """Stop the server when the worker ends: neither is of use alone."""
+    worker.wait()
+    server.should_exit = True
+
+
+def _print_link(settings: Settings, database: Database, user: str = OPERATOR) -> None:
+    with database.writing() as session:
+        token = accounts.make_link_token(session, accounts.user_named(session, user))
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    host = f"[{host}]" if ":" in host else host
+    typer.echo(f"\n  Halfstep: http://{host}:{settings.port}/?token={token}\n")
+    typer.echo("  The link signs you in once, within a day. `halfstep link NAME` makes another.\n")

@@ -1,0 +1,130 @@
+"""The operator's commands, as a person types them."""
+
+import socket
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+from sqlalchemy import select, update
+
+from db.tables import StepBucket
+from tests.app.conftest import offer_digits, start_run
+from tests.db.telemetry_made import make_steps, record
+from tests.site import Site, answers, halfstep, is_running, until, up
+
+
+def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
+    """The printed link signs in once; Ctrl-C stops server and worker, twice in a row."""
+    for _ in range(2):
+        with up(HALFSTEP_DATA=str(tmp_path)) as (process, link):
+            base = link.split("/?")[0]
+            until(lambda base=base: answers(base))
+            with httpx2.Client(follow_redirects=True) as browser:
+                page = browser.get(link)
+                assert page.status_code == 200
+                assert "token=" not in str(page.url)
+                assert browser.get(f"{base}/runs").url.path == "/runs"
+            with httpx2.Client(follow_redirects=True) as stranger:
+                assert stranger.get(link).url.path != "/runs"
+                assert stranger.get(f"{base}/runs").url.path != "/runs"
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert family
+        assert process.returncode == 0
+        assert not any(map(is_running, family))
+
+
+def test_up_stops_cleanly_before_the_worker_is_ready(tmp_path: Path) -> None:
+    """Ctrl-C as soon as the link is there is no failure, and leaves nothing behind."""
+    with up(HALFSTEP_DATA=str(tmp_path)) as (process, _link):
+        family = psutil.Process(process.pid).children(recursive=True)
+    assert process.returncode == 0
+    assert not any(map(is_running, family))
+
+
+def test_port_in_use_is_named(tmp_path: Path) -> None:
+    """A taken port ends in one sentence that names setting and port, before a worker is started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = halfstep("up", HALFSTEP_DATA=str(tmp_path), HALFSTEP_PORT=port)
+    assert ended.returncode == 1
+    assert f"HALFSTEP_PORT: cannot listen on 127.0.0.1:{port}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("data", ["/proc/halfstep", "/dev/null/halfstep"])
+def test_folder_that_cannot_be_written_is_named(data: str) -> None:
+    """A data folder without write permission ends in one sentence that names it."""
+    ended = halfstep("up", HALFSTEP_DATA=data)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"halfstep: HALFSTEP_DATA: {data} cannot be written")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql://h:sesame@127.0.0.1:9/x", "127.0.0.1:9/x does not answer"),
+        ("mysql://h@localhost/x", "neither sqlite nor postgresql"),
+    ],
+)
+def test_database_that_does_not_answer_is_named(tmp_path: Path, url: str, message: str) -> None:
+    """A wrong database URL ends in one sentence, without the password."""
+    for command in ("up", "server", "worker", "migrate"):
+        ended = halfstep(command, HALFSTEP_DATA=str(tmp_path), HALFSTEP_DATABASE_URL=url)
+        assert ended.returncode == 1
+        assert message in ended.stderr
+        assert "HALFSTEP_DATABASE_URL" in ended.stderr
+        assert "sesame" not in ended.stderr + ended.stdout
+        assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [("PORT", "99999", "65535"), ("CPU_DEVICES", "two", "integer"), ("LEASE_SECONDS", "0", "0")],
+)
+def test_setting_out_of_range_is_named(tmp_path: Path, name: str, value: str, allowed: str) -> None:
+    """A wrong setting ends in one sentence that names it, its value and what is allowed."""
+    ended = halfstep("migrate", HALFSTEP_DATA=str(tmp_path), **{f"HALFSTEP_{name}": value})
+    assert ended.returncode == 1
+    assert f"HALFSTEP_{name}" in ended.stderr
+    assert value in ended.stderr
+    assert allowed in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_link_makes_a_user(site: Site) -> None:
+    """`halfstep link NAME` prints a link for a new user."""
+    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+    assert "/?token=" in halfstep("link", "bob", **environment).stdout
+    ended = halfstep("link", "x" * 65, **environment)
+    assert "1 to 64 are allowed" in ended.stderr
+
+
+def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -> None:
+    """The commands say what they did, and refuse in a sentence."""
+    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+    folder = str(tmp_path / "backup")
+    assert "0 files" in halfstep("backup", folder, **environment).stdout
+    assert "there already" in halfstep("backup", folder, **environment).stderr
+    assert "0 do not match" in halfstep("storage", "check", "--deep", **environment).stdout
+    other = {"HALFSTEP_DATA": str(tmp_path / "other")}
+    assert "0 files restored" in halfstep("restore", folder, **other).stdout
+
+
+def test_rebuild_sums_a_run_up_anew(site: Site) -> None:
+    """What charts are drawn from comes back as it was; an unknown run is named in a sentence."""
+    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+    offer_digits(site.database)
+    running = start_run(site.database, site.owner)
+    record(site.database, running, make_steps([1.0] * 300, skipped=[7, 70]))
+    stones = select(StepBucket.size, StepBucket.bucket, StepBucket.summary)
+    with site.database.writing() as session:
+        before = set(session.execute(stones).all())
+        session.execute(update(StepBucket).values(summary=b""))
+    ended = halfstep("rebuild", "1", **environment)
+    assert "300 steps, 2 of them skipped" in ended.stdout
+    with site.database.reading() as session:
+        assert set(session.execute(stones).all()) == before
+    ended = halfstep("rebuild", "7", **environment)
+    assert ended.returncode == 1
+    assert ended.stderr == "halfstep: There is no run 7.\n"

@@ -1,0 +1,83 @@
+"""The wheel that goes into a person's own project."""
+
+import json
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build it from a copy, so that nothing is left in the source."""
+    folder = tmp_path_factory.mktemp("wheel")
+    without = shutil.ignore_patterns("*.egg-info", "build", "__pycache__")
+    shutil.copytree(ROOT / "halfstep", folder / "source", ignore=without)
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, folder / "source")
+    [built] = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bare virtual environment with the wheel and what it brings; its interpreter."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=True)
+    interpreter = folder / "bin" / "python"
+    pinned = ("--constraint", ROOT / "constraints.txt")
+    run(interpreter, "-m", "pip", "install", *pinned, wheel)
+    return interpreter
+
+
+def run(*command: str | Path, folder: Path | None = None) -> str:
+    """Return what a command prints; fail with its complaint."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_wheel_holds_one_import_name(wheel: Path) -> None:
+    """Installed beside somebody's own `trainer`, `app` or `db`, it shadows none of them."""
+    with zipfile.ZipFile(wheel) as files:
+        tops = {name.partition("/")[0] for name in files.namelist()}
+        modules = {name for name in files.namelist() if name.startswith("halfstep/")}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"halfstep"}
+    sources = {f"halfstep/{path.name}" for path in (ROOT / "halfstep").glob("*.py")}
+    assert modules == sources
+
+
+def test_wheel_brings_numpy_and_an_http_client_alone(python: Path) -> None:
+    """No torch, no server: what it brought is listed, name by name."""
+    listed = json.loads(run(python, "-m", "pip", "list", "--format", "json"))
+    http_client = {"httpx2", "httpcore2", "anyio", "h11", "idna", "truststore", "typing_extensions"}
+    brought = {each["name"] for each in listed} - {"pip", "setuptools"}
+    assert brought == {"halfstep", "numpy", *http_client}
+
+
+def test_import_loads_nothing_heavy(python: Path, tmp_path: Path) -> None:
+    """`import halfstep` loads neither torch nor numpy nor the HTTP client, before they are used."""
+    code = "import sys, halfstep; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    loaded = set(run(python, "-c", code, folder=tmp_path).split())
+    assert "halfstep" in loaded
+    assert not loaded & {"torch", "numpy", "httpx2", "asyncio", "pydantic"}
+
+
+def test_command_exists_with_the_client_alone(python: Path, tmp_path: Path) -> None:
+    """The front door opens without the service, and does not offer what is not installed."""
+    shown = run(python.with_name("halfstep"), "--help", folder=tmp_path)
+    assert "COMMAND" in shown
+    assert "worker" not in shown
+
+
+def test_own_modules_of_a_project_are_its_own(python: Path, tmp_path: Path) -> None:
+    """A project's `trainer`, `worker`, `app` and `db` are imported, whatever we are called."""
+    for name in ("app", "db", "trainer", "worker"):
+        (tmp_path / f"{name}.py").write_text("OWN = True\n")
+    code = "import halfstep, halfstep.spool, app, db, trainer, worker; print(app.OWN, db.OWN)"
+    assert run(python, "-c", code, folder=tmp_path).split() == ["True", "True"]
