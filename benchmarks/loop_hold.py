@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from halfstep.clock import clock
 from halfstep.config import Training
 from halfstep.spool import SpoolWriter
 from trainer import machine
-from trainer.telemetry import Attempted, Telemetry, Update, watch
+from trainer.telemetry import StepResult, Telemetry, Update, watched_optimizers
 
 PARAMETERS = 29  # as many as in telemetry_cost's tiny GPT
 
@@ -34,7 +35,9 @@ def main() -> None:
     layers = torch.nn.ModuleList(
         torch.nn.Linear(2, 2, bias=False, device=device) for _ in range(PARAMETERS)
     )
-    optimizers = watch({"model": layers}, {"adamw": torch.optim.AdamW(layers.parameters())})
+    optimizers = watched_optimizers(
+        {"model": layers}, {"adamw": torch.optim.AdamW(layers.parameters())}
+    )
     one, zero = torch.ones((), device=device), torch.zeros((), device=device)
     counts = torch.zeros(2 * PARAMETERS, dtype=torch.int32, device=device)
     applied = Update(zero, one, one, counts)
@@ -42,13 +45,14 @@ def main() -> None:
     microseconds = np.zeros(options.steps)
     with tempfile.TemporaryDirectory() as folder:
         spool = SpoolWriter(Path(folder), 1)
-        telemetry = Telemetry(optimizers, device, Training(), spool.steps, spool.event)
+        telemetry = Telemetry(optimizers, device, Training(), spool.steps, spool.event, clock())
         for index in range(options.steps):
             update = skipped if index % 1000 == 999 else applied
-            attempted = Attempted(one, one, one, {"adamw": update}, {"adamw"})
+            result = StepResult(one, one, one, {"adamw": update}, {"adamw"}, 1e-3)
             started = time.perf_counter()
-            telemetry.write(attempted, 1e-3)
-            telemetry.tick(index + 1, index, 100, 1e-3)
+            telemetry.before_step(index + 1)
+            telemetry.after_step(result)
+            telemetry.tick()
             microseconds[index] = (time.perf_counter() - started) * 1e6
         telemetry.drain()
         size = sum(path.stat().st_size for path in Path(folder).iterdir())

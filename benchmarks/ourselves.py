@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.peer import step_itself
+from halfstep.clock import clock
 from halfstep.config import Training
 from halfstep.spool import SpoolWriter
-from trainer.telemetry import Attempted, Telemetry, Update, watch
+from trainer.telemetry import StepResult, Telemetry, Update, watched_optimizers
 
 
 def main() -> None:
@@ -26,21 +27,24 @@ def main() -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     layer = torch.nn.Linear(2, 2, bias=False)
-    optimizers = watch({"model": layer}, {"adamw": torch.optim.AdamW(layer.parameters())})
+    optimizers = watched_optimizers(
+        {"model": layer}, {"adamw": torch.optim.AdamW(layer.parameters())}
+    )
     one, zero = torch.ones(()), torch.zeros(())
     counts = torch.zeros(2, dtype=torch.int32)
     applied = Update(zero, one, one, counts)
     skipped = Update(one, one * torch.inf, one, counts + 1)
     spool = SpoolWriter(folder, 1)
-    telemetry = Telemetry(optimizers, device, Training(), spool.steps, spool.event)
+    telemetry = Telemetry(optimizers, device, Training(), spool.steps, spool.event, clock())
     spooled, whole = [], []
     for step in range(1, steps + 1):
         update = skipped if step % 500 == 0 else applied
-        attempted = Attempted(one, one, one, {"adamw": update}, {"adamw"})
+        result = StepResult(one, one, one, {"adamw": update}, {"adamw"}, 1e-3)
+        telemetry.before_step(step)
         started = time.perf_counter_ns()
-        telemetry.write(attempted, 1e-3)
+        telemetry.after_step(result)
         written = time.perf_counter_ns()
-        telemetry.tick(step, step, 1000, 1e-3)
+        telemetry.tick()
         ticked = time.perf_counter_ns()
         spooled.append(ticked - written)
         whole.append(ticked - started)

@@ -27,16 +27,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.report import report
+from halfstep.clock import clock as run_clock
 from halfstep.config import RunConfig, parse_config
 from halfstep.recipe import Loss, Recipe
 from halfstep.spool import SpoolWriter
 from trainer import machine
 from trainer import telemetry as telemetry_module
 from trainer.diagnosis.histogram import Histogram
+from trainer.observers import Observers
 from trainer.policies import ScaleRule
 from trainer.ranks import Ranks
 from trainer.schedule import make_schedule, peak_rates
-from trainer.telemetry import Telemetry, watch
+from trainer.telemetry import Telemetry, watched_optimizers
 from trainer.train import Rig, make_autocast, make_scaler, train_step
 
 WIDTH, LAYERS, HEADS, CONTEXT, VOCABULARY = 128, 2, 4, 64, 256
@@ -124,15 +126,22 @@ class MeasuredLoop:
         torch.manual_seed(0)
         recipe = TinyGPT(config, device)
         recipe.scaler = make_scaler(config, device)
-        optimizers = watch(recipe.modules, recipe.optimizers)
+        optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
         self.spool = SpoolWriter(folder, 1)
         self.schedule = make_schedule(
             config.training, recipe.optimizers, peak_rates(recipe.optimizers), device
         )
-        self.histogram = Histogram(optimizers, config.diagnosis, device, self.spool.event)
+        self.observers = Observers(self.spool.steps, self.spool.event)
+        histogram = Histogram(optimizers, config.diagnosis, device, self.spool.event)
         self.telemetry = Telemetry(
-            optimizers, device, config.training, self.spool.steps, self.spool.event
+            optimizers,
+            device,
+            config.training,
+            self.observers.arrived,
+            self.spool.event,
+            run_clock(),
         )
+        self.observers.join(histogram=histogram, telemetry=self.telemetry)
         self.rig = Rig(
             recipe,
             make_autocast(config, device),
@@ -141,19 +150,16 @@ class MeasuredLoop:
             optimizers,
             config.training,
             Ranks(),
-            self.histogram,
+            self.observers,
         )
 
     def step(self, number: int, batch: Tensor) -> None:
         """Train on one batch, as `train` does."""
-        started = time.perf_counter()
         rate = self.schedule.apply(number)
-        self.histogram.before_step(number)
-        attempted = train_step(self.rig, [batch])
-        self.telemetry.write(attempted, rate)
-        self.histogram.after_step(attempted.scale)
-        step_us = int((time.perf_counter() - started) * 1e6)
-        self.telemetry.tick(number, int(time.time() * 1000), step_us, rate)
+        self.observers.before_step(number)
+        result = train_step(self.rig, [batch], rate)
+        self.observers.after_step(result)
+        self.telemetry.tick()
 
 
 def main() -> None:

@@ -37,6 +37,7 @@ def get(session: Session, run_id: int, artifact_id: int) -> Artifact:
 
 
 def diagnoses(session: Session, run_id: int, kind: str) -> list[Diagnosis]:
-    """List what was found out, in order of step: kind is histogram, replay, retry or shapes."""
+    """List what was found out, in order of step: kind is histogram, replay, retry, shapes
+    or failed_diagnosis."""
     query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
     return list(session.scalars(query.order_by(Diagnosis.step)))

@@ -14,6 +14,7 @@ from db.verdict import Verdict, verdict
 SKIPS_READ = 50
 UNDERFLOW = 0.01  # share of gradients
 ILL = ("collapsing", "dead")
+FAILED = "failed_diagnosis"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Evidence:
 
     lost_losses: applied steps whose loss was not finite.  skips: the latest, with their culprits.
     modules: of the newest histogram.  shapes: what misses tensor cores, as the spool's event has
-    it.  seconds: by variant, of the finished runs of the group.
+    it.  failed: diagnoses that raised, likewise.  seconds: by variant, of the finished runs of the
+    group.
     """
 
     verdict: Verdict | None
@@ -40,6 +42,7 @@ class Evidence:
     modules: Sequence[dict[str, Any]] = ()
     has_bf16: bool = False
     shapes: dict[str, Any] | None = None
+    failed: Sequence[dict[str, Any]] = ()
     variant: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -57,6 +60,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         modules=newest.content["modules"] if newest else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
         shapes=shapes[0].content if shapes else None,
+        failed=[each.content for each in artifacts.diagnoses(session, run.id, FAILED)],
         variant=groups.variant(run.config),
         seconds=groups.seconds(session, run.group_id) if run.group_id else {},
     )
@@ -73,6 +77,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _bf16(evidence)
     yield from _slower(evidence)
     yield from _shapes(evidence)
+    yield from _failed(evidence)
 
 
 def _small_scale(evidence: Evidence) -> Iterator[Finding]:
@@ -184,6 +189,15 @@ def _shapes(evidence: Evidence) -> Iterator[Finding]:
             f"{layers}{f'; the batch size is {batch:,}' if batch else ''}. Choose widths, channels "
             "and batch size as multiples of 8, and fill a vocabulary up to one. (The last layer of "
             "a few classes is left out: its outputs cost little.)",
+        )
+
+
+def _failed(evidence: Evidence) -> Iterator[Finding]:
+    for each in evidence.failed:
+        yield Finding(
+            f"The {each['diagnosis']} failed",
+            f"At step {each['step']:,}: {each['error']}. The run goes on without it; the "
+            "log has the traceback.",
         )
 
 

@@ -28,6 +28,7 @@ Events. A float that JSON lacks is "NaN", "Infinity" or "-Infinity".
                 "underflow", "near_overflow"}]; see histogram.py
     replay      step, exact, notes, requested, scale, found, module, direction "forward" |
                 "backward", operation, dtype, largest_input, limit, loss_nonfinite; see replay.py
+    failed_diagnosis  step, diagnosis, error: one that raised, and is asked no more
 
 What the training process takes from outside is its control file, one JSON object:
 

@@ -12,6 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from halfstep.config import LARGEST_SCALE, SMALLEST_SCALE, Scaler
 from halfstep.spool import SKIPPED, Steps
+from trainer.observers import Observer
 
 #: Applied steps in a row after which a run's first search for its scale is over. (A scale that
 #: starts too high is halved in almost every step until then.)
@@ -95,7 +96,7 @@ class Calibration:
         self.is_over = False
         self._applied_in_a_row = 0
 
-    def watch(self, was_skipped: bool) -> None:
+    def count(self, was_skipped: bool) -> None:
         """Count one step."""
         self._applied_in_a_row = 0 if was_skipped else self._applied_in_a_row + 1
         self.is_over = self.is_over or self._applied_in_a_row >= CALIBRATED_AFTER
@@ -110,7 +111,7 @@ class Calibration:
         self._applied_in_a_row = state["applied_in_a_row"]
 
 
-class StopRule:
+class StopRule(Observer):
     """Ends a run whose scale cannot come right. Decides at drain, so some steps late, for free."""
 
     def __init__(self, settings: Scaler) -> None:
@@ -119,11 +120,11 @@ class StopRule:
         self._skips_in_a_row = 0
         self._reason: str | None = None
 
-    def watch(self, records: Steps) -> None:
+    def arrived(self, records: Steps) -> None:
         """Look at the steps that have arrived, in order."""
         for record, flags in zip(records, records["flags"].tolist(), strict=True):
             was_skipped = bool(flags & SKIPPED)
-            self._calibration.watch(was_skipped)
+            self._calibration.count(was_skipped)
             self._skips_in_a_row = self._skips_in_a_row + 1 if was_skipped else 0
             if was_skipped and self._reason is None:
                 self._reason = self._broken_rule(int(record["step"]), float(record["scale"]))

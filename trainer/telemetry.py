@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from halfstep.clock import clock
 from halfstep.config import Training
 from halfstep.recipe import RecipeError
 from halfstep.spool import (
@@ -42,6 +43,7 @@ from halfstep.spool import (
     Steps,
     optimizer_skipped,
 )
+from trainer.observers import Observer
 
 RING_ROWS = 1024  # must exceed what is drained at once plus what may be in flight
 DRAIN_ROWS = 256
@@ -63,7 +65,7 @@ class Update(NamedTuple):
     counts: Tensor  # (2P,) int32: inf and NaN in each parameter's gradient
 
 
-class Attempted(NamedTuple):
+class StepResult(NamedTuple):
     """What became of one step."""
 
     loss: Tensor  # 0-dim, as all of these
@@ -71,6 +73,7 @@ class Attempted(NamedTuple):
     scale_after: Tensor
     updates: dict[str, Update]  # every optimizer; one that took no part has zeros
     stepped: set[str]  # the optimizers that took part
+    rate: float | Tensor = 0.0  # learning rate: a tensor where only the device knows it
 
 
 class WatchedOptimizer:
@@ -164,7 +167,7 @@ def _counts(gradients: list[Tensor]) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-class Telemetry:
+class Telemetry(Observer):
     """The ring, its way to the host, and what the host makes of it: records and scaler events."""
 
     def __init__(
@@ -174,9 +177,13 @@ class Telemetry:
         training: Training,
         on_steps: Callable[[Steps], None],
         on_event: Callable[[Event], None],
+        started_at: float,
     ) -> None:
+        """on_steps: what to do with records that have arrived.  started_at: by halfstep.clock."""
         self._optimizers = optimizers
         self._training = training
+        self._started_at = started_at
+        self._step, self._step_started, self._rate = 0, 0.0, 0.0
         self._on_steps, self._on_event = on_steps, on_event
         self.skipped = 0  # steps in which any optimizer was skipped, as far as drained
         columns = FOUND_INF + sum(3 + 2 * len(each.names) for each in optimizers.values())
@@ -204,6 +211,10 @@ class Telemetry:
         with suppress(*([RuntimeError] if kind else [])):
             self.drain()
 
+    def elapsed_ms(self) -> int:
+        """Return milliseconds since the run's first start."""
+        return int((clock() - self._started_at) * 1000)
+
     def state_dict(self) -> dict[str, float | None]:
         """Return the last scale told of: one set at this very boundary is not, as yet."""
         return {"last_scale": None if self._last_scale is None else float(self._last_scale)}
@@ -213,28 +224,36 @@ class Telemetry:
         scale = state["last_scale"]
         self._last_scale = None if scale is None else np.float32(scale)
 
-    def write(self, attempted: Attempted, rate: float | Tensor) -> None:
-        """Queue this step's row on the device: two kernels, and no wait. rate: a 0-dim tensor,
-        where only the device knows it."""
-        updates = attempted.updates.values()
+    def before_step(self, step: int) -> None:
+        """Start the step's time."""
+        self._step, self._step_started = step, time.perf_counter()
+
+    def after_step(self, result: StepResult) -> None:
+        """Queue this step's row on the device: two kernels, and no wait."""
+        updates = result.updates.values()
         scalars = [
-            attempted.loss,
-            attempted.scale,
-            attempted.scale_after,
-            rate if isinstance(rate, Tensor) else self._zero,
+            result.loss,
+            result.scale,
+            result.scale_after,
+            result.rate if isinstance(result.rate, Tensor) else self._zero,
             *[update.found_inf for update in updates],
             *[update.total_norm for update in updates],
             *[update.clipped_norm for update in updates],
         ]
         counts = [update.counts.view(torch.float32) for update in updates]
+        self._rate = 0.0 if isinstance(result.rate, Tensor) else result.rate
         row = self._rows[self._written % RING_ROWS]
         torch.cat([torch.stack(scalars), *counts], out=row)
 
-    def tick(self, step: int, elapsed_ms: int, step_us: int, rate: float | Tensor) -> None:
-        """Add what the host knows about the row just written, and drain what is due."""
-        known_rate = 0.0 if isinstance(rate, Tensor) else rate
+    def tick(self) -> None:
+        """End the step's time, and hand over what is due.
+
+        On CUDA the host runs ahead of the device until the launch queue is full: a single time is
+        how long queueing took, and the mean of many is the device's own pace.
+        """
+        step_us = min(int((time.perf_counter() - self._step_started) * 1e6), 2**31 - 1)
         at = self._written % RING_ROWS * KNOWN.size
-        KNOWN.pack_into(self._known, at, step, elapsed_ms, min(step_us, 2**31 - 1), known_rate)
+        KNOWN.pack_into(self._known, at, self._step, self.elapsed_ms(), step_us, self._rate)
         self._written += 1
         due = time.monotonic() - self._drained_at >= DRAIN_SECONDS
         self._receive(wait=self._written - self._read == RING_ROWS)
@@ -392,10 +411,10 @@ def _joint(norms: NDArray[np.float32]) -> NDArray[Any]:
     return joint
 
 
-def watch(
+def watched_optimizers(
     modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
 ) -> dict[str, WatchedOptimizer]:
-    """Watch each optimizer, its parameters named as "<module>.<parameter>" in forward order.
+    """Return each optimizer, watched; its parameters named "<module>.<parameter>" in forward order.
 
     Raises RecipeError for parameters that AMP cannot train: in half precision, or in no module.
     """

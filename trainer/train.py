@@ -15,8 +15,8 @@ import os
 import random
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,16 +31,18 @@ from halfstep.clock import clock
 from halfstep.config import ConfigError, RunConfig, Scaler, Training
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.spool import Event, Steps
-from trainer import artifacts, checkpoint
+from trainer import checkpoint
 from trainer.checkpoint import Progress
 from trainer.diagnosis import shapes
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.replay import Replay
+from trainer.observers import Observers, courtesy
 from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Control, Ranks
 from trainer.sampler import Sampler, check_batch
+from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
-from trainer.telemetry import Attempted, Telemetry, Update, WatchedOptimizer, watch
+from trainer.telemetry import StepResult, Telemetry, Update, WatchedOptimizer, watched_optimizers
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Rig:
     optimizers: Mapping[str, WatchedOptimizer]
     training: Training
     ranks: Ranks
-    histogram: Histogram | None = None
+    observers: Observers
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def train(
     if training.compile:  # outermost, so that the compiler can overlap DDP's communication
         compiled: dict[str, Any] = {name: torch.compile(m) for name, m in recipe.modules.items()}
         recipe.modules = compiled
-    optimizers = watch(modules, recipe.optimizers)
+    optimizers = watched_optimizers(modules, recipe.optimizers)
     peaks = peak_rates(recipe.optimizers)
     sampler = Sampler(
         recipe.train_size,
@@ -130,87 +132,42 @@ def train(
     autocast = make_autocast(config, device)
     recipe.scaler = scaler = make_scaler(config, device)
     scale_rule = ScaleRule(config.scaler, device)
-    stop_rule = StopRule(config.scaler)
 
     # ---- Going on from a checkpoint -----------------------------------------------------------
     progress = Progress()
-    parts: Mapping[str, Any] = {}
+    inherited: Mapping[str, Any] = {}
     if resume is not None:
         state = checkpoint.load(resume)
         progress, notes = checkpoint.restore(
             state, recipe, modules, config, device, ranks.rank, ranks.world_size
         )
         is_fork = checkpoint_folder is not None and resume.parent != checkpoint_folder
-        parts = inherited_parts(state, is_scaled=scaler.is_enabled(), is_fork=is_fork)
+        inherited = inherited_parts(state, is_scaled=scaler.is_enabled(), is_fork=is_fork)
         on_event({"event": "resumed", "step": progress.step, "exact": not notes, "notes": notes})
     step, sampler.position, retried = progress.step, progress.position, progress.retried
 
     # Only now: loading an optimizer's state replaces its groups.
     schedule = make_schedule(training, recipe.optimizers, peaks, device)
 
-    # ---- What is measured, and what comes of it -----------------------------------------------
-    if misfits := shapes.misfits(modules, config):
-        on_event(misfits)
-    histogram = Histogram(optimizers, config.diagnosis, device, on_event)
-    rig = Rig(recipe, autocast, scaler, scale_rule, optimizers, training, ranks, histogram)
+    # ---- Who follows it, and what comes of that -----------------------------------------------
+    with courtesy("look at the shapes", 0, on_event):
+        if misfits := shapes.misfits(modules, config):
+            on_event(misfits)
+    observers = Observers(on_steps, on_event)
+    rig = Rig(recipe, autocast, scaler, scale_rule, optimizers, training, ranks, observers)
+    stop_rule = StopRule(config.scaler)
     replay = Replay(rig, modules, sampler, config, device, on_event)
-
-    def on_arrival(records: Steps) -> None:
-        on_steps(records)
-        stop_rule.watch(records)
-        replay.watch(records)
-
-    telemetry = Telemetry(optimizers, device, training, on_arrival, on_event)
+    histogram = Histogram(optimizers, config.diagnosis, device, on_event)
+    telemetry = Telemetry(optimizers, device, training, observers.arrived, on_event, started_at)
     telemetry.skipped = progress.skipped
+    observers.join(stop_rule=stop_rule, replay=replay, histogram=histogram, telemetry=telemetry)
 
     # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
-    counting: dict[str, Any] = {
-        "scale_rule": scale_rule,
-        "schedule": schedule,
-        "stop_rule": stop_rule,
-        "replay": replay,
-        "telemetry": telemetry,
-    }
-    for name, part in counting.items():
-        if parts.get(name):
-            part.load_state_dict(parts[name])
-
-    # What happens between steps -----------------------------------------------------------------
-    def elapsed_ms() -> int:
-        return int((clock() - started_at) * 1000)
-
-    def report(metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            event = {"event": "metric", "step": step, "name": name, "value": value}
-            on_event(event | {"elapsed_ms": elapsed_ms()})
-
-    def save_artifacts(found: Mapping[str, bytes | str]) -> None:
-        if checkpoint_folder is not None and ranks.rank == 0:
-            folder = checkpoint_folder.parent / "artifacts"
-            for event in artifacts.save_artifacts(folder, step, found):
-                on_event(event)
-
-    def save(reason: str, request: int | None) -> None:
-        replay.catch_up()
-        histogram.drain()
-        telemetry.drain()  # the host waits for the device; so does reading the weights
-        random_states = ranks.gather(checkpoint.random_state(device))
-        if checkpoint_folder is None or ranks.rank > 0:
-            return
-        at = Progress(step, telemetry.skipped, sampler.position, retried)
-        parts = {name: part.state_dict() for name, part in counting.items()}
-        state = checkpoint.capture(recipe, modules, config, at, device, random_states, parts)
-        files = [
-            {
-                "kind": "weights" if saved.path.suffix == ".safetensors" else "checkpoint",
-                "path": f"{checkpoint_folder.name}/{saved.path.name}",
-                "size_bytes": saved.size_bytes,
-                "sha256": saved.sha256,
-            }
-            for saved in checkpoint.save(checkpoint_folder, state, modules)
-        ]
-        event = {"event": "checkpoint", "step": step, "reason": reason, "request": request}
-        on_event(event | {"files": files})
+    parts: dict[str, Any] = {"scale_rule": scale_rule, "schedule": schedule, **observers.members}
+    for name, part in parts.items():
+        if inherited.get(name):
+            part.load_state_dict(inherited[name])
+    saver = Saver(checkpoint_folder, recipe, modules, config, device, ranks, parts, on_event)
 
     # ---- The loop -----------------------------------------------------------------------------
     stopwatch = Stopwatch(device)
@@ -219,40 +176,31 @@ def train(
     with telemetry:  # hands over what is left in its ring, even if a step raises
         while step < training.steps and stop is None:
             step += 1
-            step_started = time.perf_counter()
 
             # Everything from here to `tick` queues work on the device and returns: the host is
             # some steps ahead of it, and learns what they were like when their rows arrive.
             rate = schedule.apply(step)  # a number, or a 0-dim tensor that only the device knows
-            replay.before_step(step)  # before the batch: it may draw random numbers
-            histogram.before_step(step)
+            observers.before_step(step)
             batches = [recipe.batch(indices, generator) for indices, generator in sampler.step()]
-            # While replay watches, the host waits in here for the step before, whose weights are
-            # about to change; the device has this step's forward and backward queued meanwhile.
-            attempted = train_step(rig, batches, before_update=replay.catch_up)
-            schedule.count({name: attempted.updates[name].found_inf for name in attempted.stepped})
-            telemetry.write(attempted, rate)
-            replay.after_step(attempted)
-            histogram.after_step(attempted.scale)
+            result = train_step(rig, batches, rate)
+            schedule.count({name: result.updates[name].found_inf for name in result.stepped})
+            observers.after_step(result)
 
             # The one policy for which the host waits in every step: it has to know of a skip now.
-            if config.scaler.retry_in_fp32 and all_skipped(attempted):
-                replay.catch_up()  # before the weights move
+            if config.scaler.retry_in_fp32 and all_skipped(result):
+                observers.before_update()
                 second = retry_in_fp32(rig, batches, step, device)
                 on_event(second)
                 retried += second["applied"]
-
-            # On CUDA the host runs ahead of the device until the launch queue is full: a single
-            # time is how long queueing took, and the mean of many is the device's own pace.
-            step_us = int((time.perf_counter() - step_started) * 1e6)
-            telemetry.tick(step, elapsed_ms(), step_us, rate)
+            telemetry.tick()
 
             is_last = step == training.steps
             if is_last or _is_due(config.evaluation.every_steps, step):
-                telemetry.drain()  # evaluating waits for the device anyway
-                metrics, found = evaluate(recipe, autocast)
-                report(metrics)
-                save_artifacts(found)
+                observers.drain()  # evaluating waits for the device anyway
+                metrics = evaluate(recipe, autocast)
+                _report(metrics, step, telemetry.elapsed_ms(), on_event)
+                with courtesy("making of artifacts", step, on_event):
+                    saver.save_artifacts(step, make_artifacts(recipe, autocast))
 
             # A step boundary: all ranks are at the same step, and the weights are those of a whole
             # number of updates. So this is where the outside is heard.
@@ -261,29 +209,27 @@ def train(
             if request and request.kind == "scale":  # first, so that a checkpoint has it
                 scale_rule.set(scaler, request.value)  # a fill, queued like everything else
                 on_event({"event": "obeyed", "step": step, "request": request.id})
-            checkpoint_id = request.id if request and request.kind == "checkpoint" else None
-            if is_last or stop:
-                save(stop or "end", checkpoint_id)
-            elif checkpoint_id is not None:
-                save("request", checkpoint_id)
-            elif _is_due(config.checkpoints.every_steps, step):
-                save("interval", None)
+            asked = request.id if request and request.kind == "checkpoint" else None
+            is_due = _is_due(config.checkpoints.every_steps, step)
+            if is_last or stop or asked is not None or is_due:
+                observers.drain()  # the host waits for the device; so does reading the weights
+                reason = "end" if is_last else stop or ("interval" if asked is None else "request")
+                at = Progress(step, telemetry.skipped, sampler.position, retried)
+                saver.save(at, reason=reason, request=asked)
             if request and request.kind == "replay":
                 replay.request(int(request.value), request.id)
             stop_rule.check()  # of the steps that have arrived: a device's bad news come late
 
-    report(stopwatch.metrics())
+    _report(stopwatch.metrics(), step, telemetry.elapsed_ms(), on_event)
     return Outcome(STATUS_OF_STOP[stop], step)
 
 
-def train_step(
-    rig: Rig, batches: Sequence[Any], before_update: Callable[[], None] = lambda: None
-) -> Attempted:
+def train_step(rig: Rig, batches: Sequence[Any], rate: float | Tensor = 0.0) -> StepResult:
     """Attempt one step: forward, backward, unscale, clip, step or skip, update the scale.
 
     The host only queues work here; nothing waits for the device. (The one exception is an unfused
     optimizer under an enabled scaler: `GradScaler.step` then asks the device whether to skip.)
-    before_update: called once, when the weights are about to change for the first time.
+    rate: what the schedule has set, to be told with the rest.
     Source: PyTorch's AMP examples, https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
     recipe, scaler, optimizers, training = rig.recipe, rig.scaler, rig.optimizers, rig.training
@@ -302,7 +248,9 @@ def train_step(
         if name in stepped:
             raise RecipeError(f'training_step yields two losses for optimizer "{name}": add them')
         if not stepped:
-            before_update()
+            # While replay watches, the host waits in here for the step before, whose weights are
+            # about to change; the device has this step's forward and backward queued meanwhile.
+            rig.observers.before_update()
         stepped.add(name)
         watched = optimizers[name]
 
@@ -313,8 +261,7 @@ def train_step(
         # A norm of (P,) norms: the same as over all elements at once, in one pass over them.
         total_norm = clipped_norm = torch.linalg.vector_norm(watched.gradient_norms())  # 0-dim
         counts = watched.count_nonfinite(total_norm, scaler)  # (2P,)
-        if rig.histogram:
-            rig.histogram.add(watched)
+        rig.observers.unscaled(watched)
 
         if training.max_grad_norm is not None:
             # clip_grad_norm_ in two halves: it would take the same norms again.
@@ -337,12 +284,12 @@ def train_step(
     # them it would unscale the second one's gradients by a scale that they were not scaled with.
     rig.scale_rule.update(scaler, [update.found_inf for update in updates.values()])
     loss = rig.ranks.mean_(loss_sum)
-    return Attempted(loss, scale, scaler.scale(one), updates, stepped)
+    return StepResult(loss, scale, scaler.scale(one), updates, stepped, rate)
 
 
-def all_skipped(attempted: Attempted) -> bool:
+def all_skipped(result: StepResult) -> bool:
     """Return whether every optimizer that took part was skipped. The host waits for the device."""
-    return all(bool(attempted.updates[name].found_inf) for name in attempted.stepped)
+    return all(bool(result.updates[name].found_inf) for name in result.stepped)
 
 
 def retry_in_fp32(rig: Rig, batches: Sequence[Any], step: int, device: torch.device) -> Event:
@@ -355,8 +302,9 @@ def retry_in_fp32(rig: Rig, batches: Sequence[Any], step: int, device: torch.dev
     off = torch.autocast(device.type, enabled=False)
     scaler, rig.recipe.scaler = rig.recipe.scaler, plain
     rule = ScaleRule(Scaler(), device)
+    alone = Observers(_ignore, _ignore)
     retried = train_step(
-        replace(rig, autocast=off, scaler=plain, scale_rule=rule, histogram=None), batches
+        replace(rig, autocast=off, scaler=plain, scale_rule=rule, observers=alone), batches
     )
     rig.recipe.scaler = scaler
     norms = torch.stack([update.total_norm for update in retried.updates.values()])
@@ -406,16 +354,26 @@ def backward_next_loss(rig: Rig, passes: Sequence[Any], loss_sum: Tensor) -> str
     return names[0]
 
 
-@torch.no_grad()
-def evaluate(
-    recipe: Recipe, autocast: torch.autocast
-) -> tuple[dict[str, float], dict[str, bytes | str]]:
-    """Return the recipe's metrics and artifacts. The host waits for the device, once in a while."""
+def evaluate(recipe: Recipe, autocast: torch.autocast) -> dict[str, float]:
+    """Return the recipe's metrics. The host waits for the device, once in a while."""
+    with torch.no_grad(), evaluation_mode(recipe), autocast:
+        return recipe.evaluate()
+
+
+def make_artifacts(recipe: Recipe, autocast: torch.autocast) -> dict[str, bytes | str]:
+    """Return the files that the recipe makes to be looked at."""
+    with torch.no_grad(), evaluation_mode(recipe), autocast:
+        return recipe.artifacts()
+
+
+@contextmanager
+def evaluation_mode(recipe: Recipe) -> Iterator[None]:
+    """Switch dropout and batch statistics off, and on again."""
     set_training_mode(recipe, False)
-    with autocast:
-        metrics, found = recipe.evaluate(), recipe.artifacts()
-    set_training_mode(recipe, True)
-    return metrics, found
+    try:
+        yield
+    finally:
+        set_training_mode(recipe, True)
 
 
 def inherited_parts(
@@ -521,6 +479,14 @@ class Stopwatch:
 
 def _is_due(every_steps: int | None, step: int) -> bool:
     return every_steps is not None and step % every_steps == 0
+
+
+def _report(
+    metrics: Mapping[str, float], step: int, elapsed_ms: int, on_event: Callable[[Event], None]
+) -> None:
+    for name, value in metrics.items():
+        event = {"event": "metric", "step": step, "name": name, "value": value}
+        on_event(event | {"elapsed_ms": elapsed_ms})
 
 
 def _ignore(_: object) -> None: ...

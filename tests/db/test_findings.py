@@ -101,6 +101,17 @@ def test_texts_hold_the_figures() -> None:
     assert "(768 to 50257), model.body.1 (770 to 770) and 4 more; the batch size is 50" in shapes
 
 
+def test_a_diagnosis_that_failed_is_named(database: Database, running: Run) -> None:
+    """Step and error stand in the words; it is no trouble of the run's own."""
+    failure = {"diagnosis": "replay", "error": "OutOfMemoryError: no memory left"}
+    event = {"event": "failed_diagnosis", "step": 7, **failure}
+    record(database, running, make_steps([1.0] * 40), events=[event])
+    with database.reading() as session:
+        [found] = findings.of_run(session, session.get_one(Run, running.id))
+    assert found.title == "The replay failed"
+    assert found.text.startswith("At step 7: OutOfMemoryError: no memory left.")
+
+
 def test_evidence_comes_from_the_rows(database: Database, running: Run) -> None:
     """Skips, losses, the newest histogram, the scale and shapes are those of the run."""
     losses = [1.0] * 40

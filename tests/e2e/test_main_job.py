@@ -79,5 +79,4 @@ def validation_accuracy(path: Path) -> float:
     recipe = Digits(config, torch.device("cpu"))
     for name, module in recipe.modules.items():
         module.load_state_dict(state["modules"][name])
-    metrics, _artifacts = evaluate(recipe, make_autocast(config, torch.device("cpu")))
-    return metrics["val/accuracy"]
+    return evaluate(recipe, make_autocast(config, torch.device("cpu")))["val/accuracy"]

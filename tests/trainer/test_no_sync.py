@@ -11,10 +11,12 @@ import sys
 import pytest
 import torch
 
+from halfstep.clock import clock
 from halfstep.config import parse_config
 from halfstep.recipe import Loss
 from tests.trainer.conftest import CPU, Pair, Regression
 from trainer.diagnosis.histogram import Histogram
+from trainer.observers import Observer, Observers
 from trainer.policies import ScaleRule
 from trainer.ranks import Ranks
 from trainer.recipes.digits import Digits
@@ -23,7 +25,7 @@ from trainer.recipes.gpt import GPT
 from trainer.recipes.wgan_gp import WGANGP
 from trainer.sampler import Sampler
 from trainer.schedule import AppliedSchedule, make_schedule, peak_rates
-from trainer.telemetry import Telemetry, WatchedOptimizer, watch
+from trainer.telemetry import Telemetry, WatchedOptimizer, watched_optimizers
 from trainer.train import Rig, make_autocast, make_scaler, train_step
 
 META, CUDA = torch.device("meta"), torch.device("cuda")
@@ -32,6 +34,11 @@ META, CUDA = torch.device("meta"), torch.device("cuda")
 meta_kernels = torch.library.Library("aten", "IMPL", "Meta")
 for kernel in ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adam_.tensor_lr"):
     meta_kernels.impl(kernel, lambda *args, **kwargs: None)
+
+
+def fail(event):
+    """Raise what a diagnosis is excused for elsewhere."""
+    raise RuntimeError(event["error"])
 
 
 def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda recipe: None):
@@ -54,11 +61,16 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
     config = parse_config(recipe_class, values or {})
     recipe = recipe_class(config, META)
     sampler = Sampler(recipe.train_size, config.training)
-    optimizers = watch(recipe.modules, recipe.optimizers)
+    optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
     recipe.scaler = make_scaler(config, CPU)  # its tensors go where the losses are: to meta
     recipe.scaler._device = "meta"  # update(new_scale) compares it with the tensor's
-    telemetry = Telemetry(optimizers, META, config.training, None, None)
-    histogram = Histogram(optimizers, config.diagnosis, META, None)
+    # What is counted goes to the host by an event, which only CUDA has.
+    monkeypatch.setattr(Histogram, "after_step", Observer.after_step)
+    observers = Observers(None, fail)
+    observers.join(
+        histogram=Histogram(optimizers, config.diagnosis, META, None),
+        telemetry=Telemetry(optimizers, META, config.training, None, None, 0.0),
+    )
     schedule = make_schedule(
         config.training, recipe.optimizers, peak_rates(recipe.optimizers), META
     )
@@ -70,16 +82,15 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
         optimizers,
         config.training,
         Ranks(),
-        histogram,
+        observers,
     )
     for number in range(1, 4):
         rate = schedule.apply(number)
-        histogram.before_step(number)
-        attempted = train_step(
-            rig, [recipe.batch(indices, generator) for indices, generator in sampler.step()]
-        )
-        schedule.count({name: attempted.updates[name].found_inf for name in attempted.stepped})
-        telemetry.write(attempted, rate)
+        observers.before_step(number)
+        batches = [recipe.batch(indices, generator) for indices, generator in sampler.step()]
+        result = train_step(rig, batches, rate)
+        schedule.count({name: result.updates[name].found_inf for name in result.stepped})
+        observers.after_step(result)
         after_step(recipe)
     return recipe
 
@@ -146,9 +157,9 @@ def test_the_guard_sees_a_recipe_that_waits(monkeypatch, ask):
 @pytest.mark.parametrize(
     ("owner", "place"),
     [
-        (Telemetry, "write"),
+        (Telemetry, "after_step"),
         (WatchedOptimizer, "count_nonfinite"),
-        (Histogram, "add"),
+        (Histogram, "unscaled"),
         (ScaleRule, "update"),
         (AppliedSchedule, "apply"),
         (AppliedSchedule, "count"),
@@ -182,10 +193,15 @@ def test_cuda_itself_reports_no_wait():
     config = parse_config(Pair, {"training": {"max_grad_norm": 1.0, "accumulation_steps": 2}})
     sampler = Sampler(64, config.training, pin=True)
     recipe = Pair(config, CUDA)
-    optimizers = watch(recipe.modules, recipe.optimizers)
+    optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
     recipe.scaler = make_scaler(config, CUDA)
     records = []
-    telemetry = Telemetry(optimizers, CUDA, config.training, records.append, lambda event: None)
+    observers = Observers(records.append, lambda event: None)
+    histogram = Histogram(optimizers, config.diagnosis, CUDA, lambda event: None)
+    telemetry = Telemetry(
+        optimizers, CUDA, config.training, observers.arrived, lambda event: None, clock()
+    )
+    observers.join(histogram=histogram, telemetry=telemetry)
     rig = Rig(
         recipe,
         make_autocast(config, CUDA),
@@ -194,17 +210,14 @@ def test_cuda_itself_reports_no_wait():
         optimizers,
         config.training,
         Ranks(),
-        Histogram(optimizers, config.diagnosis, CUDA, lambda event: None),
+        observers,
     )
 
     def step(number):
-        rig.histogram.before_step(number)
-        attempted = train_step(
-            rig, [recipe.batch(indices, generator) for indices, generator in sampler.step()]
-        )
-        telemetry.write(attempted, 0.0)
-        rig.histogram.after_step(attempted.scale)
-        telemetry.tick(number, 0, 0, 0.0)
+        observers.before_step(number)
+        batches = [recipe.batch(indices, generator) for indices, generator in sampler.step()]
+        observers.after_step(train_step(rig, batches))
+        telemetry.tick()
 
     step(1)  # libraries start, which may wait
     torch.cuda.set_sync_debug_mode("error")

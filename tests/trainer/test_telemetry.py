@@ -4,7 +4,14 @@ import torch
 
 from halfstep.config import Training
 from tests.trainer.conftest import CPU
-from trainer.telemetry import DRAIN_ROWS, RING_ROWS, Attempted, Telemetry, Update, watch
+from trainer.telemetry import (
+    DRAIN_ROWS,
+    RING_ROWS,
+    StepResult,
+    Telemetry,
+    Update,
+    watched_optimizers,
+)
 
 
 class SlowEvent:
@@ -28,23 +35,23 @@ class SlowEvent:
 def linear():
     """A layer under SGD, watched."""
     layer = torch.nn.Linear(2, 1)
-    return watch({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
+    return watched_optimizers({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
 
 
 def write(telemetry, step):
     """Write a row whose loss is the step's number."""
     one = torch.ones(())
     update = Update(one * 0, one, one, torch.zeros(4, dtype=torch.int32))
-    attempted = Attempted(torch.tensor(float(step)), one, one, {"sgd": update}, {"sgd"})
-    telemetry.write(attempted, 0.1)
-    telemetry.tick(step, elapsed_ms=step, step_us=10, rate=0.1)
+    telemetry.before_step(step)
+    telemetry.after_step(StepResult(torch.tensor(float(step)), one, one, {"sgd": update}, {"sgd"}))
+    telemetry.tick()
 
 
 @pytest.mark.parametrize("polls", [0, 3, 10**6])
 def test_rows_arrive_once_in_order_and_whole_however_slow_the_copy(linear, polls):
     """Over several rounds of the ring, what a step wrote is what is handed over for it."""
     received, event = [], SlowEvent(polls)
-    telemetry = Telemetry(linear, CPU, Training(), received.append, None)
+    telemetry = Telemetry(linear, CPU, Training(), received.append, None, 0.0)
     telemetry._pinned = torch.full_like(telemetry._ring, float("nan"))
     telemetry._arrived = event
     for step in range(1, 3 * RING_ROWS + 11):
@@ -61,7 +68,7 @@ def test_a_time_without_news_is_short(linear, monkeypatch):
     """Slow steps are handed over by the clock, fast ones by the number."""
     now, received = [0.0], []
     monkeypatch.setattr("trainer.telemetry.time.monotonic", lambda: now[0])
-    telemetry = Telemetry(linear, CPU, Training(), received.append, None)
+    telemetry = Telemetry(linear, CPU, Training(), received.append, None, 0.0)
     for step in range(DRAIN_ROWS):
         write(telemetry, step)
     assert [len(batch) for batch in received] == [DRAIN_ROWS]

@@ -25,15 +25,18 @@ from torch import Tensor
 
 from halfstep.config import Diagnosis
 from halfstep.spool import Event
-from trainer.telemetry import WatchedOptimizer
+from trainer.observers import Observer
+from trainer.telemetry import StepResult, WatchedOptimizer
 
 BINS, BIAS = 256, 127
 CHUNK = 2**22  # elements
 SMALLEST, LARGEST = -24, 15  # exponents of fp16's smallest and largest numbers
 
 
-class Histogram:
+class Histogram(Observer):
     """Counts in the steps that are due; otherwise costs a comparison."""
+
+    is_diagnosis = True
 
     def __init__(
         self,
@@ -60,11 +63,11 @@ class Histogram:
                 len(self._modules) * BINS, dtype=torch.int64, device=self._device
             )
 
-    def add(self, watched: WatchedOptimizer) -> None:
+    def unscaled(self, optimizer: WatchedOptimizer) -> None:
         """Count this optimizer's gradients, if the step is due: unscaled, not clipped yet."""
         if self._counts is None:
             return
-        for name, parameter in zip(watched.names, watched.parameters, strict=True):
+        for name, parameter in zip(optimizer.names, optimizer.parameters, strict=True):
             if parameter.grad is None:
                 continue
             for part in torch.split(parameter.grad.reshape(-1), CHUNK):
@@ -74,10 +77,10 @@ class Histogram:
                 # same sum in any order, so this is deterministic too.
                 self._counts.scatter_add_(0, index, self._one.expand_as(index))
 
-    def after_step(self, scale: Tensor) -> None:
-        """Send off what was counted, and report what has arrived. scale: 0-dim, of this step."""
+    def after_step(self, result: StepResult) -> None:
+        """Send off what was counted, and report what has arrived."""
         if self._counts is not None:
-            self._sent.append(_Sample.send(self._step, scale, self._counts))
+            self._sent.append(_Sample.send(self._step, result.scale, self._counts))
             self._counts = None
         if self._sent and self._sent[0].has_arrived():
             self._report(self._sent.popleft())

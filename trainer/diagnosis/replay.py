@@ -33,9 +33,10 @@ from halfstep.config import RunConfig
 from halfstep.spool import SKIPPED, Event, Steps
 from trainer.checkpoint import random_state, restore_random_state
 from trainer.diagnosis.trace import Trace
+from trainer.observers import Observer
 from trainer.policies import Calibration
 from trainer.sampler import Sampler
-from trainer.telemetry import Attempted
+from trainer.telemetry import StepResult
 
 if TYPE_CHECKING:
     from trainer.train import Rig
@@ -56,8 +57,10 @@ class _Step:
     arrived: torch.cuda.Event | None = None
 
 
-class Replay:
+class Replay(Observer):
     """Watches for the first skips after calibration, and for steps asked for by hand."""
+
+    is_diagnosis = True
 
     def __init__(
         self,
@@ -78,11 +81,11 @@ class Replay:
         self._now = 0
         self._kept: _Step | None = None
 
-    def watch(self, records: Steps) -> None:
+    def arrived(self, records: Steps) -> None:
         """Look at the steps that have arrived: whether calibration is over, and what skipped."""
         for record, flags in zip(records, records["flags"].tolist(), strict=True):
             was_skipped = bool(flags & SKIPPED)
-            self._calibration.watch(was_skipped)
+            self._calibration.count(was_skipped)
             if was_skipped:
                 self._scales[int(record["step"])] = float(record["scale"])
         while len(self._scales) > SCALES_KEPT:
@@ -108,13 +111,13 @@ class Replay:
             buffers = [buffer.clone() for buffer in self._buffers()]
             self._coming = _Step(step, self._sampler.position, random, buffers)
 
-    def after_step(self, attempted: Attempted) -> None:
+    def after_step(self, result: StepResult) -> None:
         """Send the flags of the step just queued on their way to the host."""
         if self._coming is None:
             return
         kept = self._kept = self._coming
-        kept.scale = attempted.scale
-        flags = torch.stack([attempted.updates[name].found_inf for name in attempted.stepped])
+        kept.scale = result.scale
+        flags = torch.stack([result.updates[name].found_inf for name in result.stepped])
         kept.found_inf = flags
         if flags.is_cuda:
             kept.found_inf = torch.empty(flags.shape, pin_memory=True)
@@ -122,8 +125,12 @@ class Replay:
             kept.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             kept.arrived.record()
 
-    def catch_up(self) -> None:
-        """Replay the step before, if it was skipped. Call it before the weights move again."""
+    def drain(self) -> None:
+        """Replay the last step, if it was skipped."""
+        self.before_update()
+
+    def before_update(self) -> None:
+        """Replay the step before, if it was skipped: the weights are still what they were."""
         kept, self._kept = self._kept, None
         if kept is None or kept.found_inf is None:
             return

@@ -5,7 +5,7 @@ import torch
 from tests.trainer.conftest import Pair
 from trainer import telemetry
 from trainer.recipes.digits import Digits
-from trainer.telemetry import watch
+from trainer.telemetry import watched_optimizers
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -46,7 +46,7 @@ def test_counting_in_buckets_counts_every_element_once(monkeypatch, counted_at_o
     monkeypatch.setattr(telemetry, "COUNTED_AT_ONCE", counted_at_once)
     network = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 2))
     optimizer = torch.optim.SGD(network.parameters())
-    watched = watch({"model": network}, {"sgd": optimizer})["sgd"]
+    watched = watched_optimizers({"model": network}, {"sgd": optimizer})["sgd"]
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     first, _, third, last = [parameter.grad for parameter in network.parameters()]

@@ -6,20 +6,21 @@ from halfstep.config import Diagnosis
 from tests.trainer.conftest import CPU, Regression
 from trainer.diagnosis.histogram import BIAS, BINS, Histogram, describe
 from trainer.recipes.digits import Digits
-from trainer.telemetry import watch
+from trainer.telemetry import StepResult, watched_optimizers
 
 
 def histogram_of(gradient, scale=1.0):
     """The event for one layer whose weight has this gradient."""
     layer = torch.nn.Linear(gradient.shape[1], gradient.shape[0], bias=False)
     layer.weight.grad = gradient
-    optimizers = watch({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
+    optimizers = watched_optimizers({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
     events = []
     settings = Diagnosis(histogram_every_steps=1)
     histogram = Histogram(optimizers, settings, CPU, events.append)
     histogram.before_step(1)
-    histogram.add(optimizers["sgd"])
-    histogram.after_step(torch.tensor(scale))
+    histogram.unscaled(optimizers["sgd"])
+    zero = torch.zeros(())
+    histogram.after_step(StepResult(zero, torch.tensor(scale), zero, {}, set()))
     histogram.drain()
     return events[0]
 

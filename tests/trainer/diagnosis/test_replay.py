@@ -9,6 +9,7 @@ from halfstep.recipe import Loss
 from halfstep.spool import json_safe
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
 from trainer import telemetry
+from trainer.diagnosis.replay import Replay
 from trainer.ranks import Control, Request
 from trainer.recipes.digits import Digits
 from trainer.recipes.erfnet import ERFNet
@@ -382,3 +383,18 @@ def test_an_overflow_outside_of_modules_is_the_training_steps(run_loop):
     [event, *_] = run_loop(Outside).of("replay")
     assert (event["module"], event["direction"]) == ("training_step", "forward")
     assert event["operation"] == "mul"
+
+
+def test_a_replay_that_fails_midway_leaves_no_trace(run_loop, monkeypatch):
+    """Generators, buffers and the sampler are put back, whatever a replay died of."""
+    alone = run_loop(PlantedForward)
+
+    def failing(*_arguments):
+        torch.rand(3)
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(Replay, "_go_through", failing)
+    run = run_loop(PlantedForward)
+    assert [told["diagnosis"] for told in run.of("failed_diagnosis")] == ["replay"]
+    assert alone.of("replay")
+    assert_same_bits(run.weights(), alone.weights())

@@ -1,0 +1,60 @@
+import pytest
+import torch
+
+from tests.trainer.conftest import Pair, Regression, assert_same_bits
+from trainer.diagnosis import shapes
+from trainer.diagnosis.histogram import Histogram
+from trainer.diagnosis.replay import Replay
+
+VALUES = {
+    "training": {"steps": 60},
+    "scaler": {"init_scale": 2.0**20, "growth_interval": 30},
+    "diagnosis": {"histogram_every_steps": 5, "replay_skips": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("owner", "moment", "name"),
+    [
+        (Replay, "before_step", "replay"),
+        (Replay, "before_update", "replay"),
+        (Replay, "arrived", "replay"),
+        (Histogram, "unscaled", "histogram"),
+        (Histogram, "after_step", "histogram"),
+        (shapes, "misfits", "look at the shapes"),
+    ],
+)
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory left"), KeyError("x")])
+def test_a_diagnosis_that_fails_ends_no_run(run_loop, monkeypatch, owner, moment, name, error):
+    """It is told once, as an event, and the run goes on to the same bits."""
+    alone = run_loop(Pair, VALUES)
+
+    def failing(*_arguments):
+        raise error
+
+    monkeypatch.setattr(owner, moment, failing)
+    run = run_loop(Pair, VALUES)
+    [told] = run.of("failed_diagnosis")
+    assert told["diagnosis"] == name
+    assert type(error).__name__ in told["error"]
+    assert_same_bits(run.weights(), alone.weights())
+    assert run.records["loss"].tolist() == alone.records["loss"].tolist()
+
+
+@pytest.mark.parametrize("made", [{"no suffix": "text"}, None])
+def test_artifacts_that_fail_end_no_run(run_loop, tmp_path, made):
+    """A name that is no file name, or a method that raises: told, and metrics are there."""
+
+    class Showing(Regression):
+        def evaluate(self):
+            return {"val/loss": 0.5}
+
+        def artifacts(self):
+            if made is None:
+                raise OSError("no font")
+            return made
+
+    run = run_loop(Showing, {"training": {"steps": 3}}, tmp_path / "checkpoints")
+    [told] = run.of("failed_diagnosis")
+    assert told["diagnosis"] == "making of artifacts"
+    assert [event["value"] for event in run.of("metric", name="val/loss")] == [0.5]

@@ -1,0 +1,137 @@
+"""Those who follow a training step by step: telemetry, histogram, replay, stop rules.
+
+The loop calls each of them at the same moments, in the order in which they joined:
+
+    before_step     before the step's batch is drawn
+    unscaled        an optimizer's gradients are unscaled, and not clipped yet
+    before_update   the weights are about to change, for the first time in this step
+    after_step      all of the step is queued on the device
+    arrived         records of steps have reached the host, some steps later
+    drain           wait for the device and tell what is left: before whatever waits for it anyway
+
+None of them changes a bit of what is trained. A *diagnosis* does not end a run either: if it
+raises, say for want of memory, that is told as an event, and it is asked no more.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from halfstep.spool import Event, Steps
+
+if TYPE_CHECKING:
+    from trainer.telemetry import StepResult, WatchedOptimizer
+
+
+class Observer:
+    """Does nothing at any moment; override those of interest."""
+
+    is_diagnosis: ClassVar[bool] = False
+
+    def before_step(self, step: int) -> None:
+        """Hear which step comes."""
+
+    def unscaled(self, optimizer: "WatchedOptimizer") -> None:
+        """Look at an optimizer's gradients."""
+
+    def before_update(self) -> None:
+        """Look at the weights of the step before, for the last time."""
+
+    def after_step(self, result: "StepResult") -> None:
+        """Queue what is to be known of this step."""
+
+    def arrived(self, records: Steps) -> None:
+        """Look at records, in order of their steps."""
+
+    def drain(self) -> None:
+        """Wait for the device and tell what is left."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run's observer has to know."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put it back."""
+
+
+MOMENTS = ("before_step", "unscaled", "before_update", "after_step", "arrived", "drain")
+
+
+class Observers:
+    """The observers of a training, called as one."""
+
+    def __init__(self, on_steps: Callable[[Steps], None], on_event: Callable[[Event], None]):
+        self._on_steps, self._on_event = on_steps, on_event
+        self.members: dict[str, Observer] = {}
+        self._calls: dict[str, list[tuple[str, Callable[..., None]]]] = {m: [] for m in MOMENTS}
+        self._step = 0
+
+    def join(self, **observers: Observer) -> None:
+        """Add observers, by the names under which checkpoints keep their states."""
+        self.members |= observers
+        for name, observer in observers.items():
+            for moment, calls in self._calls.items():
+                # Who does nothing at a moment costs nothing there.
+                if getattr(type(observer), moment) is not getattr(Observer, moment):
+                    calls.append((name, getattr(observer, moment)))
+
+    def before_step(self, step: int) -> None:
+        """Say which step comes."""
+        self._step = step
+        self._call("before_step", step)
+
+    def unscaled(self, optimizer: "WatchedOptimizer") -> None:
+        """Show an optimizer's gradients, unscaled and not clipped yet."""
+        self._call("unscaled", optimizer)
+
+    def before_update(self) -> None:
+        """Say that the weights are about to change."""
+        self._call("before_update")
+
+    def after_step(self, result: "StepResult") -> None:
+        """Say what became of the step, as far as the device knows."""
+        self._call("after_step", result)
+
+    def arrived(self, records: Steps) -> None:
+        """Hand records to the run's history first, then to the observers."""
+        self._on_steps(records)
+        self._call("arrived", records)
+
+    def drain(self) -> None:
+        """Wait for the device; have everything told that is known by then."""
+        self._call("drain")
+
+    def _call(self, moment: str, *arguments: object) -> None:
+        for name, call in self._calls[moment]:
+            try:
+                call(*arguments)
+            except Exception as error:
+                if not self.members[name].is_diagnosis:
+                    raise
+                self._dismiss(name, error)
+
+    def _dismiss(self, name: str, error: Exception) -> None:
+        for moment, calls in self._calls.items():
+            # A new list: the old one is being gone through.
+            self._calls[moment] = [each for each in calls if each[0] != name]
+        tell_failed(name, self._step, error, self._on_event)
+
+
+@contextmanager
+def courtesy(name: str, step: int, on_event: Callable[[Event], None]) -> Iterator[None]:
+    """Do what a run can do without: should it raise, that is told, and the run goes on."""
+    try:
+        yield
+    except Exception as error:
+        tell_failed(name, step, error, on_event)
+
+
+def tell_failed(name: str, step: int, error: Exception, on_event: Callable[[Event], None]) -> None:
+    """Tell of a diagnosis that raised: in the run's log with the traceback, and as an event."""
+    sys.stderr.write(f"Halfstep: the {name} failed; the run goes on without it.\n")
+    sys.stderr.write("".join(traceback.format_exception(error)))
+    text = f"{type(error).__name__}: {error}"
+    on_event({"event": "failed_diagnosis", "step": step, "diagnosis": name, "error": text})
+    error.__traceback__ = None  # its frames hold tensors

@@ -1,0 +1,96 @@
+"""When a run saves: a checkpoint of everything that decides the next step, and artifacts."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from halfstep.config import RunConfig
+from halfstep.recipe import Recipe
+from halfstep.spool import Event
+from trainer import checkpoint
+from trainer.artifacts import save_artifacts
+from trainer.checkpoint import Progress
+from trainer.files import SavedFile
+from trainer.ranks import Ranks
+
+
+class Stateful(Protocol):
+    """A part of the loop that counts on after a resume."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its state: plain tensors, numbers and containers."""
+
+
+class Saver:
+    """Saves for all ranks: rank 0 writes, the others say what is theirs."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        recipe: Recipe,
+        modules: Mapping[str, nn.Module],
+        config: RunConfig[Any],
+        device: torch.device,
+        ranks: Ranks,
+        parts: Mapping[str, Stateful],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        """folder: of the checkpoints; None saves nothing.  modules: without wrappers.
+
+        parts: what else decides the next step, by name.
+        """
+        self._folder, self._recipe, self._modules, self._config = folder, recipe, modules, config
+        self._device, self._ranks, self._parts = device, ranks, parts
+        self._on_event = on_event
+
+    def save(
+        self,
+        progress: Progress,
+        *,
+        reason: str,
+        request: int | None,
+    ) -> None:
+        """Save a checkpoint and tell of it; the host waits for the device, and for the disk.
+
+        request: the wish that this fulfils.
+        """
+        random_states = self._ranks.gather(checkpoint.random_state(self._device))
+        if self._folder is None or self._ranks.rank > 0:
+            return
+        states = {name: part.state_dict() for name, part in self._parts.items()}
+        state = checkpoint.capture(
+            self._recipe,
+            self._modules,
+            self._config,
+            progress,
+            self._device,
+            random_states,
+            states,
+        )
+        files = [self._file(saved) for saved in checkpoint.save(self._folder, state, self._modules)]
+        self._on_event(
+            {
+                "event": "checkpoint",
+                "step": progress.step,
+                "reason": reason,
+                "request": request,
+                "files": files,
+            }
+        )
+
+    def save_artifacts(self, step: int, found: Mapping[str, bytes | str]) -> None:
+        """Save what the recipe made to look at, and tell of it."""
+        if self._folder is not None and self._ranks.rank == 0:
+            for event in save_artifacts(self._folder.parent / "artifacts", step, found):
+                self._on_event(event)
+
+    def _file(self, saved: SavedFile) -> dict[str, Any]:
+        return {
+            "kind": "weights" if saved.path.suffix == ".safetensors" else "checkpoint",
+            "path": f"{saved.path.parent.name}/{saved.path.name}",
+            "size_bytes": saved.size_bytes,
+            "sha256": saved.sha256,
+        }
