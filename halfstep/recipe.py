@@ -22,10 +22,19 @@ __all__ = ["ConfigError", "Loss", "Recipe", "RecipeConfig", "RecipeError", "RunC
 
 @dataclass(frozen=True)
 class Loss:
-    """A scalar to minimise, and the optimizer that minimises it."""
+    """A scalar to minimise, and the optimizer that minimises it, or the optimizers.
+
+    Several take one loss where a network is shared out among them: Muon for its matrices, say, and
+    AdamW for the rest.
+    """
 
     value: Tensor  # 0-dimensional
-    optimizer: str
+    optimizer: str | tuple[str, ...]
+
+    @property
+    def optimizers(self) -> tuple[str, ...]:
+        """The optimizers that get its gradients."""
+        return (self.optimizer,) if isinstance(self.optimizer, str) else tuple(self.optimizer)
 
 
 class RecipeError(Exception):
@@ -63,13 +72,34 @@ class Recipe(ABC):
         """
 
     @abstractmethod
-    def training_step(self, batch: Any) -> Iterator[Loss]:
-        """Yield one loss for each optimizer to step.
+    def training_step(self, batch: Any) -> Iterator[Loss | tuple[Loss, ...]]:
+        """Yield a loss for each optimizer to step.
 
-        When the generator goes on after a yield, that optimizer has stepped. It runs under
-        autocast, its losses are averaged over accumulated batches, and it must not ask the device
-        for a value (`.item()`, `.cpu()`, `if tensor`): the host would wait for it.
+        When the generator goes on after a yield, that optimizer has stepped. Losses that share a
+        graph are yielded together, `yield Loss(a, "one"), Loss(b, "other")`: both are
+        back-propagated, each to its own optimizer, before either steps.
+
+        It runs under autocast, its losses are averaged over accumulated batches, and it must not
+        ask the device for a value (`.item()`, `.cpu()`, `if tensor`): the host would wait for it.
+        With accumulation it runs several times a step, so what belongs to a step as a whole, such
+        as a moving average of the weights, goes into `after_step`.
         """
+
+    def after_step(self) -> None:  # noqa: B027 - most recipes have no use for it
+        """Do what is due once a step, when it has been queued; skipped or not, the host cannot say.
+
+        Neither under autocast nor with gradients, and never in a replay.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what decides later steps besides modules and optimizers, for the checkpoint.
+
+        Plain tensors, numbers, strings and containers of them: an iterator's position, a counter.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - likewise
+        """Put back what `state_dict` returned."""
 
     def evaluate(self) -> dict[str, float]:
         """Return metrics, such as `{"val/accuracy": 0.97}`; runs in eval mode, without gradients.

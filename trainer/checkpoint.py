@@ -20,7 +20,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.config import RunConfig
-from halfstep.recipe import Recipe
+from halfstep.recipe import Recipe, RecipeError
 from trainer import machine
 from trainer.files import SavedFile, checksum, partial_name, publish, write_whole
 
@@ -94,6 +94,7 @@ def capture(
         "parts": dict(parts),
         "modules": {name: module.state_dict() for name, module in modules.items()},
         "optimizers": {name: each.state_dict() for name, each in recipe.optimizers.items()},
+        "recipe_state": _checked(recipe.state_dict()),
         "scaler": recipe.scaler.state_dict(),
         "random": random_states,
         "environment": _environment(device),
@@ -129,6 +130,8 @@ def restore(
             optimizer.load_state_dict(state["optimizers"][name])
             for group, own in zip(optimizer.param_groups, settings, strict=True):
                 group.update(own)
+        if state.get("recipe_state"):
+            recipe.load_state_dict(state["recipe_state"])
     except (KeyError, RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint, of recipe {state['recipe']}, does not fit recipe {recipe.name} "
@@ -167,6 +170,20 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _checked(state: Any, place: str = "Recipe.state_dict()") -> Any:
+    """Return a recipe's state. Raises RecipeError for what `weights_only=True` would refuse."""
+    if isinstance(state, dict):
+        return {key: _checked(value, f"{place}[{key!r}]") for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_checked(each, f"{place}[{i}]") for i, each in enumerate(state))
+    if isinstance(state, torch.Tensor | bool | int | float | str | None):
+        return state
+    raise RecipeError(
+        f"{place} is a {type(state).__name__}: keep tensors, numbers, strings, and lists and "
+        "dicts of them, so that a checkpoint loads without running code"
+    )
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

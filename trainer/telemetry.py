@@ -74,6 +74,7 @@ class StepResult(NamedTuple):
     updates: dict[str, Update]  # every optimizer; one that took no part has zeros
     stepped: set[str]  # the optimizers that took part
     rate: float | Tensor = 0.0  # learning rate: a tensor where only the device knows it
+    losses: int = 1  # how often training_step yielded
 
 
 class WatchedOptimizer:

@@ -15,8 +15,8 @@ import os
 import random
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -57,6 +57,19 @@ class Rig:
     training: Training
     ranks: Ranks
     observers: Observers
+
+    def passes(
+        self,
+        batches: Iterable[Any],
+        forward: Callable[[], AbstractContextManager[Any]],
+        ranks: Ranks,
+    ) -> Iterator[tuple[int, tuple[Loss, ...]]]:
+        """Go forward through the micro-batches of a step; see forward_passes."""
+        return forward_passes(self.recipe, batches, self.training, forward, ranks)
+
+    def parameters(self, loss: Loss) -> list[Tensor]:
+        """Return the parameters that a loss trains, those of all its optimizers."""
+        return [p for name in loss.optimizers for p in self.optimizers[name].parameters]
 
 
 @dataclass(frozen=True)
@@ -181,8 +194,12 @@ def train(
             # some steps ahead of it, and learns what they were like when their rows arrive.
             rate = schedule.apply(step)  # a number, or a 0-dim tensor that only the device knows
             observers.before_step(step)
-            batches = [recipe.batch(indices, generator) for indices, generator in sampler.step()]
+            batches: Iterable[Any] = (recipe.batch(*each) for each in sampler.step())
+            if config.scaler.retry_in_fp32:
+                batches = list(batches)  # they may be wanted twice
             result = train_step(rig, batches, rate)
+            with torch.no_grad():
+                recipe.after_step()
             schedule.count({name: result.updates[name].found_inf for name in result.stepped})
             observers.after_step(result)
 
@@ -224,59 +241,40 @@ def train(
     return Outcome(STATUS_OF_STOP[stop], step)
 
 
-def train_step(rig: Rig, batches: Sequence[Any], rate: float | Tensor = 0.0) -> StepResult:
+def train_step(rig: Rig, batches: Iterable[Any], rate: float | Tensor = 0.0) -> StepResult:
     """Attempt one step: forward, backward, unscale, clip, step or skip, update the scale.
 
     The host only queues work here; nothing waits for the device. (The one exception is an unfused
     optimizer under an enabled scaler: `GradScaler.step` then asks the device whether to skip.)
-    rate: what the schedule has set, to be told with the rest.
+    batches: the micro-batches, taken one by one.  rate: what the schedule has set, to be told.
     Source: PyTorch's AMP examples, https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
-    recipe, scaler, optimizers, training = rig.recipe, rig.scaler, rig.optimizers, rig.training
+    scaler, optimizers, training = rig.scaler, rig.optimizers, rig.training
     one = rig.scale_rule.one
     scale = scaler.scale(one)  # 1 × scale: reads it as a new tensor; get_scale() would wait
     loss_sum = torch.zeros_like(scale)  # stays on the device, and is read when its row arrives
     updates = {name: watched.idle for name, watched in optimizers.items()}
     stepped: set[str] = set()
+    rounds = 0  # of losses
     for watched in optimizers.values():
         watched.drop_gradients()  # before the forward pass, which can use their memory
 
-    # One generator a micro-batch. They advance in lock-step, from one loss to the next, so that
-    # all micro-batches have added their gradients before the optimizer of that loss steps.
-    passes = [recipe.training_step(batch) for batch in batches]
-    while name := backward_next_loss(rig, passes, loss_sum):
-        if name in stepped:
-            raise RecipeError(f'training_step yields two losses for optimizer "{name}": add them')
+    for index, losses in rig.passes(batches, lambda: rig.autocast, rig.ranks):
+        names = backward(rig, index, losses, loss_sum)
+        if index < training.accumulation_steps - 1:
+            continue  # gradients add up until the last micro-batch
+        if again := stepped.intersection(names):
+            raise RecipeError(
+                f'training_step yields two losses for optimizer "{min(again)}": add them'
+            )
         if not stepped:
             # While replay watches, the host waits in here for the step before, whose weights are
             # about to change; the device has this step's forward and backward queued meanwhile.
             rig.observers.before_update()
-        stepped.add(name)
-        watched = optimizers[name]
-
-        # Unscale first: a clip of scaled gradients would cut them by the scale, some 65,536 times
-        # too much. inf and NaN are found in the same pass, and kept on the device.
-        scaler.unscale_(watched.optimizer)
-        # Norms before the clip, for afterwards a NaN in one gradient is a NaN in all of them.
-        # A norm of (P,) norms: the same as over all elements at once, in one pass over them.
-        total_norm = clipped_norm = torch.linalg.vector_norm(watched.gradient_norms())  # 0-dim
-        counts = watched.count_nonfinite(total_norm, scaler)  # (2P,)
-        rig.observers.unscaled(watched)
-
-        if training.max_grad_norm is not None:
-            # clip_grad_norm_ in two halves: it would take the same norms again.
-            torch.nn.utils.clip_grads_with_norm_(
-                watched.parameters, training.max_grad_norm, total_norm
-            )
-        if training.max_grad_value is not None:
-            # After the clip by norm: making elements smaller cannot break that bound again.
-            torch.nn.utils.clip_grad_value_(watched.parameters, training.max_grad_value)
-            clipped_norm = torch.linalg.vector_norm(watched.gradient_norms())
-
-        # A fused optimizer gets found_inf as a tensor and leaves the weights alone if it is 1; an
-        # unfused one is not called at all. Either way its moments do not see the step.
-        found_inf = watched.step(scaler)
-        updates[name] = Update(found_inf, total_norm, clipped_norm, counts)
+        stepped.update(names)
+        rounds += 1
+        for name in names:
+            updates[name] = update_weights(rig, optimizers[name])
 
     if not stepped:
         raise RecipeError("training_step yields no loss")
@@ -284,7 +282,7 @@ def train_step(rig: Rig, batches: Sequence[Any], rate: float | Tensor = 0.0) -> 
     # them it would unscale the second one's gradients by a scale that they were not scaled with.
     rig.scale_rule.update(scaler, [update.found_inf for update in updates.values()])
     loss = rig.ranks.mean_(loss_sum)
-    return StepResult(loss, scale, scaler.scale(one), updates, stepped, rate)
+    return StepResult(loss, scale, scaler.scale(one), updates, stepped, rate, rounds)
 
 
 def all_skipped(result: StepResult) -> bool:
@@ -292,7 +290,7 @@ def all_skipped(result: StepResult) -> bool:
     return all(bool(result.updates[name].found_inf) for name in result.stepped)
 
 
-def retry_in_fp32(rig: Rig, batches: Sequence[Any], step: int, device: torch.device) -> Event:
+def retry_in_fp32(rig: Rig, batches: Iterable[Any], step: int, device: torch.device) -> Event:
     """Attempt the same batches without autocast; return the event that says what came of it.
 
     The weights are those of the skipped attempt. Dropout draws anew, and BatchNorm counts the
@@ -317,41 +315,98 @@ def retry_in_fp32(rig: Rig, batches: Sequence[Any], step: int, device: torch.dev
     }
 
 
-def backward_next_loss(rig: Rig, passes: Sequence[Any], loss_sum: Tensor) -> str | None:
-    """Advance every micro-batch to its next loss and back-propagate it; add it to loss_sum.
+def forward_passes(
+    recipe: Recipe,
+    batches: Iterable[Any],
+    training: Training,
+    forward: Callable[[], AbstractContextManager[Any]],
+    ranks: Ranks,
+) -> Iterator[tuple[int, tuple[Loss, ...]]]:
+    """Go forward through the micro-batches; yield (index, losses), to be back-propagated at once.
 
-    Return the name of the optimizer whose gradients are now complete, None after the last loss.
+    With one optimizer, one after another, so that one micro-batch at a time is in memory. With
+    several they advance in lock-step, from one loss to the next: all have to add their gradients
+    before the optimizer of that loss steps.  forward: makes the context of a forward pass.
     """
-    names: list[str | None] = []
-    for index, one_pass in enumerate(passes):
-        is_last = index == len(passes) - 1
-        # With several devices, gradients are averaged over them in the last backward only.
-        # (Unscaled first, then averaged, an inf on one of them would be found on that one alone;
-        # averaged first, it is in every rank's gradients, and all skip together.)
-        with nullcontext() if is_last else rig.ranks.local_gradients():
-            # Autocast is for the forward pass and the loss. backward() runs each operation in the
-            # type that autocast chose for it going forward, and stays outside.
-            # Matrix products run in fp16 there, sums and losses in fp32; the weights stay in fp32,
-            # and each is cast once a pass: leaving the context drops the casts.
-            with rig.autocast:
-                loss: Loss | None = next(one_pass, None)
-            names.append(loss.optimizer if loss else None)
-            if loss is None:
-                continue
-            check_loss(loss, rig.optimizers)
-            if index == 0:
-                # Once more: another optimizer's loss may have left gradients here since.
-                rig.optimizers[loss.optimizer].drop_gradients()
-            # The mean over micro-batches. Times the scale, so that small gradients do not
-            # underflow to 0 in fp16, whose smallest positive number is 2^-24.
-            mean_loss = loss.value / len(passes)
-            rig.scaler.scale(mean_loss).backward()  # type: ignore[no-untyped-call]
-            loss_sum += mean_loss.detach()
-    if len(set(names)) > 1:
-        raise RecipeError(
-            f"training_step must yield the same optimizers for every micro-batch, not {names}"
-        )
-    return names[0]
+    count = training.accumulation_steps
+    started = (recipe.training_step(batch) for batch in batches)
+    is_alone = len(recipe.optimizers) == 1
+    passes: Iterable[Any] = started if is_alone else list(started)
+    while True:
+        numbers: list[int] = []
+        for index, one_pass in enumerate(passes):
+            # With several devices, gradients are averaged over them in the last backward only.
+            # (Unscaled first, then averaged, an inf on one of them would be found on that one
+            # alone; averaged first, it is in every rank's gradients, and all skip together.)
+            with nullcontext() if index == count - 1 else ranks.local_gradients():
+                # Autocast is for the forward pass and the loss. backward() runs each operation in
+                # the type that autocast chose for it going forward, and stays outside.
+                # Matrix products run in fp16 there, sums and losses in fp32; the weights stay in
+                # fp32, and each is cast once a pass: leaving the context drops the casts.
+                with forward():
+                    losses = as_losses(next(one_pass, ()))
+                numbers.append(len(losses))
+                if losses:
+                    yield index, losses
+                del losses  # and its graph
+        if len(set(numbers)) > 1:
+            raise RecipeError(f"training_step yields {numbers} losses in micro-batches of a step")
+        if numbers[0] == 0:
+            return
+        if is_alone:
+            with forward():  # the optimizer has stepped: what stands after the yield runs, once
+                more = next(one_pass, None)
+            if more is None:
+                return
+            [name] = recipe.optimizers
+            raise RecipeError(f'training_step yields two losses for optimizer "{name}": add them')
+
+
+def backward(rig: Rig, index: int, losses: tuple[Loss, ...], loss_sum: Tensor) -> tuple[str, ...]:
+    """Back-propagate losses of one micro-batch, add them to loss_sum; return their optimizers."""
+    check_losses(losses, rig.optimizers)
+    names = tuple(dict.fromkeys(name for loss in losses for name in loss.optimizers))
+    for name in names if index == 0 else ():
+        # Once more: another optimizer's loss may have left gradients here since.
+        rig.optimizers[name].drop_gradients()
+    for number, loss in enumerate(losses, 1):
+        # The mean over micro-batches. Times the scale, so that small gradients do not
+        # underflow to 0 in fp16, whose smallest positive number is 2^-24.
+        mean_loss = loss.value / rig.training.accumulation_steps
+        # Of losses yielded together, each reaches the parameters of its own optimizers alone.
+        is_for_all = len(loss.optimizers) == len(names)
+        own = None if is_for_all else rig.parameters(loss)
+        is_last = number == len(losses)
+        scaled = rig.scaler.scale(mean_loss)
+        scaled.backward(inputs=own, retain_graph=not is_last)  # type: ignore[no-untyped-call]
+        loss_sum += mean_loss.detach()
+    return names
+
+
+def update_weights(rig: Rig, watched: WatchedOptimizer) -> Update:
+    """Unscale, clip and step or skip; return what the scaler decided, as tensors of the device."""
+    training, scaler = rig.training, rig.scaler
+    # Unscale first: a clip of scaled gradients would cut them by the scale, some 65,536 times
+    # too much. inf and NaN are found in the same pass, and kept on the device.
+    scaler.unscale_(watched.optimizer)
+    # Norms before the clip, for afterwards a NaN in one gradient is a NaN in all of them.
+    # A norm of (P,) norms: the same as over all elements at once, in one pass over them.
+    total_norm = clipped_norm = torch.linalg.vector_norm(watched.gradient_norms())  # 0-dim
+    counts = watched.count_nonfinite(total_norm, scaler)  # (2P,)
+    rig.observers.unscaled(watched)
+
+    if training.max_grad_norm is not None:
+        # clip_grad_norm_ in two halves: it would take the same norms again.
+        torch.nn.utils.clip_grads_with_norm_(watched.parameters, training.max_grad_norm, total_norm)
+    if training.max_grad_value is not None:
+        # After the clip by norm: making elements smaller cannot break that bound again.
+        torch.nn.utils.clip_grad_value_(watched.parameters, training.max_grad_value)
+        clipped_norm = torch.linalg.vector_norm(watched.gradient_norms())
+
+    # A fused optimizer gets found_inf as a tensor and leaves the weights alone if it is 1; an
+    # unfused one is not called at all. Either way its moments do not see the step.
+    found_inf = watched.step(scaler)
+    return Update(found_inf, total_norm, clipped_norm, counts)
 
 
 def evaluate(recipe: Recipe, autocast: torch.autocast) -> dict[str, float]:
@@ -421,15 +476,23 @@ def make_scaler(config: RunConfig[Any], device: torch.device) -> GradScaler:
     return scaler
 
 
-def check_loss(loss: Loss, optimizers: Mapping[str, WatchedOptimizer]) -> None:
+def as_losses(yielded: Loss | tuple[Loss, ...]) -> tuple[Loss, ...]:
+    """Return what training_step yielded at once as a tuple."""
+    return (yielded,) if isinstance(yielded, Loss) else tuple(yielded)
+
+
+def check_losses(losses: tuple[Loss, ...], optimizers: Mapping[str, WatchedOptimizer]) -> None:
     """Raise RecipeError for a loss that cannot be minimised. Asks the host only."""
-    if loss.optimizer not in optimizers:
-        known = ", ".join(optimizers)
-        raise RecipeError(f'a loss names the optimizer "{loss.optimizer}"; there are {known}')
-    if loss.value.dim() != 0:
-        # An fp16 tensor with dimensions stays fp16 when scaled, and 65,536 is beyond its range.
-        shape = tuple(loss.value.shape)
-        raise RecipeError(f'the loss of "{loss.optimizer}" has shape {shape}: yield its mean')
+    for loss in losses:
+        for name in loss.optimizers:
+            if name not in optimizers:
+                known = ", ".join(optimizers)
+                raise RecipeError(f'a loss names the optimizer "{name}"; there are {known}')
+        if loss.value.dim() != 0:
+            # An fp16 tensor with dimensions stays fp16 when scaled, and 65,536 is beyond its range.
+            shape = tuple(loss.value.shape)
+            names = '", "'.join(loss.optimizers)
+            raise RecipeError(f'the loss of "{names}" has shape {shape}: yield its mean')
 
 
 def make_deterministic(wanted: bool) -> None:

@@ -25,7 +25,7 @@ from halfstep.spool import SKIPPED, STEP_DTYPE, Event, Steps
 from trainer.console import nested
 from trainer.diagnosis.witness import HALF, Finding, Witness
 from trainer.registry import UnknownRecipeError, load_recipe
-from trainer.train import make_autocast, make_scaler, seed_everything, train
+from trainer.train import as_losses, make_autocast, make_scaler, seed_everything, train
 
 STEPS = 5
 BATCH_SIZE = 8  # at most, unless it is set: fp16 is slow on a CPU
@@ -147,7 +147,7 @@ def _observed(recipe_class: type[Recipe], witness: Witness) -> type[Recipe]:
             witness.in_batch = False
             return batch
 
-        def training_step(self, batch: Any) -> Iterator[Loss]:
+        def training_step(self, batch: Any) -> Iterator[Loss | tuple[Loss, ...]]:
             losses = iter(super().training_step(batch))
             before: list[tuple[int, int]] | None = _weights_state(self)
             while True:
@@ -162,14 +162,18 @@ def _observed(recipe_class: type[Recipe], witness: Witness) -> type[Recipe]:
                 before = None  # from here on the loop has stepped, too
                 if loss is None:
                     return
-                if loss.value.dtype in HALF:
-                    witness.found(
-                        "error",
-                        f'the loss of "{loss.optimizer}" is {loss.value.dtype}: it was computed '
-                        "outside autocast's list of loss functions; take .float() of what goes in",
-                    )
+                for each in as_losses(loss):
+                    if each.value.dtype in HALF:
+                        witness.found(
+                            "error",
+                            f"the loss of {_optimizers(each)} is {each.value.dtype}: it was "
+                            "computed outside autocast's list of loss functions; take .float() of "
+                            "what goes in",
+                        )
                 yield loss
-                self._see_gradients(loss.optimizer)
+                for each in as_losses(loss):
+                    for optimizer in each.optimizers:
+                        self._see_gradients(optimizer)
 
         def evaluate(self) -> dict[str, float]:
             metrics: dict[str, float] = super().evaluate()
@@ -281,14 +285,14 @@ def _asked_of_the_loss(recipe_class: type[Recipe], values: dict[str, Any]) -> It
         ):
             yield Finding(
                 "error",
-                f'the loss of "{optimizer}" doubles with the batch: it is a sum. Yield a mean, or '
+                f"the loss of {optimizer} doubles with the batch: it is a sum. Yield a mean, or "
                 "the gradient grows with the batch, and accumulation changes what is learnt",
             )
         divided = _losses(recipe_class, accumulating, count, 1).get(optimizer, 0.0)
         if value and math.isclose(divided, value / 4, rel_tol=0.05):
             yield Finding(
                 "error",
-                f'the loss of "{optimizer}" is divided by training.accumulation_steps: the loop '
+                f"the loss of {optimizer} is divided by training.accumulation_steps: the loop "
                 "does that; yield the mean over the batch",
             )
 
@@ -305,7 +309,15 @@ def _losses(
     generator = torch.Generator().manual_seed(0)
     batch = recipe.batch(torch.arange(count).repeat(times), generator)
     seed_everything(0)
-    return {loss.optimizer: loss.value.item() for loss in recipe.training_step(batch)}
+    return {
+        _optimizers(loss): loss.value.item()
+        for yielded in recipe.training_step(batch)
+        for loss in as_losses(yielded)
+    }
+
+
+def _optimizers(loss: Loss) -> str:
+    return " and ".join(f'"{name}"' for name in loss.optimizers)
 
 
 def _waits(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
@@ -334,7 +346,8 @@ def _waits(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Findi
                     loss = next(losses, None)
                 if loss is None:
                     return
-                recipe.scaler.scale(loss.value).backward()  # type: ignore[no-untyped-call]
+                total = torch.stack([each.value for each in as_losses(loss)]).sum()
+                recipe.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
         except Exception as error:
             yield Finding(
                 "error",

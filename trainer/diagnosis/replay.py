@@ -9,6 +9,9 @@ weights. So while replay watches, the host waits, in step n + 1, between queuein
 and queueing the update, for the flag of step n. At that point the weights are still those of step
 n. The device has a whole forward and backward pass queued: the host waits for it, but it never
 runs dry, and that is what watching costs, apart from copies of generator states and buffers.
+It watches for WATCHED_STEPS after calibration, and again after a skip was heard of, until it has
+replayed as many as are wanted; never longer, for most runs are healthy. When it does so depends on
+steps alone: it hears of a flag so many steps late as it may at the latest have come to the host.
 
 What is exact. One optimizer, or several of which all were skipped, in one process, not compiled.
 With several of which one has stepped, its weights have moved. Of several devices, the first replays
@@ -16,12 +19,17 @@ its own examples, and an overflow in another's is not found. A compiled network 
 uncompiled. A step asked for by hand that was not skipped, or is past, has other weights. The event
 says so: `exact` and `notes`.
 
-The run goes on as if nothing had happened: generators, buffers and the sampler are put back, no
-gradient is touched (`torch.autograd.grad` returns them), weights are only read. A recipe that keeps
-count of its own calls, in an attribute, counts the replay as well.
+The run goes on as if nothing had happened: generators, buffers, the sampler and the recipe's own
+state (`Recipe.state_dict`) are put back, no gradient is touched (`torch.autograd.grad` returns
+them). What stands after the last loss of a step does not run; what stands between two losses does,
+so with several optimizers the weights are put back too. A recipe that keeps count of its own calls
+in an attribute that is not in its state counts the replay as well.
 """
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,26 +43,61 @@ from trainer.checkpoint import random_state, restore_random_state
 from trainer.diagnosis.trace import Trace
 from trainer.observers import Observer
 from trainer.policies import Calibration
+from trainer.ranks import Ranks
 from trainer.sampler import Sampler
-from trainer.telemetry import StepResult
+from trainer.telemetry import RING_ROWS, StepResult
 
 if TYPE_CHECKING:
     from trainer.train import Rig
 
 SCALES_KEPT = 1000  # of skipped steps, for a replay by hand
+#: How long to watch: the default growth interval of a scale, and some more.
+WATCHED_STEPS = 2500
+#: Until calibration is over a GPU's flags come this many steps late. The host is never so far
+#: ahead that the device would run dry while it waits for one.
+FLAG_LATE_STEPS = 32
+#: And afterwards as late as any row of the ring.
+ROW_LATE_STEPS = RING_ROWS + 1
+
+
+@dataclass
+class _Flags:
+    """Whether the optimizers of a step were skipped, on the way to the host."""
+
+    step: int
+    found_inf: Tensor  # (O,) on the host, of the optimizers that took part; wait before reading
+    arrived: "torch.cuda.Event | None"
+
+    @classmethod
+    def send(cls, step: int, result: StepResult) -> "_Flags":
+        flags = torch.stack([result.updates[name].found_inf for name in result.stepped])
+        if not flags.is_cuda:
+            return cls(step, flags, None)
+        host = torch.empty(flags.shape, pin_memory=True)
+        host.copy_(flags, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        return cls(step, host, arrived)
+
+    def skipped(self) -> Tensor:
+        """Wait for them; return (O,) bool."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.found_inf != 0
 
 
 @dataclass
 class _Step:
-    """What makes a step again. The flags arrive on the host with the event."""
+    """What makes a step again."""
 
     number: int
     position: int  # the sampler's, before the step
     random: dict[str, Any] | None  # None: not known any more
     buffers: list[Tensor]
+    state: dict[str, Any] | None  # the recipe's own; None: not known any more
     scale: Tensor | float = 1.0
-    found_inf: Tensor | None = None  # (O,) on the host, of the optimizers that took part
-    arrived: torch.cuda.Event | None = None
+    losses: int | None = None  # how often training_step yielded; None: not known any more
+    flags: _Flags | None = None
 
 
 class Replay(Observer):
@@ -76,54 +119,83 @@ class Replay(Observer):
         self._most = config.diagnosis.replay_skips if rig.scaler.is_enabled() else 0
         self._replayed = 0  # of those, by themselves
         self._calibration = Calibration()
+        self._late = FLAG_LATE_STEPS if device.type == "cuda" else 0
+        self._flags: deque[_Flags] = deque()  # until calibration is over
+        self._heard: deque[int] = deque()  # skipped steps, that count from a later step on
+        self._watched_until = 0  # the last step to watch
         self._scales: dict[int, float] = {}  # of skipped steps
         self._asked: dict[int, list[int]] = {}  # steps to come: the requests for them
         self._now = 0
+        self._coming: _Step | None = None
         self._kept: _Step | None = None
 
     def arrived(self, records: Steps) -> None:
-        """Look at the steps that have arrived: whether calibration is over, and what skipped."""
-        for record, flags in zip(records, records["flags"].tolist(), strict=True):
-            was_skipped = bool(flags & SKIPPED)
-            self._calibration.count(was_skipped)
-            if was_skipped:
-                self._scales[int(record["step"])] = float(record["scale"])
+        """Look at the steps that have arrived: which were skipped, and at what scale."""
+        for record in records[records["flags"] & SKIPPED != 0]:
+            self._heard.append(int(record["step"]))
+            self._scales[int(record["step"])] = float(record["scale"])
         while len(self._scales) > SCALES_KEPT:
             del self._scales[next(iter(self._scales))]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run has to know, so as to replay the skips that this one would."""
-        calibration = self._calibration.state_dict()
-        return {"calibration": calibration, "replayed": self._replayed, "scales": self._scales}
+        return {
+            "calibration": self._calibration.state_dict(),
+            "replayed": self._replayed,
+            "scales": self._scales,
+            "heard": list(self._heard),
+            "watched_until": self._watched_until,
+            "flags": [(each.step, bool(each.skipped().any())) for each in self._flags],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put it back."""
         self._calibration.load_state_dict(state["calibration"])
         self._replayed, self._scales = state["replayed"], dict(state["scales"])
+        self._heard = deque(state.get("heard", ()))
+        self._watched_until = state.get("watched_until", 0)
+        self._flags = deque(
+            _Flags(step, torch.tensor([float(skipped)]), None)
+            for step, skipped in state.get("flags", ())
+        )
 
     def before_step(self, step: int) -> None:
         """Keep what makes this step, if it may have to be replayed: before its batch is drawn."""
-        self._now = step
-        self._coming: _Step | None = None
-        watches = self._replayed < self._most and self._calibration.is_over
+        self._now, self._coming = step, None
+        self._listen()
+        watches = self._replayed < self._most and step <= self._watched_until
         if watches or step in self._asked:
-            random = random_state(self._device)
-            buffers = [buffer.clone() for buffer in self._buffers()]
-            self._coming = _Step(step, self._sampler.position, random, buffers)
+            self._coming = _Step(
+                step,
+                self._sampler.position,
+                random_state(self._device),
+                [buffer.clone() for buffer in self._buffers()],
+                deepcopy(self._rig.recipe.state_dict()),
+            )
+
+    def _listen(self) -> None:
+        """Hear of skips so late as they may at the latest have come, whenever they came."""
+        while self._flags and self._flags[0].step < self._now - self._late:
+            self._calibration.count(bool(self._flags.popleft().skipped().any()))
+            if self._calibration.is_over:
+                self._watched_until = self._now + WATCHED_STEPS
+                self._flags.clear()
+        while self._heard and self._heard[0] <= self._now - ROW_LATE_STEPS:
+            late = self._heard.popleft() + ROW_LATE_STEPS
+            if self._calibration.is_over:
+                self._watched_until = max(self._watched_until, late + WATCHED_STEPS)
 
     def after_step(self, result: StepResult) -> None:
         """Send the flags of the step just queued on their way to the host."""
-        if self._coming is None:
+        is_calibrating = self._replayed < self._most and not self._calibration.is_over
+        if not (is_calibrating or self._coming):
             return
-        kept = self._kept = self._coming
-        kept.scale = result.scale
-        flags = torch.stack([result.updates[name].found_inf for name in result.stepped])
-        kept.found_inf = flags
-        if flags.is_cuda:
-            kept.found_inf = torch.empty(flags.shape, pin_memory=True)
-            kept.found_inf.copy_(flags, non_blocking=True)
-            kept.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            kept.arrived.record()
+        flags = _Flags.send(self._now, result)
+        if is_calibrating:
+            self._flags.append(flags)
+        if kept := self._coming:
+            self._kept = kept
+            kept.scale, kept.losses, kept.flags = result.scale, result.losses, flags
 
     def drain(self) -> None:
         """Replay the last step, if it was skipped."""
@@ -132,11 +204,9 @@ class Replay(Observer):
     def before_update(self) -> None:
         """Replay the step before, if it was skipped: the weights are still what they were."""
         kept, self._kept = self._kept, None
-        if kept is None or kept.found_inf is None:
+        if kept is None or kept.flags is None:
             return
-        if kept.arrived is not None:
-            kept.arrived.synchronize()  # the host waits here, and only while replay watches
-        skipped = kept.found_inf != 0
+        skipped = kept.flags.skipped()  # the host waits here, and only while replay watches
         requests, notes = self._asked.pop(kept.number, []), []
         if not skipped.any():
             notes.append("the step was not skipped: the weights are those after it")
@@ -157,7 +227,7 @@ class Replay(Observer):
         if position < 0:  # before this run's data: it began from another run's checkpoint
             self._tell([request])
             return
-        past = _Step(step, position, None, [])
+        past = _Step(step, position, None, [], None)
         past.scale = self._scales.get(step) or self._rig.scaler.get_scale()
         notes = [f"the weights are those after step {self._now}", "dropout draws anew"]
         if step not in self._scales:
@@ -168,28 +238,21 @@ class Replay(Observer):
         recipe, networks = self._rig.recipe, self._rig.recipe.modules
         if any(networks[name] is not module for name, module in self._modules.items()):
             notes = [*notes, "the plain network was replayed, on this process's examples"]
-        before = random_state(self._device)
-        buffers = [buffer.clone() for buffer in self._buffers()]
-        position, scaler = self._sampler.position, recipe.scaler
         scale = float(kept.scale)  # from here on the host may wait
-        try:
+        with self._put_back():
             recipe.modules = self._modules
             # A gradient penalty asks the scaler for the scale of this step, not of the next one.
             recipe.scaler = GradScaler(
-                self._device.type, init_scale=scale, enabled=scaler.is_enabled()
+                self._device.type, init_scale=scale, enabled=recipe.scaler.is_enabled()
             )
             if kept.random is not None:
                 restore_random_state(kept.random, self._device)
+            if kept.state is not None:
+                recipe.load_state_dict(kept.state)
             self._set_buffers(kept.buffers)
             self._sampler.position = kept.position
-            batches = [recipe.batch(*each) for each in self._sampler.step()]
             trace = Trace(self._modules)
-            loss = self._go_through(trace, batches, scale)
-        finally:
-            recipe.modules, recipe.scaler = networks, scaler
-            self._sampler.position = position
-            self._set_buffers(buffers)
-            restore_random_state(before, self._device)
+            loss = self._go_through(trace, scale, kept.losses)
         found = trace.finding
         self._on_event(
             {
@@ -215,22 +278,57 @@ class Replay(Observer):
         for request in obeyed:
             self._on_event({"event": "obeyed", "step": self._now, "request": request})
 
-    def _go_through(self, trace: Trace, batches: list[Any], scale: float) -> Tensor:
-        """Do what the step did, in its order, without updates; return its loss."""
-        recipe, total = self._rig.recipe, torch.zeros((), device=self._device)
+    @contextmanager
+    def _put_back(self) -> Iterator[None]:
+        """Put everything back that a replay changes, however it ends."""
+        recipe = self._rig.recipe
+        networks, scaler, position = recipe.modules, recipe.scaler, self._sampler.position
+        random, state = random_state(self._device), deepcopy(recipe.state_dict())
+        buffers = [buffer.clone() for buffer in self._buffers()]
+        # Between two losses a recipe may change weights, by a clip of them, say.
+        weights = self._weights() if len(recipe.optimizers) > 1 else []
+        copies = [weight.detach().clone() for weight in weights]
+        try:
+            yield
+        finally:
+            recipe.modules, recipe.scaler = networks, scaler
+            self._sampler.position = position
+            self._set_buffers(buffers)
+            with torch.no_grad():
+                for weight, copy in zip(weights, copies, strict=True):
+                    weight.copy_(copy)
+            recipe.load_state_dict(state)
+            restore_random_state(random, self._device)
+
+    def _go_through(self, trace: Trace, scale: float, losses: int | None) -> Tensor:
+        """Do what the step did, in its order, without updates; return its loss.
+
+        losses: how often training_step yields, so that it is not asked to go on after the last.
+        """
+        rig, total = self._rig, torch.zeros((), device=self._device)
+        batches = (rig.recipe.batch(*each) for each in self._sampler.step())
+        count = rig.training.accumulation_steps
+        if len(rig.optimizers) == 1:
+            losses = 1
+
+        @contextmanager
+        def forward() -> Iterator[None]:
+            with rig.autocast, trace.forward():
+                yield
+
         with trace:
-            passes = [recipe.training_step(batch) for batch in batches]
-            while True:
-                for one_pass in passes:
-                    with self._rig.autocast, trace.forward():
-                        loss = next(one_pass, None)
-                    if loss is None:
-                        return total
-                    mean_loss = loss.value / len(passes)
+            for number, (_index, yielded) in enumerate(rig.passes(batches, forward, Ranks()), 1):
+                for loss in yielded:
+                    mean_loss = loss.value / count
                     total += mean_loss.detach()
-                    trace.backward(
-                        mean_loss * scale, self._rig.optimizers[loss.optimizer].parameters
-                    )
+                    is_last = loss is yielded[-1]
+                    trace.backward(mean_loss * scale, rig.parameters(loss), retain=not is_last)
+                if losses is not None and number == losses * count:
+                    break
+        return total
+
+    def _weights(self) -> list[Tensor]:
+        return [weight for module in self._modules.values() for weight in module.parameters()]
 
     def _buffers(self) -> list[Tensor]:
         return [buffer for module in self._modules.values() for buffer in module.buffers()]

@@ -9,7 +9,7 @@ The host waits at every operation. That is fine for a step now and then, and for
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Self
 
@@ -66,11 +66,13 @@ class Trace:
         with _Operations(self):
             yield
 
-    def backward(self, scaled_loss: Tensor, parameters: list[nn.Parameter]) -> None:
-        """Watch the nodes of a backward pass. It adds to no gradient."""
+    def backward(
+        self, scaled_loss: Tensor, parameters: Sequence[Tensor], *, retain: bool = False
+    ) -> None:
+        """Watch the nodes of a backward pass. It adds to no gradient. retain: keep the graph."""
         self._claim([scaled_loss], OUTSIDE)
         inputs = [p for p in parameters if p.requires_grad]
-        torch.autograd.grad(scaled_loss, inputs, allow_unused=True)
+        torch.autograd.grad(scaled_loss, inputs, allow_unused=True, retain_graph=retain)
 
     def found(
         self,

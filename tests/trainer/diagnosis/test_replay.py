@@ -10,17 +10,12 @@ from halfstep.spool import json_safe
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
 from trainer import telemetry
 from trainer.diagnosis.replay import Replay
+from trainer.policies import CALIBRATED_AFTER
 from trainer.ranks import Control, Request
 from trainer.recipes.digits import Digits
 from trainer.recipes.erfnet import ERFNet
 from trainer.recipes.gpt import GPT
 from trainer.sampler import Sampler
-
-
-@pytest.fixture(autouse=True)
-def no_delay(monkeypatch):
-    """The host hears of each step at once, so that how fast the machine is decides nothing."""
-    monkeypatch.setattr(telemetry, "DRAIN_SECONDS", 0.0)
 
 
 class Plain(nn.Module):
@@ -398,3 +393,86 @@ def test_a_replay_that_fails_midway_leaves_no_trace(run_loop, monkeypatch):
     assert [told["diagnosis"] for told in run.of("failed_diagnosis")] == ["replay"]
     assert alone.of("replay")
     assert_same_bits(run.weights(), alone.weights())
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_which_skips_are_replayed_depends_on_steps_alone(run_loop, monkeypatch, seconds):
+    """Not on when the host happened to hear of them: at once, or as late as the ring allows."""
+    monkeypatch.setattr(telemetry, "DRAIN_SECONDS", seconds)
+    run = run_loop(PlantedForward)
+    skips = [event["step"] for event in run.of("scaler", kind="skip")]
+    calibrated = [step for step in skips if step > CALIBRATED_AFTER]
+    assert [event["step"] for event in run.of("replay")] == calibrated[:3]
+    assert calibrated
+
+
+class Averaged(PlantedForward):
+    """Code after the yield: a moving average, and a count that is in the state."""
+
+    name: ClassVar = "averaged"
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.modules["average"] = torch.optim.swa_utils.AveragedModel(self.modules["model"])
+        self.calls = 0
+
+    def training_step(self, batch):
+        self.calls += 1
+        yield from super().training_step(batch)
+        self.modules["average"].update_parameters(self.modules["model"])
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+def test_a_replay_runs_nothing_after_the_last_loss(run_loop):
+    """An average of the weights that a recipe keeps there is what it is without replays."""
+    run = run_loop(Averaged)
+    alone = run_loop(Averaged, {"diagnosis": {"replay_skips": 0}})
+    assert run.of("replay")
+    assert_same_bits(run.weights(), alone.weights())
+    assert run.recipe.calls == alone.recipe.calls == 150
+
+
+class Clipped(Pair):
+    """As in the first WGAN, weights change between two losses."""
+
+    name: ClassVar = "clipped"
+    defaults: ClassVar = {"precision": "fp16", "training": {"steps": 120, "batch_size": 8}}
+
+    def training_step(self, batch):
+        losses = super().training_step(batch)
+        yield next(losses)
+        with torch.no_grad():
+            for weight in self.modules["second"].parameters():
+                weight.mul_(0.99)
+        yield next(losses)
+
+
+def test_a_replay_puts_back_weights_that_change_between_losses(run_loop):
+    """What a recipe does to weights between two losses is done once."""
+    values = {"scaler": {"init_scale": 2.0**14, "growth_interval": 27}}
+    run = run_loop(Clipped, values)
+    alone = run_loop(Clipped, values | {"diagnosis": {"replay_skips": 0}})
+    assert run.of("replay")
+    assert_same_bits(run.weights(), alone.weights())
+
+
+def test_replay_watches_for_a_bounded_time(run_loop, monkeypatch):
+    """A healthy run is watched for so many steps after calibration, and then costs nothing."""
+    kept = []
+    original = Replay.before_step
+
+    def seen(self, step):
+        original(self, step)
+        kept.append(self._coming is not None)
+
+    monkeypatch.setattr(Replay, "before_step", seen)
+    monkeypatch.setattr("trainer.diagnosis.replay.WATCHED_STEPS", 20)
+    run_loop(Planted, {"diagnosis": {"replay_skips": 3}})
+    assert sum(kept) == 20 + 1
+    assert not any(kept[:CALIBRATED_AFTER])
+    assert not any(kept[CALIBRATED_AFTER + 21 :])
