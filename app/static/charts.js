@@ -35,12 +35,13 @@ const painter = (plot, compose, onFirst = () => {}) => {
   let width = 0 // that it was drawn for
 
   const draw = async () => {
-    // At no width, as in a full-page screenshot, Plotly's promise is never kept.
+    // While Chromium takes a picture of the whole page a plot may have no width.
     if (!wanted || !isVisible || !plot.clientWidth || document.hidden || isBusy) return
     isBusy = true
     let [rest, next] = [RETRY_MS, null]
     try {
       if (!window.Plotly) await import('plotly')
+      if (!plot.clientWidth) return
       next = wanted
       wanted = null
       const start = performance.now()
@@ -67,7 +68,8 @@ const painter = (plot, compose, onFirst = () => {}) => {
     wanted ??= shown
     draw()
   }
-  new IntersectionObserver(([entry]) => { isVisible = entry.isIntersecting; draw() }, { rootMargin: '100px' }).observe(plot)
+  // What it tells at once may be several changes, the newest last.
+  new IntersectionObserver((entries) => { isVisible = entries.at(-1).isIntersecting; draw() }, { rootMargin: '100px' }).observe(plot)
   // Plotly's own way would forget the height, and leave as many points as there were.
   new ResizeObserver(() => { if (plot.clientWidth !== width) redraw() }).observe(plot)
   document.addEventListener('visibilitychange', draw)
