@@ -193,6 +193,29 @@ def test_page_is_scrolled_by_what_grows_above_the_pointer(
     assert centre(tab) == pytest.approx(before, abs=1)
 
 
+def test_table_shows_its_newest_row_unless_somebody_looks_at_others(
+    database: Database, running: Run, page: Page
+) -> None:
+    """Skipped steps come in at the end, which is in view until the pointer is in the table."""
+    record(database, running, make_steps([1.0] * 50, skipped=range(20)))
+    record(database, running, events=make_events(range(1, 20)))
+    page.goto("/runs/1")
+    rows = page.locator(".skips tbody tr")
+    expect(rows).to_have_count(19)
+    expect(rows.last).to_contain_text("19")
+    rows.last.scroll_into_view_if_needed()
+    box = page.locator("[data-fragment=skips]")
+    hidden = "box => Math.round(box.scrollHeight - box.scrollTop - box.clientHeight)"
+    assert box.evaluate(hidden) == 0
+    record(database, running, make_steps([1.0], first=51), events=make_events([51]))
+    expect(rows).to_have_count(20)
+    assert box.evaluate(hidden) == 0
+    rows.last.hover()
+    record(database, running, make_steps([1.0], first=52), events=make_events([52]))
+    expect(rows).to_have_count(21)
+    assert box.evaluate(hidden) > 0
+
+
 @pytest.mark.parametrize("where", [None, "#checkpoints"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_nothing_shifts_while_a_run_runs(
