@@ -1,4 +1,6 @@
 // The beginning of texts that a recipe left, fetched when they come on screen.
+import { still } from 'still'
+
 const BYTES = 4096
 
 const observer = new IntersectionObserver((entries) => {
@@ -13,7 +15,8 @@ const observer = new IntersectionObserver((entries) => {
 const fill = async (pre) => {
   const answer = await fetch(pre.dataset.preview, { headers: { Range: `bytes=0-${BYTES - 1}` } })
   const whole = Number(answer.headers.get('Content-Range')?.split('/')[1] ?? 0)
-  pre.textContent = answer.ok ? await answer.text() + (whole > BYTES ? '…' : '') : 'The file cannot be read.'
+  const text = answer.ok ? await answer.text() + (whole > BYTES ? '…' : '') : 'The file cannot be read.'
+  still(() => { pre.textContent = text })
 }
 
 /** @param {ParentNode} root */

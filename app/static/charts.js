@@ -1,5 +1,7 @@
 // The only place that touches Plotly. Draws when on screen, as often as drawing is cheap.
+import { pause } from 'answers'
 import { figure } from 'figure'
+import { still } from 'still'
 
 const COLORS = { loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', skip: '--chart-skip', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--line' }
 /** Drawing may take this share of the time, painting by the browser not counted. */
@@ -33,22 +35,30 @@ const painter = (plot, compose, onFirst = () => {}) => {
   let width = 0 // that it was drawn for
 
   const draw = async () => {
-    if (!wanted || !isVisible || document.hidden || isBusy) return
+    // While Chromium takes a picture of the whole page a plot may have no width.
+    if (!wanted || !isVisible || !plot.clientWidth || document.hidden || isBusy) return
     isBusy = true
-    let rest = RETRY_MS
+    let [rest, next] = [RETRY_MS, null]
     try {
       if (!window.Plotly) await import('plotly')
-      const drawing = wanted
+      if (!plot.clientWidth) return
+      next = wanted
       wanted = null
       const start = performance.now()
-      const { data, layout, drawn } = compose(drawing, colors)
+      const { data, layout, drawn } = compose(next, colors)
       width = plot.clientWidth
-      await window.Plotly.react(plot, data, { ...layout, width }, { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize' })
+      const height = `${layout.height}px`
+      if (getComputedStyle(plot).height !== height) still(() => { plot.style.height = height })
+      const drawing = window.Plotly.react(plot, data, { ...layout, width }, { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize' })
+      await Promise.race([drawing, pause()])
       if (!shown) onFirst()
-      shown = drawing
+      shown = next
       plot.dataset.drawn = String(drawn)
       const cost = performance.now() - start
       rest = cost / SHARE - cost
+    } catch (error) {
+      wanted ??= next
+      throw error
     } finally {
       setTimeout(() => { isBusy = false; draw() }, rest)
     }
@@ -58,12 +68,13 @@ const painter = (plot, compose, onFirst = () => {}) => {
     wanted ??= shown
     draw()
   }
-  new IntersectionObserver(([entry]) => { isVisible = entry.isIntersecting; draw() }, { rootMargin: '100px' }).observe(plot)
+  // What it tells at once may be several changes, the newest last.
+  new IntersectionObserver((entries) => { isVisible = entries.at(-1).isIntersecting; draw() }, { rootMargin: '100px' }).observe(plot)
   // Plotly's own way would forget the height, and leave as many points as there were.
-  new ResizeObserver(() => { if (shown && plot.clientWidth !== width) redraw() }).observe(plot)
+  new ResizeObserver(() => { if (plot.clientWidth !== width) redraw() }).observe(plot)
   document.addEventListener('visibilitychange', draw)
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw)
-  return (next) => { wanted = next; draw() }
+  return (asked) => { wanted = asked; draw() }
 }
 
 /** @param {HTMLElement} plot @param {string} name */

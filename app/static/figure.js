@@ -5,6 +5,9 @@ import { folded } from 'pixels'
 import { smoothed } from 'points'
 
 const GAP = 34 // pixels between rows: the row's title stands there
+const METRIC = 110 // pixels
+/** Rows shrink so far, for the figure to keep the height that it has with one metric. */
+const SMALLEST = 0.64
 const MARGIN = { l: 62, r: 22, t: 30, b: 42 }
 /** Of every axis. To hide labels that stick out Plotly measures each of them, at a sixth of a redraw. */
 const AXIS = { zeroline: false, ticklabeloverflow: 'allow' }
@@ -41,7 +44,7 @@ const rowsOf = (points, view, colors, scaled, screen) => {
       traces: [line(norm, 'norm before clip', colors.norm, { trace: { opacity: 0.4 }, line: { width: 1 } }),
         line(clipped, 'norm after clip', colors.norm)] },
     ...names.filter((name) => !losses.includes(name)).map((name) =>
-      ({ name, title: name, pixels: 110, axis: { nticks: 4 }, traces: [measured(name, colors.val)] })),
+      ({ name, title: name, pixels: METRIC, isMetric: true, axis: { nticks: 4 }, traces: [measured(name, colors.val)] })),
     { name: 'lr', title: 'Learning rate', pixels: 80, axis: { nticks: 3, rangemode: 'tozero', exponentformat: 'power' },
       traces: [line(lr, 'lr', colors.lr)] },
   ]
@@ -83,6 +86,17 @@ const scaleAxis = (values) => {
   }
 }
 
+/** Give rows their share of a height that metrics coming in do not change, and return it. @param {{pixels: number, isMetric?: boolean}[]} rows */
+const fit = (rows) => {
+  const sumOf = (some) => some.reduce((sum, { pixels }) => sum + pixels, 0)
+  const others = rows.filter(({ isMetric }) => !isMetric)
+  const kept = sumOf(others) + METRIC + GAP * others.length
+  const [sum, gaps] = [sumOf(rows), GAP * (rows.length - 1)]
+  const share = Math.max((kept - gaps) / sum, SMALLEST)
+  for (const row of rows) row.pixels *= share
+  return Math.round(sum * share + gaps)
+}
+
 /**
  * @param {import('points').Points} points @param {import('view').View} view
  * @param {Record<string, string>} colors @param {boolean} scaled @param {number} width pixels of the plot
@@ -91,7 +105,7 @@ export const figure = (points, view, colors, scaled, width) => {
   const pixels = Math.max(width - MARGIN.l - MARGIN.r, 100)
   const screen = { range: view.range ?? points.x([points.first, points.last], view.x), pixels }
   const rows = rowsOf(points, view, colors, scaled, screen)
-  const inner = rows.reduce((sum, row) => sum + row.pixels, 0) + GAP * (rows.length - 1)
+  const inner = fit(rows)
   let top = inner
   for (const row of rows) {
     row.domain = [(top - row.pixels) / inner, top / inner]

@@ -3,6 +3,7 @@ import { insisted } from 'answers'
 import { createPlot } from 'charts'
 import { scale as scaleText } from 'formats'
 import { heatFigure, lostAt } from 'heat'
+import { still } from 'still'
 
 /** @param {number} share @returns {string} */
 const perCent = (share) => `${share === 0 ? '0' : Number((100 * share).toPrecision(2))} %`
@@ -35,10 +36,11 @@ export const createGradients = (section, api) => {
       const query = module.value ? `?${new URLSearchParams({ module: module.value })}` : ''
       const found = await (await insisted(`${api}/histograms${query}`)).json()
       samples = found.samples
-      section.hidden = !samples.length
       const known = new Set([...module.options].map(({ value }) => value))
-      module.append(...found.modules.filter((name) => !known.has(name)).map((name) => new Option(name)))
-      draw()
+      still(() => {
+        module.append(...found.modules.filter((name) => !known.has(name)).map((name) => new Option(name)))
+        draw()
+      })
     }
     isFetching = false
   }

@@ -5,6 +5,7 @@ import { comparisonFigure } from 'comparison'
 import { watch } from 'live'
 import { Points } from 'points'
 import { show } from 'rows'
+import { still } from 'still'
 import { readView, writeView } from 'view'
 
 const article = document.querySelector('[data-group]')
@@ -39,7 +40,7 @@ const refresh = async () => {
   try {
     const [page] = await Promise.all([insisted(location.pathname), ...ids.map(fetchPoints)])
     const fresh = new DOMParser().parseFromString(await page.text(), 'text/html')
-    show(table, fresh.querySelector('[data-fragment=comparison]').innerHTML)
+    still(() => show(table, fresh.querySelector('[data-fragment=comparison]').innerHTML))
     draw()
   } finally {
     isFetching = false

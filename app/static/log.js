@@ -43,7 +43,6 @@ export const createLog = (section, api) => {
   return {
     /** @param {any[]} lines */
     add: (lines) => {
-      if (!lines.length) return // measuring where the end is would lay out the page
       const seen = Number(box.lastElementChild?.dataset.number ?? 0)
       const rows = lines.filter(({ number }) => number > seen).map(element)
       for (const row of rows) filter(row, searchText())

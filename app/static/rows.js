@@ -1,6 +1,7 @@
 // Put new HTML in place of old without disturbing what a person does with it: rows that did not
 // change stay, ticked boxes stay ticked, opened details stay open.
 import { localTimes } from 'formats'
+import { still } from 'still'
 
 /** The HTML that each element was made from. @type {WeakMap<Element, string>} */
 const sources = new WeakMap()
@@ -16,19 +17,28 @@ const parsed = (html) => {
 const waiting = new WeakMap()
 const WAIT_MS = 500
 
-/** Bring a row up to date by the cells that changed, but for one that has the focus or is being pressed. @param {HTMLElement} row @param {HTMLElement} fresh @param {string} [html] */
-const update = (row, fresh, html = fresh.outerHTML) => {
+/** What a person opened or ticked stays so. @param {Element} old @param {ParentNode} fresh */
+const keepState = (old, fresh) => {
+  const opened = [...old.querySelectorAll('details')].map(({ open }) => open)
+  fresh.querySelectorAll('details').forEach((details, i) => { details.open = opened[i] ?? details.open })
+  const box = fresh.querySelector('input[type=checkbox]')
+  if (box) box.checked = old.querySelector('input[type=checkbox]')?.checked ?? false
+}
+
+/** Bring a row up to date by the cells that changed, but for one that has the focus. @param {HTMLElement} row @param {HTMLElement} fresh @param {string} html */
+const update = (row, fresh, html) => {
   clearTimeout(waiting.get(row))
   sources.set(row, html)
   localTimes(fresh)
+  keepState(row, fresh)
   Object.assign(row.dataset, fresh.dataset)
   const cells = [...row.children].map((cell, i) => [cell, fresh.children[i]])
   for (const [cell, other] of cells.filter(([cell, other]) => cell.outerHTML !== other.outerHTML)) {
-    if (!cell.matches(':focus-within, :active')) {
+    if (!cell.matches(':focus-within')) {
       cell.replaceWith(other.cloneNode(true))
     } else {
       sources.delete(row)
-      waiting.set(row, setTimeout(() => update(row, fresh, html), WAIT_MS))
+      waiting.set(row, setTimeout(() => still(() => update(row, fresh, html)), WAIT_MS))
     }
   }
 }
@@ -38,7 +48,7 @@ export const replaceRows = (body, html) => {
   const missing = []
   for (const row of [...parsed(html).children]) {
     const old = body.querySelector(`:scope > [data-key="${CSS.escape(row.dataset.key)}"]`)
-    if (old) update(old, row)
+    if (old) update(old, row, row.outerHTML)
     else missing.push(row.dataset.key)
   }
   return missing
@@ -50,14 +60,15 @@ export const matchRows = (body, fresh) => {
   const rows = [...fresh.children].map((row) => {
     const html = row.outerHTML
     const known = old.get(row.dataset.key)
-    if (known && sources.get(known) === html) return known
-    const box = known?.querySelector('input[type=checkbox]')
-    if (box?.checked) row.querySelector('input[type=checkbox]').checked = true
+    if (known) {
+      if (sources.get(known) !== html) update(known, row, html)
+      return known
+    }
     sources.set(row, html)
     localTimes(row)
     return row
   })
-  // A row that stays is not moved, or a click that has begun on its button would be lost.
+  // A row that stays is not moved: that would take the focus from what is in it.
   const staying = new Set(rows)
   for (const row of [...body.children]) if (!staying.has(row)) row.remove()
   rows.forEach((row, i) => { if (body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null) })
@@ -73,6 +84,7 @@ export const show = (box, html) => {
     matchRows(body, fresh)
   } else {
     localTimes(content)
+    keepState(box, content)
     box.replaceChildren(content)
   }
 }

@@ -6,8 +6,10 @@ import { count } from 'formats'
 import { createGradients } from 'gradients'
 import { watch } from 'live'
 import { createLog } from 'log'
+import { toNewest } from 'newest'
 import { Points } from 'points'
 import { show } from 'rows'
+import { still } from 'still'
 import { createSystem } from 'system'
 import { readView, writeView } from 'view'
 
@@ -113,7 +115,9 @@ section.querySelector('[data-full-screen]').addEventListener('click', () => sect
 section.querySelector('[data-png]').addEventListener('click', () => charts.savePicture(`run${article.dataset.run}`))
 changeView()
 previewTexts(article)
-const gradients = createGradients(article.querySelector('[data-gradients]'), api)
+toNewest(article)
+const gradientSection = article.querySelector('[data-gradients]')
+const gradients = gradientSection && createGradients(gradientSection, api)
 const system = createSystem(article.querySelector('[data-system]'), api)
 
 /** Words are for reading, and each change of them lays out the page: so often at most. */
@@ -122,7 +126,9 @@ const title = document.title
 let words = null // the run and the fragments to show next
 let isReading = false
 const showWords = () => {
-  if (!words || isReading) return
+  if (words && !isReading) still(replaceWords)
+}
+const replaceWords = () => {
   const { run, fragments } = words
   words = null
   article.dataset.status = run.status
@@ -131,6 +137,7 @@ const showWords = () => {
   }
   document.title = run.status === 'running' ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
   previewTexts(article)
+  toNewest(article)
   isReading = true
   setTimeout(() => { isReading = false; showWords() }, WORDS_MS)
 }
@@ -139,9 +146,9 @@ if (article.dataset.over === 'false') {
   watch(`${api}/live`, article.dataset.cursor, (news) => {
     words = { run: news.run, fragments: { ...words?.fragments, ...news.fragments } }
     showWords()
-    if (news.has_histograms) gradients.refresh()
+    if (news.has_histograms) gradients?.refresh()
     system.refresh()
-    log.add(news.log)
+    if (news.log.length) still(() => log.add(news.log)) // measuring where the end is lays out the page
     skipped = news.run.skipped
     points.resumptions = news.resumptions
     points.addMetrics(news.metrics)

@@ -2,6 +2,7 @@
 import { insisted } from 'answers'
 import { watch } from 'live'
 import { matchRows, replaceRows } from 'rows'
+import { still } from 'still'
 
 const list = document.querySelector('[data-list]')
 const body = document.querySelector('[data-rows]')
@@ -25,7 +26,7 @@ const refresh = async () => {
     const answer = await insisted(location.href)
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
     const fresh = page.querySelector('[data-rows]')
-    if (fresh) matchRows(body, document.adoptNode(fresh))
+    if (fresh) still(() => matchRows(body, document.adoptNode(fresh)))
     shown = asked
   }
   isFetching = false
@@ -40,10 +41,9 @@ if (list) {
   })
   countTicked()
   watch('/api/runs/live', body.dataset.cursor, (news) => {
-    replaceRows(body, Object.values(news.rows).join(''))
+    still(() => { replaceRows(body, Object.values(news.rows).join('')); countTicked() })
     newest = news.newest
     refresh()
-    countTicked()
   })
 } else {
   watch('/api/runs/live', '0', ({ newest }) => { if (newest > 0 && !location.search) location.reload() })

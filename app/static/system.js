@@ -1,6 +1,7 @@
 // How busy the machine was: fetched and drawn while its section is open.
 import { insisted } from 'answers'
 import { createPlot } from 'charts'
+import { still } from 'still'
 
 /** From one fetch to the next: so much of the run as a point of a device stands for, within limits. */
 const REFRESH = { least: 5000, share: 0.002, most: 60_000 } // ms
@@ -54,9 +55,12 @@ export const createSystem = (section, api) => {
       isFresh = false
       if (isWanted) refresh()
     }, Math.min(Math.max(REFRESH.least, REFRESH.share * length), REFRESH.most))
-    section.querySelector('[data-none]').hidden = devices.length > 0
-    section.querySelector('[data-system-plot]').hidden = !devices.length
-    if (devices.length) plot.draw(devices)
+    if (!devices.length) return
+    still(() => {
+      section.querySelector('[data-none]').hidden = true
+      section.querySelector('[data-system-plot]').hidden = false
+    })
+    plot.draw(devices)
   }
   section.addEventListener('toggle', refresh)
   refresh() // it may have been opened already

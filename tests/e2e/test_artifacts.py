@@ -17,14 +17,16 @@ PICTURE = base64.b64decode(
 FILES = {"samples.txt": b"ROMEO: <b>What light?</b>", "grid.png": PICTURE}
 
 
-def publish(settings: Settings, database: Database, run: Run, name: str, body: bytes) -> None:
+def publish(
+    settings: Settings, database: Database, run: Run, name: str, body: bytes, *, step: int = 100
+) -> None:
     """Leave a file as a training does, and record it."""
-    key = f"runs/{run.id}/artifacts/step-00000100/{name}"
+    key = f"runs/{run.id}/artifacts/step-{step:08}/{name}"
     path = settings.data / key
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(body)
     sha256 = hashlib.sha256(body).hexdigest()
-    event = {"step": 100, "name": name, "size_bytes": len(body), "sha256": sha256}
+    event = {"step": step, "name": name, "size_bytes": len(body), "sha256": sha256}
     with database.writing() as session:
         artifacts.publish(session, run.id, run.attempt, event, key)
 

@@ -15,6 +15,21 @@ from tests.site import until
 
 STEPS = 40_000
 PLOT = "document.querySelector('[data-plot]')"
+#: Notes the widths of drawings; where the page is stuck, the first never ends.
+WATCH_PLOTLY = """window.widths = []
+let plotly
+Object.defineProperty(window, 'Plotly', {
+    get: () => plotly,
+    set: (value) => {
+        const react = value.react
+        value.react = (plot, data, layout, config) => {
+            const isFirst = window.widths.push(layout.width) === 1
+            const drawn = react(plot, data, layout, config)
+            return isFirst && window.isStuck ? new Promise(() => {}) : drawn
+        }
+        plotly = value
+    },
+})"""
 SKIPS = range(100, STEPS, 7)  # more than are told one by one
 
 
@@ -179,6 +194,46 @@ def test_late_answer_to_a_zoom_does_not_undo_its_reset(
     record(database, running, make_steps([2.0], first=STEPS + 1))
     until(lambda: _trace(page, "loss")["x"][-1] == STEPS + 1, seconds=20)
     assert 77.0 in _trace(page, "loss")["y"]
+
+
+def test_plot_without_a_width_is_drawn_as_soon_as_it_has_one(long: None, page: Page) -> None:
+    """While Chromium takes a picture of the whole page it has none."""
+    page.add_init_script(WATCH_PLOTLY)
+    page.add_init_script(
+        f"addEventListener('DOMContentLoaded', () => {{ {PLOT}.style.width = 0 }})"
+    )
+    page.goto("/runs/1")
+    page.evaluate("import('plotly').then(() => new Promise(requestAnimationFrame))")
+    page.evaluate(f"{PLOT}.style.width = ''")
+    page.wait_for_selector("[data-drawn]")
+    assert page.evaluate("window.widths[0]") > 1000
+
+
+def test_plot_that_was_out_of_sight_and_is_back_is_drawn(long: None, page: Page) -> None:
+    """Of several changes that the browser tells at once the newest counts."""
+    page.add_init_script(
+        """const Observer = IntersectionObserver
+        window.IntersectionObserver = class extends Observer {
+            constructor(listener, options) {
+                const hidden = { isIntersecting: false }
+                super((entries) => listener([hidden, ...entries]), options)
+            }
+        }"""
+    )
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-plot][data-drawn]")
+
+
+def test_drawing_that_never_ends_is_not_waited_for(
+    database: Database, running: Run, long: None, page: Page
+) -> None:
+    """The next numbers are drawn all the same."""
+    page.add_init_script(WATCH_PLOTLY)
+    page.add_init_script("window.isStuck = true")
+    page.goto("/runs/1")
+    until(lambda: bool(page.evaluate("window.widths?.length")))
+    record(database, running, make_steps([2.0] * 5, first=STEPS + 1))
+    until(lambda: _trace(page, "loss")["x"][-1] == STEPS + 5, seconds=20)
 
 
 def test_comparison_asks_again_for_what_it_missed(

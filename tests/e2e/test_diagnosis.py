@@ -4,7 +4,8 @@ from playwright.sync_api import Page, expect
 from sqlalchemy import select
 
 from db.database import Database
-from db.tables import Request, Run
+from db.tables import Request, Run, User
+from tests.app.conftest import CONFIG, start_run
 from tests.db.telemetry_made import (
     make_events,
     make_histogram,
@@ -39,11 +40,13 @@ def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, pa
 
 
 def test_gradients_are_drawn_and_slid_to_another_scale(
-    database: Database, running: Run, page: Page
+    database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """The map appears with the first histogram, by module, and says what another scale loses."""
+    """The map's place is there from the start; it shows modules, and what another scale loses."""
+    config = {**CONFIG, "diagnosis": {"histogram_every_steps": 100}}
+    running = start_run(database, ada, config=config)
     page.goto("/runs/1")
-    expect(page.locator("[data-gradients]")).to_be_hidden()
+    expect(page.locator("[data-lost]")).to_have_text("The first are counted in step 100.")
     modules = [make_module("body", -30, [50]), make_module("head", -10, [50])]
     record(database, running, make_steps([1.0]), events=[make_histogram(1, *modules)])
     page.locator("[data-gradients]").scroll_into_view_if_needed()

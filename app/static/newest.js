@@ -1,0 +1,17 @@
+// Boxes that end with their newest row show it, unless somebody looks at others.
+
+/** Boxes that were scrolled away from their end. @type {WeakSet<Element>} */
+const left = new WeakSet()
+
+addEventListener('scroll', ({ target: box }) => {
+  if (!(box instanceof Element)) return
+  if (box.scrollHeight - box.scrollTop - box.clientHeight < 30) left.delete(box)
+  else left.add(box)
+}, true)
+
+/** @param {ParentNode} root */
+export const toNewest = (root) => {
+  for (const box of root.querySelectorAll('[data-newest-last]')) {
+    if (!left.has(box) && !box.matches(':hover, :focus-within')) box.scrollTop = box.scrollHeight
+  }
+}

@@ -1,0 +1,74 @@
+// What a person points at stays where it is: every live change of the document goes through here.
+// It waits while a pointer is down or a control is in use; then all that it moved is scrolled back.
+// (The browser's own scroll anchoring holds what is first in view, which may stand above the growth.)
+
+/** No change waits longer: someone may drag on and on, or a release never come. */
+const PATIENCE_MS = 5000
+/** From the release of a finger to its click. */
+const CLICK_MS = 300
+const CONTROL = 'select, input, textarea'
+const BARS = '.bar, .tabs' // they stick, and stay by themselves
+const SCROLLED = '.log, .tall' // what is in them moves by their own scrolling
+
+/** @type {Set<() => void>} */
+const waiting = new Set()
+let [isDown, usedAt, released, deadline] = [false, -Infinity, 0, 0]
+/** Where attention is. @type {() => Element|null} */
+let attended = () => null
+
+const isInUse = () => isDown || (document.activeElement?.matches(CONTROL) && performance.now() - usedAt < PATIENCE_MS)
+
+/** Change the document when it disturbs nobody; the same function asked for twice is done once. @param {() => void} change */
+export const still = (change) => {
+  waiting.add(change)
+  if (!isInUse()) flush()
+  else deadline ||= setTimeout(flush, PATIENCE_MS)
+}
+
+const flush = () => {
+  clearTimeout(deadline)
+  deadline = 0
+  const changes = [...waiting]
+  waiting.clear()
+  if (changes.length) held(() => changes.forEach((change) => change()))
+}
+
+/** @param {() => void} change */
+const held = (change) => {
+  const moved = watched(attended())
+  change()
+  const distance = moved()
+  if (distance) scrollBy({ top: distance, behavior: 'instant' })
+}
+
+/** How far an element in view, or what is left of what it is in, has moved down since. @param {Element|null} element @returns {() => number} */
+const watched = (element) => {
+  const outer = element?.closest(SCROLLED) ?? element
+  const { top, bottom } = outer?.getBoundingClientRect() ?? { top: 0, bottom: 0 }
+  if (bottom <= 0 || top >= innerHeight || outer.closest(BARS)) return () => 0
+  const path = []
+  for (let each = outer; each; each = each.parentElement) path.push([each, each.getBoundingClientRect().top])
+  return () => {
+    const [each, top] = path.find(([{ isConnected }]) => isConnected)
+    return each.getBoundingClientRect().top - top
+  }
+}
+
+const flushIfFree = () => { if (!isInUse()) flush() }
+/** @param {number} ms */
+const release = (ms) => {
+  clearTimeout(released)
+  released = setTimeout(() => { isDown = false; flushIfFree() }, ms)
+}
+const listen = (names, listener) => { for (const name of names) addEventListener(name, listener, true) }
+listen(['pointerdown', 'keydown', 'input'], () => { usedAt = performance.now() })
+listen(['pointerdown'], () => { clearTimeout(released); isDown = true })
+listen(['pointerup', 'pointercancel'], () => release(CLICK_MS))
+listen(['click'], () => release(0)) // after all who listen to it
+listen(['change', 'focusout'], () => { usedAt = -Infinity; setTimeout(flushIfFree) })
+listen(['pointerdown', 'pointermove'], ({ clientX, clientY, buttons }) => {
+  attended = () => document.elementFromPoint(clientX, clientY)
+  if (isDown && !buttons) release(0) // elsewhere, as on a scrollbar
+})
+listen(['keydown'], () => { attended = () => document.activeElement })
+document.documentElement.addEventListener('pointerleave', () => { attended = () => null })

@@ -1,0 +1,250 @@
+"""What a person points at stays where it is, whatever comes in meanwhile."""
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from db import checkpoints, queue
+from db.database import Database
+from db.settings import Settings
+from db.tables import Run, Status, User
+from tests.app.conftest import CONFIG, start_run, submit
+from tests.db.telemetry_made import (
+    make_events,
+    make_histogram,
+    make_metric,
+    make_module,
+    make_steps,
+    record,
+)
+from tests.e2e.test_artifacts import FILES, publish
+from tests.site import until
+
+SHAPES = {
+    "event": "shapes",
+    "step": 0,
+    "count": 1,
+    "layers": ["model.0 (10 to 60)"],
+    "share": 0.5,
+    "batch_size": 64,
+}
+NOTE_CLICKS = """() => document.addEventListener('click', (event) => {
+    event.preventDefault()
+    window.clicked = event.target.getAttribute('href')
+})"""
+WATCH_SHIFTS = """() => {
+    window.shifts = []
+    new PerformanceObserver((list) => {
+        for (const entry of list.getEntries()) {
+            if (entry.hadRecentInput) continue
+            const sources = entry.sources.map(({ node, previousRect: a, currentRect: b }) => {
+                const what = node?.outerHTML ?? node?.parentElement?.outerHTML ?? 'gone'
+                return [what.slice(0, 80), a.x, a.y, b.x, b.y].join(' ')
+            })
+            window.shifts.push([entry.value, ...sources])
+        }
+    }).observe({ type: 'layout-shift' })
+}"""
+
+
+@pytest.fixture
+def running(database: Database, ada: User, offered: None) -> Run:
+    """A run that will have histograms."""
+    return start_run(database, ada, config={**CONFIG, "diagnosis": {"histogram_every_steps": 100}})
+
+
+def save(database: Database, run: Run, step: int) -> None:
+    files = [
+        {"kind": kind, "size_bytes": 1000, "sha256": "c0ffee" * 10}
+        for kind in ("checkpoint", "weights")
+    ]
+    event = {"step": step, "reason": "asked", "files": files}
+    with database.writing() as session:
+        keys = [f"{step}.pt", f"{step}.safetensors"]
+        checkpoints.publish(session, run.id, run.attempt, event, keys)
+
+
+def train(settings: Settings, database: Database, run: Run, n: int) -> int:
+    """Record a hundred steps and news of every kind; return the last step."""
+    first, last = 100 * n - 99, 100 * n
+    skipped = [first + 3, first + 9]
+    events = [
+        *make_events(skipped),
+        make_metric(last, 0.5 / n, "val/accuracy"),
+        make_metric(last, 0.5 * n, "val/f1"),
+        make_histogram(last, make_module("body", -30, [50], underflow=0.5)),
+        *([SHAPES] if n == 3 else []),
+    ]
+    record(database, run, make_steps([3.0 / n] * 100, first=first, skipped=skipped), events=events)
+    save(database, run, last)
+    for name, body in FILES.items():
+        publish(settings, database, run, name, body, step=last)
+    return last
+
+
+def centre(link: Locator) -> tuple[float, float]:
+    """Where to press."""
+    box = link.bounding_box()
+    assert box is not None
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def hear(page: Page) -> None:
+    """Count the messages that the page's scripts have been given."""
+    page.add_init_script(
+        """{
+            const Source = window.EventSource
+            window.heard = 0
+            window.EventSource = class extends Source {
+                set onmessage(listener) {
+                    super.onmessage = (event) => { listener(event); window.heard++ }
+                }
+            }
+        }"""
+    )
+
+
+def shown_by_now(page: Page, heard: int) -> None:
+    """Wait for news, and until they would be on the page if nothing held them up."""
+    until(lambda: page.evaluate("window.heard") > heard)
+    page.clock.run_for(1000)
+
+
+def test_click_arrives_though_news_come_between_press_and_release(
+    settings: Settings, database: Database, running: Run, page: Page
+) -> None:
+    """What would grow above a pressed link waits for the click, and then is all there."""
+    hear(page)
+    page.clock.install()
+    record(database, running, make_steps([1.0] * 9))
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    save(database, running, 9)
+    link = page.get_by_role("link", name="Download").first
+    link.scroll_into_view_if_needed()
+    page.clock.run_for(1000)
+    page.evaluate(NOTE_CLICKS)
+    page.mouse.move(*centre(link))
+    page.mouse.down()
+    heard = page.evaluate("window.heard")
+    last = train(settings, database, running, 1)
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FINISHED)
+    shown_by_now(page, heard)
+    page.mouse.up()
+    assert page.evaluate("window.clicked") == "/runs/1/checkpoints/1/download"
+    expect(page.locator(".facts .status")).to_have_text("finished")
+    expect(page.locator('[data-fact="step"]')).to_have_text(str(last))
+    expect(page.locator(".skips tbody tr")).to_have_count(2)
+    expect(page.locator("[data-metric]")).to_have_count(2)
+    expect(page.locator(".findings")).to_contain_text("Gradients underflow")
+
+
+def test_click_on_a_run_arrives_though_a_newer_one_comes_in_above_it(
+    database: Database, ada: User, running: Run, page: Page
+) -> None:
+    """The list waits for the click too."""
+    hear(page)
+    page.clock.install()
+    page.goto("/runs")
+    link = page.locator('[data-key="1"] a').first
+    page.mouse.move(*centre(link))
+    page.mouse.down()
+    for _ in range(2):
+        heard = page.evaluate("window.heard")
+        submit(database, ada)
+        shown_by_now(page, heard)
+    page.mouse.up()
+    page.wait_for_url("**/runs/1")
+
+
+def test_news_wait_for_an_open_list_of_choices_but_not_for_ever(
+    settings: Settings, database: Database, running: Run, page: Page
+) -> None:
+    """While somebody chooses a module nothing moves; after five seconds the news are shown."""
+    hear(page)
+    page.clock.install()
+    train(settings, database, running, 1)
+    page.goto("/runs/1")
+    step = page.locator('[data-fact="step"]')
+    page.get_by_label("Module").click()
+    heard = page.evaluate("window.heard")
+    train(settings, database, running, 2)
+    shown_by_now(page, heard)
+    expect(step).to_have_text("100")
+    page.clock.run_for(5000)
+    expect(step).to_have_text("200")
+
+
+def test_page_is_scrolled_by_what_grows_above_the_pointer(
+    settings: Settings, database: Database, running: Run, page: Page
+) -> None:
+    """What the pointer rests on stays under it, though findings that were opened grow above."""
+    train(settings, database, running, 1)
+    page.goto("/runs/1")
+    page.locator(".findings summary").click()
+    page.wait_for_selector("[data-drawn]")
+    tab = page.locator(".chart-bar [data-png]")
+    before = centre(tab)
+    height = page.evaluate("document.documentElement.scrollHeight")
+    page.mouse.move(*before)
+    train(settings, database, running, 3)
+    expect(page.locator(".findings li")).to_have_count(2)
+    assert page.evaluate("document.documentElement.scrollHeight") > height
+    assert centre(tab) == pytest.approx(before, abs=1)
+
+
+def test_table_shows_its_newest_row_unless_somebody_looks_at_others(
+    database: Database, running: Run, page: Page
+) -> None:
+    """Skipped steps come in at the end, which is in view until the pointer is in the table."""
+    record(database, running, make_steps([1.0] * 50, skipped=range(20)))
+    record(database, running, events=make_events(range(1, 20)))
+    page.goto("/runs/1")
+    rows = page.locator(".skips tbody tr")
+    expect(rows).to_have_count(19)
+    expect(rows.last).to_contain_text("19")
+    rows.last.scroll_into_view_if_needed()
+    box = page.locator("[data-fragment=skips]")
+    hidden = "box => Math.round(box.scrollHeight - box.scrollTop - box.clientHeight)"
+    assert box.evaluate(hidden) == 0
+    record(database, running, make_steps([1.0], first=51), events=make_events([51]))
+    expect(rows).to_have_count(20)
+    assert box.evaluate(hidden) == 0
+    rows.last.hover()
+    record(database, running, make_steps([1.0], first=52), events=make_events([52]))
+    expect(rows).to_have_count(21)
+    assert box.evaluate(hidden) > 0
+
+
+@pytest.mark.parametrize("where", [None, "#checkpoints"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_shifts_while_a_run_runs(
+    settings: Settings,
+    database: Database,
+    ada: User,
+    offered: None,
+    page: Page,
+    where: str | None,
+    width: int,
+) -> None:
+    """From the queue to the end the browser counts no shift, at the top or at the checkpoints."""
+    page.set_viewport_size({"width": width, "height": 900})
+    config = {**CONFIG, "diagnosis": {"histogram_every_steps": 100}}
+    page.goto("/workers")  # the empty list would follow the submission
+    submit(database, ada, config=config)
+    page.goto("/runs/1")
+    expect(page.locator(".facts .status")).to_have_text("queued")
+    page.evaluate(WATCH_SHIFTS)
+    if where:
+        page.evaluate(f"document.querySelector('{where}').scrollIntoView()")
+    run = start_run(database, ada, config=config)
+    expect(page.locator(".facts .status")).to_have_text("running")
+    for n in range(1, 6):
+        last = train(settings, database, run, n)
+        expect(page.locator('[data-fact="step"]')).to_have_text(str(last))
+        expect(page.locator(".checkpoints tbody tr")).to_have_count(2 * n)
+        expect(page.locator(".artifacts tbody tr")).to_have_count(n)
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FAILED, error="ValueError: no")
+    expect(page.locator(".problem")).to_contain_text("This run failed")
+    assert page.evaluate("window.shifts") == []
