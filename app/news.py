@@ -36,6 +36,14 @@ class SkippedStep:
     replay: dict[str, Any] | None
     retry: dict[str, Any] | None
 
+    @property
+    def culprits(self) -> list[dict[str, Any]]:
+        """The parameters that overflowed, counted if not by the step, then by its exact replay."""
+        replayed = self.replay.get("culprits", []) if self.replay and self.replay["exact"] else []
+        counted = [each for each in replayed if each["optimizer"] == self.skip.optimizer]
+        has_counts = any("inf" in each for each in self.skip.culprits)
+        return self.skip.culprits if has_counts or not counted else counted
+
 
 def of_run(database: Database, settings: Settings, run_id: int) -> Look:
     """Return what looks for news of one run."""

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from halfstep.clock import clock
-from halfstep.config import Training
+from halfstep.config import Diagnosis, Training
 from halfstep.spool import SpoolWriter
 from trainer import machine
-from trainer.telemetry import StepResult, Telemetry, Update, watched_optimizers
+from trainer.telemetry import Telemetry
+from trainer.watched import StepResult, Update, watched_optimizers
 
 PARAMETERS = 29  # as many as in telemetry_cost's tiny GPT
 
@@ -39,13 +40,15 @@ def main() -> None:
         {"model": layers}, {"adamw": torch.optim.AdamW(layers.parameters())}
     )
     one, zero = torch.ones((), device=device), torch.zeros((), device=device)
-    counts = torch.zeros(2 * PARAMETERS, dtype=torch.int32, device=device)
-    applied = Update(zero, one, one, counts)
-    skipped = Update(one, one * torch.inf, one, counts + 1)
+    norms = torch.ones(PARAMETERS, device=device)
+    applied = Update(zero, one, one, norms)
+    skipped = Update(one, one * torch.inf, one, norms * torch.inf)
     microseconds = np.zeros(options.steps)
     with tempfile.TemporaryDirectory() as folder:
         spool = SpoolWriter(Path(folder), 1)
-        telemetry = Telemetry(optimizers, device, Training(), spool.steps, spool.event, clock())
+        telemetry = Telemetry(
+            optimizers, device, Training(), Diagnosis(), spool.steps, spool.event, clock()
+        )
         for index in range(options.steps):
             update = skipped if index % 1000 == 999 else applied
             result = StepResult(one, one, one, {"adamw": update}, {"adamw"}, 1e-3)

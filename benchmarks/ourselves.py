@@ -16,9 +16,10 @@ import torch
 
 from benchmarks.peer import step_itself
 from halfstep.clock import clock
-from halfstep.config import Training
+from halfstep.config import Diagnosis, Training
 from halfstep.spool import SpoolWriter
-from trainer.telemetry import StepResult, Telemetry, Update, watched_optimizers
+from trainer.telemetry import Telemetry
+from trainer.watched import StepResult, Update, watched_optimizers
 
 
 def main() -> None:
@@ -31,11 +32,13 @@ def main() -> None:
         {"model": layer}, {"adamw": torch.optim.AdamW(layer.parameters())}
     )
     one, zero = torch.ones(()), torch.zeros(())
-    counts = torch.zeros(2, dtype=torch.int32)
-    applied = Update(zero, one, one, counts)
-    skipped = Update(one, one * torch.inf, one, counts + 1)
+    norms = torch.ones(1)
+    applied = Update(zero, one, one, norms)
+    skipped = Update(one, one * torch.inf, one, norms * torch.inf, {0: (4, 0)})
     spool = SpoolWriter(folder, 1)
-    telemetry = Telemetry(optimizers, device, Training(), spool.steps, spool.event, clock())
+    telemetry = Telemetry(
+        optimizers, device, Training(), Diagnosis(), spool.steps, spool.event, clock()
+    )
     spooled, whole = [], []
     for step in range(1, steps + 1):
         update = skipped if step % 500 == 0 else applied

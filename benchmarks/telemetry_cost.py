@@ -38,8 +38,9 @@ from trainer.observers import Observers
 from trainer.policies import ScaleRule
 from trainer.ranks import Ranks
 from trainer.schedule import make_schedule, peak_rates
-from trainer.telemetry import Telemetry, watched_optimizers
+from trainer.telemetry import Telemetry
 from trainer.train import Rig, make_autocast, make_scaler, train_step
+from trainer.watched import watched_optimizers
 
 WIDTH, LAYERS, HEADS, CONTEXT, VOCABULARY = 128, 2, 4, 64, 256
 
@@ -137,6 +138,7 @@ class MeasuredLoop:
             optimizers,
             device,
             config.training,
+            config.diagnosis,
             self.observers.arrived,
             self.spool.event,
             run_clock(),

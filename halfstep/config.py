@@ -244,6 +244,14 @@ class Diagnosis(Group):
         title="Histogram every … steps",
         description="Steps between histograms of the gradients' exponents. 0: none.",
     )
+    layer_norms_every_steps: int = Field(
+        50,
+        ge=0,
+        le=10**9,
+        title="Layer norms every … steps",
+        description="Steps between records of each layer's gradient norm, at most 2,000 in a run. "
+        "0: none.",
+    )
     replay_skips: int = Field(
         3,
         ge=0,

@@ -13,7 +13,8 @@ All numbers are little-endian.
 Events. A float that JSON lacks is "NaN", "Infinity" or "-Infinity".
 
     scaler      kind "skip": one an optimizer that was skipped; culprits, in forward order, are
-                [{"name", "inf", "nan"}], the counts in elements of its gradient; loss_nonfinite
+                [{"name", "inf", "nan"}], the counts in elements of its gradient (of a GPU's, names
+                alone: the replay counts); loss_nonfinite
                 kind "growth" | "backoff" | "set": scale_before, scale_after; "set" is a scale
                 that was set by hand before this step
     metric      step, name, value, elapsed_ms
@@ -26,8 +27,10 @@ Events. A float that JSON lacks is "NaN", "Infinity" or "-Infinity".
     retry       step, loss, grad_norm, applied: the second attempt, in fp32, at a skipped step
     histogram   step, scale, modules [{"name", "lowest_exponent", "counts", "zeros", "nonfinite",
                 "underflow", "near_overflow"}]; see histogram.py
+    layer_norms step, layers, norms: L2 of each layer's gradients, unscaled, before the clip
     replay      step, exact, notes, requested, scale, found, module, direction "forward" |
-                "backward", operation, dtype, largest_input, limit, loss_nonfinite; see replay.py
+                "backward", operation, dtype, largest_input, limit, loss_nonfinite, culprits
+                [{"optimizer", "name", "inf", "nan"}]; see replay.py
     failed_diagnosis  step, diagnosis, error: one that raised, and is asked no more
 
 What the training process takes from outside is its control file, one JSON object:

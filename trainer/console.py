@@ -5,11 +5,11 @@ import json
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from halfstep.config import ConfigError, RunConfig, config_schema, parse_config
+from halfstep.config import ConfigError, RecipeConfig, RunConfig, config_schema, parse_config
 from halfstep.recipe import RecipeError
 from halfstep.spool import Event, Steps
 from trainer.checkpoint import CheckpointError
@@ -82,7 +82,7 @@ def print_event(event: Event) -> None:
     """Print what happened in a line of its own."""
     match event:
         case {"event": "scaler", "kind": "skip", "step": step, "culprits": culprits}:
-            names = ", ".join(f"{c['name']} ({c['inf']} inf, {c['nan']} NaN)" for c in culprits)
+            names = ", ".join(map(_culprit, culprits))
             _print(f"step {step:>6}  skipped: gradients not finite in {names}")
         case {"event": "scaler", "kind": kind, "step": step}:
             _print(f"step {step:>6}  {kind}: {event['scale_before']:g} → {event['scale_after']:g}")
@@ -142,16 +142,24 @@ def _parser() -> argparse.ArgumentParser:
 
 def _fields_help() -> str:
     """Return every recipe with its fields and defaults, then the fields that all share."""
-    text, shared = "", {}
+    text, shared = "", config_schema(_AnyRecipe)["properties"]
     for name in known_recipes():
         recipe = load_recipe(name)
         groups = config_schema(recipe)["properties"]
         text += f"recipe {name}: {recipe.description}\n" + _group_help("recipe", groups["recipe"])
         overridden = [f"{g}.{f}={v}" for g, fs in recipe.defaults.items() for f, v in fs.items()]
         text += textwrap.indent(f"defaults of its own: {', '.join(overridden)}\n\n", "  ")
-        shared = groups
     text += "fields of every recipe (defaults may differ, see above):\n"
-    return text + "".join(_group_help(n, shared[n]) for n in shared if "properties" in shared[n])
+    groups = {name: group for name, group in shared.items() if "properties" in group}
+    return text + "".join(_group_help(n, group) for n, group in groups.items() if n != "recipe")
+
+
+class _AnyRecipe:
+    """A recipe without settings or defaults of its own."""
+
+    name: ClassVar = "any"
+    Config: ClassVar = RecipeConfig
+    defaults: ClassVar[dict[str, Any]] = {}
 
 
 def _group_help(prefix: str, group: dict[str, Any]) -> str:
@@ -161,6 +169,11 @@ def _group_help(prefix: str, group: dict[str, Any]) -> str:
         for name, field in group["properties"].items()
     )
     return "\n".join(lines) + "\n"
+
+
+def _culprit(culprit: dict[str, Any]) -> str:
+    counted = f" ({culprit['inf']} inf, {culprit['nan']} NaN)" if "inf" in culprit else ""
+    return f"{culprit['name']}{counted}"
 
 
 def _print(line: str) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from halfstep.spool import Event, Steps
 
 if TYPE_CHECKING:
-    from trainer.telemetry import StepResult, WatchedOptimizer
+    from trainer.watched import StepResult, WatchedOptimizer
 
 
 class Observer:

@@ -6,34 +6,27 @@ says when they have arrived. The host never waits for the device, except before 
 at the end, where it waits anyway. On a CPU the ring is host memory, and is read directly.
 
     row, fp32:  [loss, scale before, scale after, learning rate, found_inf ×O, total norm ×O,
-                 clipped norm ×O, (inf count, NaN count) ×P]
-                O optimizers, P parameters in the order of the optimizers, then of the modules;
-                the counts are int32, carried bit by bit
+                 clipped norm ×O, norm of each gradient ×P]
+                O optimizers, P parameters in the order of the optimizers, then of the modules
 
 What it costs: beside what the clip needs anyway, two kernels a step for the row and one for each
-optimizer's flag. The counts are dear and rarely wanted. On a CPU, where the norm can be read
-without waiting, they are taken only where it is not finite. On a GPU they are taken in every step,
-in about ten kernels for each 4 million gradients, however many parameters share them.
+optimizer's flag, however many parameters there are; on a CPU no kernel, for there the values are
+read where they lie.
 """
 
-import math
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from itertools import accumulate
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
-from torch.optim import Optimizer
+from torch import Tensor
 
 from halfstep.clock import clock
-from halfstep.config import Training
-from halfstep.recipe import RecipeError
+from halfstep.config import Diagnosis, Training
 from halfstep.spool import (
     NONFINITE_LOSS,
     NORM_OVERFLOW,
@@ -43,129 +36,18 @@ from halfstep.spool import (
     Steps,
     optimizer_skipped,
 )
+from trainer.layers import Layers, layer_interval
 from trainer.observers import Observer
+from trainer.watched import StepResult, WatchedOptimizer
 
 RING_ROWS = 1024  # must exceed what is drained at once plus what may be in flight
 DRAIN_ROWS = 256
 DRAIN_SECONDS = 0.2
 LOSS, SCALE, SCALE_AFTER, RATE, FOUND_INF = 0, 1, 2, 3, 4  # columns; the others follow
-COUNTED_AT_ONCE = 2**22  # elements: 16 MiB of fp32 gradients and as much of running counts
 CLIP_EPSILON = 1e-6  # added to the norm by clip_grads_with_norm_
 
 #: What the host knows of a step, in the layout of STEP_DTYPE: step, elapsed_ms, step_us and lr.
 KNOWN = struct.Struct("<qqi16xd4x")
-
-
-class Update(NamedTuple):
-    """What became of one optimizer in one step: tensors on the device, not read by the host."""
-
-    found_inf: Tensor  # 0-dim: 1 if the scaler skipped it
-    total_norm: Tensor  # 0-dim: L2 over all its gradients, unscaled, before the clip
-    clipped_norm: Tensor  # 0-dim: after the clip by value, if there is one; else total_norm
-    counts: Tensor  # (2P,) int32: inf and NaN in each parameter's gradient
-
-
-class StepResult(NamedTuple):
-    """What became of one step."""
-
-    loss: Tensor  # 0-dim, as all of these
-    scale: Tensor  # the one used for this step
-    scale_after: Tensor
-    updates: dict[str, Update]  # every optimizer; one that took no part has zeros
-    stepped: set[str]  # the optimizers that took part
-    rate: float | Tensor = 0.0  # learning rate: a tensor where only the device knows it
-    losses: int = 1  # how often training_step yielded
-
-
-class WatchedOptimizer:
-    """An optimizer that says whether the scaler skipped it, as a tensor, not by asking the device.
-
-    A fused optimizer is always called: during its step it carries `found_inf`, on the device,
-    and skips inside its kernel. An unfused one is called only if nothing was found, after the
-    scaler has asked the device (that wait is PyTorch's own). One pre-hook tells all cases apart.
-    """
-
-    def __init__(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.optimizer = optimizer
-        self.names = list(parameters)  # in forward order
-        self.parameters = list(parameters.values())
-        device = self.parameters[0].device
-        self._is_on_cpu = device.type == "cpu"
-        self._zero, self._one = torch.zeros((), device=device), torch.ones((), device=device)
-        self._found_inf = self._zero
-        self._no_counts = torch.zeros(2 * len(self.names), dtype=torch.int32, device=device)
-        # The result of a step in which the recipe yields no loss for this optimizer.
-        self.idle = Update(self._zero, self._zero, self._zero, self._no_counts)
-        optimizer.register_step_pre_hook(self._keep_found_inf)
-
-    def drop_gradients(self) -> None:
-        """Forget all gradients, as `zero_grad(set_to_none=True)` does, without its profiling."""
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    def gradient_norms(self) -> Tensor:
-        """Return the L2 norm of each parameter's gradient, (P,) in fp32; 0 where there is none."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        if not gradients:
-            raise RecipeError(
-                f"the loss reached no parameter of its optimizer: {', '.join(self.names)} have no "
-                "gradient. Does training_step detach the model's output, or name another optimizer?"
-            )
-        norms = iter(torch._foreach_norm(gradients))
-        return torch.stack([self._zero if p.grad is None else next(norms) for p in self.parameters])
-
-    def step(self, scaler: GradScaler) -> Tensor:
-        """Let the scaler step or skip; return found_inf, 0-dimensional: 1 if it skipped."""
-        self._found_inf = self._one  # stands if the hook does not run: an unfused skip
-        scaler.step(self.optimizer)
-        return self._found_inf
-
-    def count_nonfinite(self, total_norm: Tensor, scaler: GradScaler) -> Tensor:
-        """Return (2P,) int32: the elements that are inf and that are NaN, parameter by parameter.
-
-        Call it before the clip, which would spread one NaN over all gradients. On a CPU it counts
-        only if the total norm is not finite; without a scaler, which skips nothing, never.
-        """
-        if not scaler.is_enabled():
-            return self._no_counts
-        if self._is_on_cpu and math.isfinite(total_norm.item()):  # in host memory: nobody waits
-            return self._no_counts
-        gradients = [self._zero if p.grad is None else p.grad for p in self.parameters]
-        return torch.cat([_counts(bucket) for bucket in _buckets(gradients)]).flatten()
-
-    def _keep_found_inf(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
-        # Cloned, because scaler.update() adds other optimizers' flags to it in place.
-        self._found_inf = self._zero if found_inf is None else found_inf.clone()
-
-
-def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Split gradients, in order, into runs of COUNTED_AT_ONCE elements; a larger one is alone."""
-    bucket: list[Tensor] = []
-    for gradient in gradients:
-        if bucket and sum(g.numel() for g in bucket) + gradient.numel() > COUNTED_AT_ONCE:
-            yield bucket
-            bucket = []
-        bucket.append(gradient)
-    yield bucket
-
-
-def _counts(gradients: list[Tensor]) -> Tensor:
-    """Return (len(gradients), 2) int32: infs and NaNs. The kernels' number does not grow with it.
-
-    A running count over all of them, read where each one ends; nothing asks the host.
-    """
-    if len(gradients) == 1:
-        [only] = gradients
-        return torch.stack([only.isinf().sum(), only.isnan().sum()]).to(torch.int32)[None]
-    flat = torch.cat([g.reshape(-1) for g in gradients])
-    ends = list(accumulate(g.numel() for g in gradients))
-    columns = []
-    for flags in (flat.isinf(), flat.isnan()):
-        running = flags.cumsum(0, dtype=torch.int32)
-        at_ends = torch.stack([running[end - 1] for end in ends])
-        columns.append(torch.diff(at_ends, prepend=at_ends.new_zeros(1)))
-    return torch.stack(columns, dim=1)
 
 
 class Telemetry(Observer):
@@ -176,6 +58,7 @@ class Telemetry(Observer):
         optimizers: Mapping[str, WatchedOptimizer],
         device: torch.device,
         training: Training,
+        diagnosis: Diagnosis,
         on_steps: Callable[[Steps], None],
         on_event: Callable[[Event], None],
         started_at: float,
@@ -187,10 +70,17 @@ class Telemetry(Observer):
         self._step, self._step_started, self._rate = 0, 0.0, 0.0
         self._on_steps, self._on_event = on_steps, on_event
         self.skipped = 0  # steps in which any optimizer was skipped, as far as drained
-        columns = FOUND_INF + sum(3 + 2 * len(each.names) for each in optimizers.values())
+        columns = FOUND_INF + sum(3 + len(each.names) for each in optimizers.values())
         self._zero = torch.zeros((), device=device)
         self._ring = torch.zeros(RING_ROWS, columns, device=device)
         self._rows = self._ring.unbind(0)  # views, made once
+        # On a CPU the same memory, for the host to write: no kernel is as cheap as reading there.
+        self._host_rows = list(self._ring.numpy()) if device.type == "cpu" else None
+        self._host_ring = self._ring.numpy().data.cast("B") if device.type == "cpu" else None
+        self._scalars = struct.Struct(f"<{FOUND_INF + 3 * len(optimizers)}f")
+        self._layers = Layers(optimizers)
+        self._layers_every = layer_interval(training.steps, diagnosis)
+        self._counts: dict[int, dict[str, Mapping[int, tuple[int, int]]]] = {}  # by row
         self._records = np.zeros(RING_ROWS, STEP_DTYPE)  # beside the ring: what the host knows
         self._known = self._records.data.cast("B")  # the same, to pack into
         self._last_scale: np.float32 | None = None  # after the last row handed over
@@ -231,6 +121,7 @@ class Telemetry(Observer):
 
     def after_step(self, result: StepResult) -> None:
         """Queue this step's row on the device: two kernels, and no wait."""
+        self._rate = 0.0 if isinstance(result.rate, Tensor) else result.rate
         updates = result.updates.values()
         scalars = [
             result.loss,
@@ -241,10 +132,19 @@ class Telemetry(Observer):
             *[update.total_norm for update in updates],
             *[update.clipped_norm for update in updates],
         ]
-        counts = [update.counts.view(torch.float32) for update in updates]
-        self._rate = 0.0 if isinstance(result.rate, Tensor) else result.rate
-        row = self._rows[self._written % RING_ROWS]
-        torch.cat([torch.stack(scalars), *counts], out=row)
+        at = self._written % RING_ROWS
+        if self._host_rows is None or self._host_ring is None:
+            norms = [update.norms for update in updates]
+            torch.cat([torch.stack(scalars), *norms], out=self._rows[at])
+            return
+        values = [scalar.item() for scalar in scalars]  # in host memory: nobody waits
+        self._scalars.pack_into(self._host_ring, at * self._host_rows[at].nbytes, *values)
+        for name, update in result.updates.items():
+            if update.counts:
+                self._counts.setdefault(self._written, {})[name] = update.counts
+        if self._layers_every and self._step % self._layers_every == 0:
+            norms = [update.norms for update in updates]
+            self._host_rows[at][len(scalars) :] = torch.cat(norms).numpy()
 
     def tick(self) -> None:
         """End the step's time, and hand over what is due.
@@ -298,14 +198,15 @@ class Telemetry(Observer):
         if self._arrivals is None:
             self._arrivals = (self._ring if self._pinned is None else self._pinned).numpy()
         rows, records = _copied(self._arrivals, slices), _copied(self._records, slices)
-        self._read = self._sent
-        events = self._interpret(rows, records)
+        first, self._read = self._read, self._sent
+        events = self._interpret(first, rows, records)
+        self._counts = {row: each for row, each in self._counts.items() if row >= self._read}
         self._on_steps(records)
         for event in events:
             self._on_event(event)
 
-    def _interpret(self, rows: NDArray[np.float32], records: Steps) -> list[Event]:
-        """Fill the records in from the rows, and say what the scaler did."""
+    def _interpret(self, first: int, rows: NDArray[np.float32], records: Steps) -> list[Event]:
+        """Fill the records in from the rows, and say what the scaler did. first: a row's number."""
         count = len(self._optimizers)
         is_uneventful = self._is_uneventful(rows)
         totals = rows[:, FOUND_INF + count : FOUND_INF + 2 * count]  # (steps, O)
@@ -318,7 +219,23 @@ class Telemetry(Observer):
         records["grad_norm"], records["grad_norm_clipped"] = _joint(totals), _joint(clipped)
         if self._training.schedule_counts == "applied":
             records["lr"] = rows[:, RATE]
-        return [] if is_uneventful else self._events(rows, records)
+        events = self._layer_norms(rows, records)
+        return events if is_uneventful else events + self._events(first, rows, records)
+
+    def _layer_norms(self, rows: NDArray[np.float32], records: Steps) -> list[Event]:
+        """Tell the norm of each layer's gradients, in the steps that are due."""
+        if not self._layers_every:
+            return []
+        norms = rows[:, FOUND_INF + 3 * len(self._optimizers) :]
+        return [
+            {
+                "event": "layer_norms",
+                "step": int(records["step"][i]),
+                "layers": self._layers.names,
+                "norms": self._layers.norms(norms[i]),
+            }
+            for i in np.flatnonzero(records["step"] % self._layers_every == 0)
+        ]
 
     def _is_uneventful(self, rows: NDArray[np.float32]) -> bool:
         """Whether all is finite and the scale as it was: nearly always, so it has to be cheap."""
@@ -331,13 +248,12 @@ class Telemetry(Observer):
             and np.isfinite(rows[:, : FOUND_INF + 2 * count]).all()
         )
 
-    def _events(self, rows: NDArray[np.float32], records: Steps) -> list[Event]:
+    def _events(self, first: int, rows: NDArray[np.float32], records: Steps) -> list[Event]:
         """Flag the records, and list the scaler's events."""
         count = len(self._optimizers)
         found_inf = rows[:, FOUND_INF : FOUND_INF + count] != 0  # (steps, O)
         totals = rows[:, FOUND_INF + count : FOUND_INF + 2 * count]
-        bits = np.ascontiguousarray(rows[:, FOUND_INF + 3 * count :])
-        counts = bits.view(np.int32).reshape(len(rows), -1, 2)  # (steps, P, 2)
+        norms = rows[:, FOUND_INF + 3 * count :]  # (steps, P)
 
         # Finite gradients above about 1.8e19 have an infinite L2 norm; that is no skip.
         overflows = (np.isinf(totals) & ~found_inf).any(axis=1)
@@ -355,7 +271,8 @@ class Telemetry(Observer):
         for i in np.flatnonzero(found_inf.any(axis=1) | (left != before) | (before != after)):
             if left[i] != before[i]:
                 events.append(_event("set", records[i], float(left[i]), float(before[i])))
-            events += self._scaler_events(records[i], rows[i], found_inf[i], counts[i])
+            counts = self._counts.get(first + int(i), {})
+            events += self._scaler_events(records[i], rows[i], found_inf[i], norms[i], counts)
         return events
 
     def _scaler_events(
@@ -363,7 +280,8 @@ class Telemetry(Observer):
         record: np.void,
         row: NDArray[np.float32],
         found_inf: NDArray[np.bool_],
-        counts: NDArray[np.int32],
+        norms: NDArray[np.float32],
+        counts: Mapping[str, Mapping[int, tuple[int, int]]],
     ) -> list[Event]:
         before, after = float(row[SCALE]), float(row[SCALE_AFTER])
         events, first = [], 0
@@ -371,17 +289,27 @@ class Telemetry(Observer):
             own = slice(first, first + len(watched.names))
             first = own.stop
             if was_skipped:
-                culprits = [
-                    {"name": name, "inf": int(inf), "nan": int(nan)}
-                    for name, (inf, nan) in zip(watched.names, counts[own], strict=True)
-                    if inf or nan
-                ]
+                culprits = _culprits(watched.names, norms[own], counts.get(name))
                 skip = {"optimizer": name, "culprits": culprits}
                 events.append(_event("skip", record, before, after) | skip)
         if after != before:
             kind = "growth" if after > before else "backoff"
             events.append(_event(kind, record, before, after))
         return events
+
+
+def _culprits(
+    names: list[str], norms: NDArray[np.float32], counts: Mapping[int, tuple[int, int]] | None
+) -> list[dict[str, Any]]:
+    """Name the parameters whose gradients are not finite, counted where that was for free."""
+    if counts is None:
+        return [{"name": names[i]} for i in np.flatnonzero(~np.isfinite(norms))]
+    # One without inf or NaN is finite, though too large for its norm to be.
+    return [
+        {"name": names[position], "inf": inf, "nan": nan}
+        for position, (inf, nan) in counts.items()
+        if inf or nan
+    ]
 
 
 def _event(kind: str, record: np.void, before: float, after: float) -> Event:
@@ -410,39 +338,6 @@ def _joint(norms: NDArray[np.float32]) -> NDArray[Any]:
         return norms[:, 0]
     joint: NDArray[Any] = np.sqrt(np.square(norms, dtype=np.float64).sum(axis=1))
     return joint
-
-
-def watched_optimizers(
-    modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
-) -> dict[str, WatchedOptimizer]:
-    """Return each optimizer, watched; its parameters named "<module>.<parameter>" in forward order.
-
-    Raises RecipeError for parameters that AMP cannot train: in half precision, or in no module.
-    """
-    names = {
-        parameter: f"{module}.{name}"
-        for module, network in modules.items()
-        for name, parameter in network.named_parameters()
-    }
-    watched = {}
-    for optimizer_name, optimizer in optimizers.items():
-        own = {p for group in optimizer.param_groups for p in group["params"]}
-        if strangers := own - names.keys():
-            shapes = ", ".join(str(tuple(p.shape)) for p in strangers)
-            raise RecipeError(
-                f'optimizer "{optimizer_name}" has parameters of shape {shapes} that are in none '
-                f"of the recipe's modules ({', '.join(modules)}): they could not be saved"
-            )
-        parameters = {name: parameter for parameter, name in names.items() if parameter in own}
-        for name, parameter in parameters.items():
-            if parameter.dtype in (torch.float16, torch.bfloat16):
-                raise RecipeError(
-                    f"parameter {name} is {parameter.dtype}: leave the model in torch.float32 "
-                    "(no .half()); autocast casts where it is safe. A fused optimizer would "
-                    "accept half-precision gradients in silence, and lose small updates"
-                )
-        watched[optimizer_name] = WatchedOptimizer(optimizer, parameters)
-    return watched
 
 
 def _copied(ring: NDArray[Any], slices: list[slice]) -> NDArray[Any]:

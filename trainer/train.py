@@ -42,7 +42,8 @@ from trainer.ranks import Control, Ranks
 from trainer.sampler import Sampler, check_batch
 from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
-from trainer.telemetry import StepResult, Telemetry, Update, WatchedOptimizer, watched_optimizers
+from trainer.telemetry import Telemetry
+from trainer.watched import StepResult, Update, WatchedOptimizer, watched_optimizers
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,9 @@ def train(
     stop_rule = StopRule(config.scaler)
     replay = Replay(rig, modules, sampler, config, device, on_event)
     histogram = Histogram(optimizers, config.diagnosis, device, on_event)
-    telemetry = Telemetry(optimizers, device, training, observers.arrived, on_event, started_at)
+    telemetry = Telemetry(
+        optimizers, device, training, config.diagnosis, observers.arrived, on_event, started_at
+    )
     telemetry.skipped = progress.skipped
     observers.join(stop_rule=stop_rule, replay=replay, histogram=histogram, telemetry=telemetry)
 
@@ -391,8 +394,9 @@ def update_weights(rig: Rig, watched: WatchedOptimizer) -> Update:
     scaler.unscale_(watched.optimizer)
     # Norms before the clip, for afterwards a NaN in one gradient is a NaN in all of them.
     # A norm of (P,) norms: the same as over all elements at once, in one pass over them.
-    total_norm = clipped_norm = torch.linalg.vector_norm(watched.gradient_norms())  # 0-dim
-    counts = watched.count_nonfinite(total_norm, scaler)  # (2P,)
+    norms = watched.gradient_norms()  # (P,)
+    total_norm = clipped_norm = torch.linalg.vector_norm(norms)  # 0-dim
+    counts = watched.count_nonfinite(norms) if scaler.is_enabled() else None
     rig.observers.unscaled(watched)
 
     if training.max_grad_norm is not None:
@@ -406,7 +410,7 @@ def update_weights(rig: Rig, watched: WatchedOptimizer) -> Update:
     # A fused optimizer gets found_inf as a tensor and leaves the weights alone if it is 1; an
     # unfused one is not called at all. Either way its moments do not see the step.
     found_inf = watched.step(scaler)
-    return Update(found_inf, total_norm, clipped_norm, counts)
+    return Update(found_inf, total_norm, clipped_norm, norms, counts)
 
 
 def evaluate(recipe: Recipe, autocast: torch.autocast) -> dict[str, float]:

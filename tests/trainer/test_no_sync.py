@@ -25,8 +25,9 @@ from trainer.recipes.gpt import GPT
 from trainer.recipes.wgan_gp import WGANGP
 from trainer.sampler import Sampler
 from trainer.schedule import AppliedSchedule, make_schedule, peak_rates
-from trainer.telemetry import Telemetry, WatchedOptimizer, watched_optimizers
+from trainer.telemetry import Telemetry
 from trainer.train import Rig, make_autocast, make_scaler, train_step
+from trainer.watched import WatchedOptimizer, watched_optimizers
 
 META, CUDA = torch.device("meta"), torch.device("cuda")
 
@@ -69,7 +70,7 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
     observers = Observers(None, fail)
     observers.join(
         histogram=Histogram(optimizers, config.diagnosis, META, None),
-        telemetry=Telemetry(optimizers, META, config.training, None, None, 0.0),
+        telemetry=Telemetry(optimizers, META, config.training, config.diagnosis, None, None, 0.0),
     )
     schedule = make_schedule(
         config.training, recipe.optimizers, peak_rates(recipe.optimizers), META
@@ -199,7 +200,13 @@ def test_cuda_itself_reports_no_wait():
     observers = Observers(records.append, lambda event: None)
     histogram = Histogram(optimizers, config.diagnosis, CUDA, lambda event: None)
     telemetry = Telemetry(
-        optimizers, CUDA, config.training, observers.arrived, lambda event: None, clock()
+        optimizers,
+        CUDA,
+        config.training,
+        config.diagnosis,
+        observers.arrived,
+        lambda event: None,
+        clock(),
     )
     observers.join(histogram=histogram, telemetry=telemetry)
     rig = Rig(

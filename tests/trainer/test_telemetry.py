@@ -2,16 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from halfstep.config import Training
+from halfstep.config import Diagnosis, Training
 from tests.trainer.conftest import CPU
-from trainer.telemetry import (
-    DRAIN_ROWS,
-    RING_ROWS,
-    StepResult,
-    Telemetry,
-    Update,
-    watched_optimizers,
-)
+from trainer.telemetry import DRAIN_ROWS, RING_ROWS, Telemetry
+from trainer.watched import StepResult, Update, watched_optimizers
 
 
 class SlowEvent:
@@ -41,7 +35,7 @@ def linear():
 def write(telemetry, step):
     """Write a row whose loss is the step's number."""
     one = torch.ones(())
-    update = Update(one * 0, one, one, torch.zeros(4, dtype=torch.int32))
+    update = Update(one * 0, one, one, torch.ones(2))
     telemetry.before_step(step)
     telemetry.after_step(StepResult(torch.tensor(float(step)), one, one, {"sgd": update}, {"sgd"}))
     telemetry.tick()
@@ -51,7 +45,7 @@ def write(telemetry, step):
 def test_rows_arrive_once_in_order_and_whole_however_slow_the_copy(linear, polls):
     """Over several rounds of the ring, what a step wrote is what is handed over for it."""
     received, event = [], SlowEvent(polls)
-    telemetry = Telemetry(linear, CPU, Training(), received.append, None, 0.0)
+    telemetry = Telemetry(linear, CPU, Training(), Diagnosis(), received.append, [].append, 0.0)
     telemetry._pinned = torch.full_like(telemetry._ring, float("nan"))
     telemetry._arrived = event
     for step in range(1, 3 * RING_ROWS + 11):
@@ -68,7 +62,7 @@ def test_a_time_without_news_is_short(linear, monkeypatch):
     """Slow steps are handed over by the clock, fast ones by the number."""
     now, received = [0.0], []
     monkeypatch.setattr("trainer.telemetry.time.monotonic", lambda: now[0])
-    telemetry = Telemetry(linear, CPU, Training(), received.append, None, 0.0)
+    telemetry = Telemetry(linear, CPU, Training(), Diagnosis(), received.append, [].append, 0.0)
     for step in range(DRAIN_ROWS):
         write(telemetry, step)
     assert [len(batch) for batch in received] == [DRAIN_ROWS]

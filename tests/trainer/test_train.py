@@ -11,8 +11,8 @@ from trainer.recipes import mlp
 from trainer.recipes.digits import Digits
 from trainer.recipes.mlp import MLP
 from trainer.schedule import learning_rate_factor
-from trainer.telemetry import WatchedOptimizer
 from trainer.train import make_scaler, train
+from trainer.watched import WatchedOptimizer
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])

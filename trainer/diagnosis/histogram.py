@@ -26,7 +26,7 @@ from torch import Tensor
 from halfstep.config import Diagnosis
 from halfstep.spool import Event
 from trainer.observers import Observer
-from trainer.telemetry import StepResult, WatchedOptimizer
+from trainer.watched import StepResult, WatchedOptimizer
 
 BINS, BIAS = 256, 127
 CHUNK = 2**22  # elements

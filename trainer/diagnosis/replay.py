@@ -45,7 +45,8 @@ from trainer.observers import Observer
 from trainer.policies import Calibration
 from trainer.ranks import Ranks
 from trainer.sampler import Sampler
-from trainer.telemetry import RING_ROWS, StepResult
+from trainer.telemetry import RING_ROWS
+from trainer.watched import StepResult
 
 if TYPE_CHECKING:
     from trainer.train import Rig
@@ -252,7 +253,8 @@ class Replay(Observer):
             self._set_buffers(kept.buffers)
             self._sampler.position = kept.position
             trace = Trace(self._modules)
-            loss = self._go_through(trace, scale, kept.losses)
+            loss, gradients = self._go_through(trace, scale, kept.losses)
+            culprits = self._culprits(gradients)
         found = trace.finding
         self._on_event(
             {
@@ -270,6 +272,7 @@ class Replay(Observer):
                 "largest_input": found and found.largest_input,
                 "limit": found and found.limit,
                 "loss_nonfinite": not bool(loss.isfinite()),
+                "culprits": culprits,
             }
         )
         self._tell(requests)
@@ -300,11 +303,14 @@ class Replay(Observer):
             recipe.load_state_dict(state)
             restore_random_state(random, self._device)
 
-    def _go_through(self, trace: Trace, scale: float, losses: int | None) -> Tensor:
-        """Do what the step did, in its order, without updates; return its loss.
+    def _go_through(
+        self, trace: Trace, scale: float, losses: int | None
+    ) -> tuple[Tensor, dict[Tensor, Tensor]]:
+        """Do what the step did, in its order, without updates; return its loss and its gradients.
 
         losses: how often training_step yields, so that it is not asked to go on after the last.
         """
+        gradients: dict[Tensor, Tensor] = {}
         rig, total = self._rig, torch.zeros((), device=self._device)
         batches = (rig.recipe.batch(*each) for each in self._sampler.step())
         count = rig.training.accumulation_steps
@@ -321,11 +327,26 @@ class Replay(Observer):
                 for loss in yielded:
                     mean_loss = loss.value / count
                     total += mean_loss.detach()
-                    is_last = loss is yielded[-1]
-                    trace.backward(mean_loss * scale, rig.parameters(loss), retain=not is_last)
+                    trained = [p for p in rig.parameters(loss) if p.requires_grad]
+                    retain = loss is not yielded[-1]
+                    found = trace.backward(mean_loss * scale, trained, retain=retain)
+                    for parameter, gradient in zip(trained, found, strict=True):
+                        if gradient is not None:
+                            gradients[parameter] = gradients.get(parameter, 0) + gradient
                 if losses is not None and number == losses * count:
                     break
-        return total
+        return total, gradients
+
+    def _culprits(self, gradients: Mapping[Tensor, Tensor]) -> list[dict[str, Any]]:
+        """Count what is not finite, parameter by parameter: on a GPU only here, for it waits."""
+        counted = []
+        for optimizer, watched in self._rig.optimizers.items():
+            for name, parameter in zip(watched.names, watched.parameters, strict=True):
+                gradient = gradients.get(parameter)
+                if gradient is not None and not bool(gradient.isfinite().all()):
+                    inf, nan = int(gradient.isinf().sum()), int(gradient.isnan().sum())
+                    counted.append({"optimizer": optimizer, "name": name, "inf": inf, "nan": nan})
+        return counted
 
     def _weights(self) -> list[Tensor]:
         return [weight for module in self._modules.values() for weight in module.parameters()]

@@ -68,11 +68,13 @@ class Trace:
 
     def backward(
         self, scaled_loss: Tensor, parameters: Sequence[Tensor], *, retain: bool = False
-    ) -> None:
-        """Watch the nodes of a backward pass. It adds to no gradient. retain: keep the graph."""
+    ) -> tuple[Tensor | None, ...]:
+        """Watch the nodes of a backward pass; return the gradients, and add to none.
+
+        parameters: those that are trained.  retain: keep the graph.
+        """
         self._claim([scaled_loss], OUTSIDE)
-        inputs = [p for p in parameters if p.requires_grad]
-        torch.autograd.grad(scaled_loss, inputs, allow_unused=True, retain_graph=retain)
+        return torch.autograd.grad(scaled_loss, parameters, allow_unused=True, retain_graph=retain)
 
     def found(
         self,

@@ -42,6 +42,19 @@ def test_run_without_a_scale_has_no_verdict(
     assert browser.get("/api/runs/1").json()["verdict"] is None
 
 
+def test_counts_of_a_gpus_skip_are_its_replays(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A skip that has names alone shows the counts of its exact replay."""
+    skip = make_skip(7, "model.0.bias", "model.head.bias")
+    skip["culprits"] = [{"name": each["name"]} for each in skip["culprits"]]
+    counted = {"optimizer": "adamw", "name": "model.head.bias", "inf": 12, "nan": 0}
+    events = [skip, make_replay(7) | {"culprits": [counted]}]
+    record(database, running, events=events)
+    page = " ".join(browser.get("/runs/1").text.split())
+    assert '<code>model.head.bias</code> <span class="quiet">12 inf</span>' in page
+
+
 def test_skip_shows_counts_and_what_its_replay_found(
     database: Database, running: Run, browser: TestClient
 ) -> None:

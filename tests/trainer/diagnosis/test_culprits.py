@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from tests.trainer.conftest import Pair
-from trainer import telemetry
+from trainer import watched
 from trainer.recipes.digits import Digits
-from trainer.telemetry import watched_optimizers
+from trainer.watched import watched_optimizers
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -16,7 +16,7 @@ def test_culprits_and_their_counts_are_the_truth(run_loop, monkeypatch, recipe, 
     The clip, which makes every gradient NaN if one is, comes later: counting after it is caught.
     """
     truth = []
-    original = telemetry.WatchedOptimizer.count_nonfinite
+    original = watched.WatchedOptimizer.count_nonfinite
 
     def observed(self, *args):
         counts = [
@@ -28,7 +28,7 @@ def test_culprits_and_their_counts_are_the_truth(run_loop, monkeypatch, recipe, 
             truth.append(counts)
         return original(self, *args)
 
-    monkeypatch.setattr(telemetry.WatchedOptimizer, "count_nonfinite", observed)
+    monkeypatch.setattr(watched.WatchedOptimizer, "count_nonfinite", observed)
     values = {
         "training": {"steps": 60, "fused": fused, "max_grad_norm": 0.1},
         "scaler": {"init_scale": 2.0**22, "growth_interval": 5},
@@ -40,22 +40,33 @@ def test_culprits_and_their_counts_are_the_truth(run_loop, monkeypatch, recipe, 
     assert any(len(culprits) < len(told[0]) for culprits in told)
 
 
-@pytest.mark.parametrize("counted_at_once", [1, 10, 10**6])
-def test_counting_in_buckets_counts_every_element_once(monkeypatch, counted_at_once):
-    """As on a GPU: many small parameters share a bucket, a large one has its own."""
-    monkeypatch.setattr(telemetry, "COUNTED_AT_ONCE", counted_at_once)
+def test_counts_are_of_elements():
+    """Each inf and each NaN is counted once, parameter by parameter; finite ones are left out."""
     network = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 2))
     optimizer = torch.optim.SGD(network.parameters())
-    watched = watched_optimizers({"model": network}, {"sgd": optimizer})["sgd"]
+    sgd = watched_optimizers({"model": network}, {"sgd": optimizer})["sgd"]
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
+    assert sgd.count_nonfinite(sgd.gradient_norms()) is None
     first, _, third, last = [parameter.grad for parameter in network.parameters()]
     first[0, 0] = first[2, 4] = torch.nan
     third[0, 1] = -torch.inf
     last[1] = torch.inf
     last[0] = torch.nan
-    counts = watched.count_nonfinite(torch.tensor(torch.nan), torch.amp.GradScaler("cpu"))
-    assert counts.view(-1, 2).tolist() == [[0, 2], [0, 0], [1, 0], [1, 1]]
+    counts = sgd.count_nonfinite(sgd.gradient_norms())
+    assert counts == {0: (0, 2), 2: (1, 0), 3: (1, 1)}
+
+
+@pytest.mark.parametrize("recipe", [Digits, Pair])
+def test_without_counts_the_norms_name_the_same_culprits(run_loop, monkeypatch, recipe):
+    """As on a GPU, where counting would make the host wait: the names alone, from the norms."""
+    values = {"training": {"steps": 60}, "scaler": {"init_scale": 2.0**22, "growth_interval": 5}}
+    counted = run_loop(recipe, values).of("scaler", kind="skip")
+    monkeypatch.setattr(watched.WatchedOptimizer, "count_nonfinite", lambda *_: None)
+    named = run_loop(recipe, values).of("scaler", kind="skip")
+    assert [skip["culprits"] for skip in named] == [
+        [{"name": culprit["name"]} for culprit in skip["culprits"]] for skip in counted
+    ]
 
 
 def test_a_norm_that_overflows_has_no_culprits(run_loop):

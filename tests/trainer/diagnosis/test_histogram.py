@@ -6,7 +6,7 @@ from halfstep.config import Diagnosis
 from tests.trainer.conftest import CPU, Regression
 from trainer.diagnosis.histogram import BIAS, BINS, Histogram, describe
 from trainer.recipes.digits import Digits
-from trainer.telemetry import StepResult, watched_optimizers
+from trainer.watched import StepResult, watched_optimizers
 
 
 def histogram_of(gradient, scale=1.0):

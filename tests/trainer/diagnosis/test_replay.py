@@ -238,8 +238,6 @@ def _optimizers(run):
 
 def test_a_replayed_loss_is_that_of_the_skipped_step(run_loop, monkeypatch):
     """The same examples, random numbers and weights: the replay computes the recorded loss."""
-    from trainer.diagnosis.replay import Replay
-
     losses = []
     original = Replay._go_through
 
@@ -251,7 +249,9 @@ def test_a_replayed_loss_is_that_of_the_skipped_step(run_loop, monkeypatch):
     run = run_loop(Digits, {"recipe": {"dropout": 0.3, "shift_pixels": 2}})
     steps = [event["step"] for event in run.of("replay")]
     assert len(steps) == 3
-    assert [float(loss) for loss in losses] == run.records["loss"][[s - 1 for s in steps]].tolist()
+    assert [float(loss) for loss, _gradients in losses] == run.records["loss"][
+        [s - 1 for s in steps]
+    ].tolist()
 
 
 def test_only_the_first_skips_are_replayed(run_loop):
@@ -476,3 +476,14 @@ def test_replay_watches_for_a_bounded_time(run_loop, monkeypatch):
     assert sum(kept) == 20 + 1
     assert not any(kept[:CALIBRATED_AFTER])
     assert not any(kept[CALIBRATED_AFTER + 21 :])
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_a_replay_counts_what_the_step_counted(run_loop, accumulation_steps):
+    """Its culprits are the step's own: on a GPU they are the only ones with counts."""
+    training = {"steps": 150, "batch_size": 8, "accumulation_steps": accumulation_steps}
+    run = run_loop(PlantedBackward, {"training": training})
+    skips = {event["step"]: event["culprits"] for event in run.of("scaler", kind="skip")}
+    assert run.of("replay", exact=True)
+    for replay in run.of("replay", exact=True):
+        assert replay["culprits"] == [{"optimizer": "sgd", **c} for c in skips[replay["step"]]]

@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+import torch
+
+from halfstep.config import Diagnosis
+from tests.trainer.conftest import Pair, assert_same_bits
+from trainer.layers import MOST_SAMPLES, Layers, layer_interval
+from trainer.watched import watched_optimizers
+
+
+def test_layer_norms_are_those_of_the_gradients_before_the_clip(run_loop):
+    """In each step that is due, over all optimizers, in forward order; others say nothing."""
+    values = {"diagnosis": {"layer_norms_every_steps": 4}, "training": {"max_grad_norm": 1e-3}}
+    run = run_loop(Pair, values)
+    told = run.of("layer_norms")
+    assert [event["step"] for event in told] == list(range(4, 41, 4))
+    assert told[0]["layers"] == ["model.0", "model.2", "second"]
+    for event in told:
+        total = run.records["grad_norm"][event["step"] - 1]
+        joint = np.sqrt(np.square(event["norms"]).sum())
+        assert np.isfinite(total) == np.isfinite(joint)
+        assert joint == pytest.approx(total, rel=1e-5) or not np.isfinite(total)
+
+
+def test_layer_norms_change_no_bit(run_loop):
+    """With or without them, the same weights."""
+    without = run_loop(Pair, {"diagnosis": {"layer_norms_every_steps": 0}})
+    assert not without.of("layer_norms")
+    with_them = run_loop(Pair, {"diagnosis": {"layer_norms_every_steps": 1}})
+    assert_same_bits(with_them.weights(), without.weights())
+
+
+def test_parameters_of_a_layer_are_joined():
+    """Weight and bias of a layer are one norm; inf and NaN stay what they are."""
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1, bias=False))
+    sgd = torch.optim.SGD(network.parameters())
+    layers = Layers(watched_optimizers({"net": network}, {"sgd": sgd}))
+    assert layers.names == ["net.0", "net.1"]
+    assert layers.norms(np.array([3, 4, 7], np.float32)) == [5, 7]
+    norms = layers.norms(np.array([np.inf, 4, np.nan], np.float32))
+    assert norms[0] == np.inf
+    assert np.isnan(norms[1])
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted", "interval"), [(100, 50, 50), (10**7, 50, 10**7 // MOST_SAMPLES), (9, 0, 0)]
+)
+def test_a_long_run_tells_no_more_than_a_screen_shows(steps, wanted, interval):
+    """The interval grows with the run; 0 stays never."""
+    assert layer_interval(steps, Diagnosis(layer_norms_every_steps=wanted)) == interval

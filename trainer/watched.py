@@ -1,0 +1,133 @@
+"""Optimizers, watched: whether the scaler skipped them, and how large their gradients were.
+
+All of it stays on the device, as tensors that nobody has read yet.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from halfstep.recipe import RecipeError
+
+
+class Update(NamedTuple):
+    """What became of one optimizer in one step: tensors on the device, not read by the host."""
+
+    found_inf: Tensor  # 0-dim: 1 if the scaler skipped it
+    total_norm: Tensor  # 0-dim: L2 over all its gradients, unscaled, before the clip
+    clipped_norm: Tensor  # 0-dim: after the clip by value, if there is one; else total_norm
+    norms: Tensor  # (P,): L2 of each parameter's gradient, unscaled, before the clip
+    #: Of parameters with a norm that is not finite, by position: elements that are inf, and NaN.
+    #: Counted on a CPU alone: on a GPU the host would have to wait, and does so in a replay.
+    counts: Mapping[int, tuple[int, int]] | None = None
+
+
+class StepResult(NamedTuple):
+    """What became of one step."""
+
+    loss: Tensor  # 0-dim, as all of these
+    scale: Tensor  # the one used for this step
+    scale_after: Tensor
+    updates: dict[str, Update]  # every optimizer; one that took no part has zeros
+    stepped: set[str]  # the optimizers that took part
+    rate: float | Tensor = 0.0  # learning rate: a tensor where only the device knows it
+    losses: int = 1  # how often training_step yielded
+
+
+class WatchedOptimizer:
+    """An optimizer that says whether the scaler skipped it, as a tensor, not by asking the device.
+
+    A fused optimizer is always called: during its step it carries `found_inf`, on the device,
+    and skips inside its kernel. An unfused one is called only if nothing was found, after the
+    scaler has asked the device (that wait is PyTorch's own). One pre-hook tells all cases apart.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.optimizer = optimizer
+        self.names = list(parameters)  # in forward order
+        self.parameters = list(parameters.values())
+        device = self.parameters[0].device
+        self._is_on_cpu = device.type == "cpu"
+        self._zero, self._one = torch.zeros((), device=device), torch.ones((), device=device)
+        self._found_inf = self._zero
+        is_fp32 = all(p.dtype == torch.float32 for p in self.parameters)
+        self._norm_dtype = None if is_fp32 else torch.float32
+        # The result of a step in which the recipe yields no loss for this optimizer.
+        no_norms = torch.zeros(len(self.names), device=device)
+        self.idle = Update(self._zero, self._zero, self._zero, no_norms)
+        optimizer.register_step_pre_hook(self._keep_found_inf)
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients, as `zero_grad(set_to_none=True)` does, without its profiling."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def gradient_norms(self) -> Tensor:
+        """Return the L2 norm of each parameter's gradient, (P,) in fp32; 0 where there is none."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if not gradients:
+            raise RecipeError(
+                f"the loss reached no parameter of its optimizer: {', '.join(self.names)} have no "
+                "gradient. Does training_step detach the model's output, or name another optimizer?"
+            )
+        norms = iter(torch._foreach_norm(gradients, dtype=self._norm_dtype))
+        return torch.stack([self._zero if p.grad is None else next(norms) for p in self.parameters])
+
+    def step(self, scaler: GradScaler) -> Tensor:
+        """Let the scaler step or skip; return found_inf, 0-dimensional: 1 if it skipped."""
+        self._found_inf = self._one  # stands if the hook does not run: an unfused skip
+        scaler.step(self.optimizer)
+        return self._found_inf
+
+    def count_nonfinite(self, norms: Tensor) -> Mapping[int, tuple[int, int]] | None:
+        """Return Update.counts of these norms. Call it before the clip, which spreads a NaN."""
+        if not self._is_on_cpu or math.isfinite(norms.sum().item()):  # in host memory: no wait
+            return None
+        return {
+            position: (int(gradient.isinf().sum()), int(gradient.isnan().sum()))
+            for position, norm in enumerate(norms.tolist())
+            if not math.isfinite(norm) and (gradient := self.parameters[position].grad) is not None
+        }
+
+    def _keep_found_inf(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+        # Cloned, because scaler.update() adds other optimizers' flags to it in place.
+        self._found_inf = self._zero if found_inf is None else found_inf.clone()
+
+
+def watched_optimizers(
+    modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
+) -> dict[str, WatchedOptimizer]:
+    """Return each optimizer, watched; its parameters named "<module>.<parameter>" in forward order.
+
+    Raises RecipeError for parameters that AMP cannot train: in half precision, or in no module.
+    """
+    names = {
+        parameter: f"{module}.{name}"
+        for module, network in modules.items()
+        for name, parameter in network.named_parameters()
+    }
+    watched = {}
+    for optimizer_name, optimizer in optimizers.items():
+        own = {p for group in optimizer.param_groups for p in group["params"]}
+        if strangers := own - names.keys():
+            shapes = ", ".join(str(tuple(p.shape)) for p in strangers)
+            raise RecipeError(
+                f'optimizer "{optimizer_name}" has parameters of shape {shapes} that are in none '
+                f"of the recipe's modules ({', '.join(modules)}): they could not be saved"
+            )
+        parameters = {name: parameter for parameter, name in names.items() if parameter in own}
+        for name, parameter in parameters.items():
+            if parameter.dtype in (torch.float16, torch.bfloat16):
+                raise RecipeError(
+                    f"parameter {name} is {parameter.dtype}: leave the model in torch.float32 "
+                    "(no .half()); autocast casts where it is safe. A fused optimizer would "
+                    "accept half-precision gradients in silence, and lose small updates"
+                )
+        watched[optimizer_name] = WatchedOptimizer(optimizer, parameters)
+    return watched
