@@ -20,7 +20,10 @@ from sqlalchemy import func, select
 from db import runs, series, workers
 from db.database import Database
 from db.errors import DatabaseUnreachable
+from db.settings import Settings
 from db.tables import Run, Status, Step, User
+from tests.db.conftest import CPU, DIGITS, add_worker, claim
+from worker.worker import Worker
 
 SECONDS = 240  # patience with a slow machine; nothing here is asserted about time
 
@@ -52,6 +55,24 @@ class Site:
         finally:
             process.terminate()
             process.wait(SECONDS)
+
+    def idle_worker(self) -> Worker:
+        """A worker in this process that offers one CPU and does nothing of itself."""
+        worker = Worker(Settings(data=self.data, database_url=self.url), self.database)
+        worker.device_indexes = {0}
+        worker.recipes, worker.precisions = ["digits"], ["fp16"]
+        worker.device_memory_bytes = 2.0**33
+        row = add_worker(self.database, "idle", [DIGITS], [CPU])
+        worker.id = row.id
+        return worker
+
+    def lost_attempt(self, worker: Worker, run_id: int) -> tuple[int, int]:
+        """Claim a run whose supervisor then died at once."""
+        with self.database.writing() as session:
+            run = claim(session, worker)
+            assert run is not None
+            assert run.id == run_id
+        return run.id, run.attempt
 
     def reaches_database(self) -> bool:
         try:
