@@ -129,8 +129,10 @@ def is_outage(error: Exception) -> bool:
         return True
     if not isinstance(error, DBAPIError):
         return False
-    # SQLite's plain "error" is a mistake in the statement; busy or full have codes of their own.
+    # SQLite's plain "error" is a mistake in the statement; busy or full have codes of their own. Of
+    # PostgreSQL's, class 54 is: what it was given is too long or too deep, and will be again.
     is_mistake = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+    is_mistake |= str(getattr(error.orig, "sqlstate", None)).startswith("54")
     return error.connection_invalidated or (isinstance(error, OperationalError) and not is_mistake)
 
 

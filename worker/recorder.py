@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 
 import obstore
 from obstore.store import ObjectStore
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from db import artifacts, checkpoints, queue, series, telemetry
 from db.database import Database, is_outage
 from db.errors import Fenced
 from db.settings import Settings
-from db.storage import delete_file, put_file
+from db.storage import delete_file, is_plain, put_file
 from halfstep.clock import clock
 from halfstep.events import shown
 from halfstep.spool import Position, SpoolReader, Unrecordable, frame, spool_files
@@ -38,6 +39,12 @@ def may_pass(error: Exception) -> bool:
     """Tell whether database, store or disk may be back later."""
     is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
     return is_full or is_outage(error) or isinstance(error, obstore.exceptions.BaseError)
+
+
+def in_short(error: Exception) -> str:
+    """Name an error and what it says, without the statement that a database's has beside it."""
+    said = str(error.orig if isinstance(error, DBAPIError) else error)
+    return f"{type(error).__name__}: {shown(said.partition(chr(10))[0])}"
 
 
 def wait_for(work: Callable[[], Done], meanwhile: Callable[[], None]) -> Done:
@@ -225,7 +232,7 @@ class Recorder:
     def _is_ours(self, file: dict[str, Any]) -> bool:
         """Tell whether a file is there and is the run's own; a link may lead anywhere."""
         path = self._folder / str(file["path"])
-        if path.is_symlink() or path.resolve() != self._folder.resolve() / file["path"]:
+        if not is_plain(self._settings.data, path.relative_to(self._settings.data).as_posix()):
             self._blame(f"{file['path']} is a link, or in a linked folder; allowed: a plain file")
             return False
         return path.is_file()
@@ -249,7 +256,7 @@ class Recorder:
     def _put_aside(self, error: Exception) -> str:
         """Move what was spooled out of the way, for it would fail again; say so."""
         traceback.print_exception(error)  # into the supervisor's log, or the worker's
-        text = f"what it told could not be recorded: {type(error).__name__}: {shown(str(error))}"
+        text = f"what it told could not be recorded: {in_short(error)}"
         try:
             self.aside.mkdir(exist_ok=True)
             for path in self._spooled():

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from sqlalchemy import func, select
+from sqlalchemy import func, literal_column, select, update
 
+from app.summary import summarise
 from db import checkpoints, queue, runs
-from db.tables import Request, ScalerEvent, Status
+from db.tables import Request, Run, ScalerEvent, Status
 from tests.site import Site, is_running, until
 from tests.spool_made import spool_raw
 from worker.engine import Handle
@@ -115,6 +116,38 @@ def test_nothing_that_one_run_left_keeps_the_others_from_being_looked_at(site: S
     worker.running = {attempt: (DEAD, [0]) for attempt in attempts}
     worker._reap()
     assert (site.run(bad).status, site.run(good).status) == (Status.FAILED, Status.QUEUED)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    ['"device_memory_gib": 1e308', f'"device_memory_gib": {10**400}', f'"seed": {"1" * 5000}'],
+    ids=["1e308 GiB", "401 digits", "5,000 digits"],
+)
+def test_a_run_that_cannot_be_claimed_does_not_keep_the_next_from_its_turn(
+    site: Site, wish: str
+) -> None:
+    """What keeps a claim from succeeding fails that run with the reason; what asks for too much
+    waits. Either way the run behind it is claimed.
+    """
+    worker = site.idle_worker()
+    bad, good = site.submit(priority=1), site.submit()
+    with site.database.writing() as session:
+        text = f'{{"precision": "fp16", "training": {{"steps": 60, {wish}}}}}'
+        written = update(Run).where(Run.id == bad).values(config=literal_column(f"'{text}'"))
+        session.execute(written.execution_options(synchronize_session=False))
+    assert worker._next({0}) == ((good, 1), [0])
+    with site.database.reading() as session:
+        query = select(Run.status, Run.error).where(Run.id == bad)
+        status, error = session.execute(query).one()
+        last = runs.statuses(session, bad)[-1]
+    assert status in (Status.QUEUED, Status.FAILED)
+    if status == Status.FAILED:
+        assert error == last.reason
+        assert last.fault == "code"
+        assert "it cannot be claimed" in error
+    else:
+        with site.database.reading() as session:
+            assert summarise(session, *runs.get_owned(session, bad), worker.settings).waiting
 
 
 def test_cancel_is_obeyed_at_a_step_boundary_with_a_checkpoint(site: Site) -> None:
