@@ -8,10 +8,9 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from db.errors import Invalid
-from db.tables import Status
+from db.tables import LARGEST_COUNT, LARGEST_ID, Status
 
-LARGEST_ID = 2**31 - 1
-LARGEST_STEP = 2**62
+LARGEST_STEP = LARGEST_COUNT
 
 RowId = Annotated[int, Interval(ge=1, le=LARGEST_ID)]
 RunId = RowId

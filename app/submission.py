@@ -6,10 +6,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from app import schemas
-from app.parameters import LARGEST_ID, LARGEST_STEP, flaw, flaws, outsized
+from app.parameters import LARGEST_STEP, flaw, flaws, outsized
 from db import runs, workers
 from db.errors import Invalid, NotFound
-from db.tables import Run, User
+from db.tables import LARGEST_ID, Run, User
 
 LIMITS = {
     "priority": (-100, 100),

@@ -1,5 +1,6 @@
 """The connection, its clock, and the only commit."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,8 +112,10 @@ class Database:
 def open_database(settings: Settings) -> Database:
     """Open the database of these settings, and see that the data folder can be written.
 
-    Raises Invalid.
+    What this process writes from here on, wherever it is, its user alone may read: telemetry and
+    checkpoints are nobody else's, and the database has everybody's sessions. Raises Invalid.
     """
+    os.umask(0o077)
     try:
         settings.data.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=settings.data):

@@ -58,6 +58,11 @@ FLAGGED = {
 }
 
 
+#: What a column of ids holds; and of counts, so that both databases can still add to it.
+LARGEST_ID = 2**31 - 1
+LARGEST_COUNT = 2**62
+
+
 class CleanText(TypeDecorator[str]):
     """Text without what PostgreSQL (a zero byte) or UTF-8 (half a surrogate pair) cannot hold."""
 

@@ -140,8 +140,10 @@ def halfstep(*words: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 @contextmanager
-def up(**environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `halfstep up` and yield it with the link that it prints."""
+def up(
+    stop: signal.Signals = signal.SIGINT, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `halfstep up` and yield it with the link that it prints; stop: what ends it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "halfstep.cli", "up"],
         env={
@@ -162,7 +164,7 @@ def up(**environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             raise AssertionError("it printed no link")
         yield process, link.group()
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(stop)
         process.communicate(timeout=SECONDS)
 
 
