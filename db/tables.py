@@ -20,6 +20,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    false,
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -124,13 +125,14 @@ class SignInLink(Table):
 
 
 class SignInSession(Table):
-    """A signed-in browser; only the hash of its cookie is kept."""
+    """A signed-in browser; only the hash of its cookie is kept. by_link: not by a password."""
 
     __tablename__ = "sessions"
 
     token_hash: Mapped[str] = mapped_column(primary_key=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     csrf_token: Mapped[str]
+    by_link: Mapped[bool] = mapped_column(default=False, server_default=false())
     created_at: Mapped[float] = mapped_column(default=now())
     expires_at: Mapped[float]
 
