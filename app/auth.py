@@ -15,7 +15,7 @@ from app.context import SAFE_METHODS, Db, Posted, TheDatabase
 from db import accounts
 from db.errors import HalfstepError
 from db.settings import Settings
-from db.tables import User
+from db.tables import SignInSession, User
 
 
 class SignInNeeded(HalfstepError):
@@ -26,12 +26,21 @@ class Forgery(HalfstepError):
     """This request did not come from a page of this server. Reload the page and try again."""
 
 
+class NotForScripts(HalfstepError):
+    """An API token does not open the account: sign in with a browser."""
+
+
 @dataclass(frozen=True)
 class Visitor:
-    """Somebody who is signed in. csrf_token is empty for a script."""
+    """Somebody who is signed in: by sign_in, or, a script, by a token."""
 
     user: User
-    csrf_token: str
+    sign_in: SignInSession | None = None
+
+    @property
+    def csrf_token(self) -> str:
+        """What a browser's changes must carry; a script's need not."""
+        return self.sign_in.csrf_token if self.sign_in else ""
 
 
 def _signed_in(request: Request, session: Db, database: TheDatabase, posted: Posted) -> Visitor:
@@ -46,7 +55,7 @@ def _signed_in(request: Request, session: Db, database: TheDatabase, posted: Pos
                     accounts.note_use(writing, token.strip())
             else:
                 accounts.note_use(session, token.strip())
-        return Visitor(user, csrf_token="")
+        return Visitor(user)
     secret = request.cookies.get(cookie_name(request.app.state.settings), "")
     found = accounts.find_session(session, secret)
     if found is None:
@@ -56,15 +65,28 @@ def _signed_in(request: Request, session: Db, database: TheDatabase, posted: Pos
         sent = request.headers.get("x-csrf-token") or str(posted.get("csrf_token", ""))
         if not hmac.compare_digest(sent.encode(), sign_in.csrf_token.encode()):
             raise Forgery
-    return Visitor(user, sign_in.csrf_token)
+    return Visitor(user, sign_in)
 
 
 SignedIn = Annotated[Visitor, Depends(_signed_in)]
 
 
-def sign_in(request: Request, response: Response, session: Session, user: User) -> None:
+def _at_browser(visitor: SignedIn) -> SignInSession:
+    """Keep scripts out: whoever has a token may use it, and not make himself at home with it."""
+    if visitor.sign_in is None:
+        raise NotForScripts
+    return visitor.sign_in
+
+
+#: The session of the browser that asks; a token gets 403.
+AtBrowser = Annotated[SignInSession, Depends(_at_browser)]
+
+
+def sign_in(
+    request: Request, response: Response, session: Session, user: User, *, by_link: bool = False
+) -> None:
     """Start a session and give its secret to the browser."""
-    secret, _row = accounts.start_session(session, user)
+    secret, _row = accounts.start_session(session, user, by_link=by_link)
     response.set_cookie(
         cookie_name(request.app.state.settings),
         secret,

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from starlette.requests import Request
+
 from db.errors import HalfstepError
 
 #: Tries without a wait. A name has more than an address, as strangers can use them up for others.
@@ -24,6 +26,11 @@ class TooManyTries(HalfstepError):
         self.seconds = seconds
         unit = "second" if seconds == 1 else "seconds"
         super().__init__(f"Too many wrong passwords. Try again in {seconds} {unit}.")
+
+
+def client_of(request: Request, name: str) -> dict[str, str]:
+    """Return by what the tries of this client for this user are counted."""
+    return {"address": request.client.host if request.client else "", "name": name.strip()[:64]}
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -56,6 +56,14 @@ def up() -> None:
     settings, database = _open()
     listening = _listen(settings)
     server = _server(settings, database)
+
+    def stop(*_signal: Any) -> None:
+        server.should_exit = True
+
+    # Before there is a worker that could be left behind. When uvicorn has stopped it sends itself
+    # once more what it was stopped by, which by default would end this process there and then.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
     # A session of its own, so that a Ctrl-C reaches the worker once: from us.
     worker = subprocess.Popen([sys.executable, "-m", "worker.worker"], start_new_session=True)
     watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)

@@ -18,7 +18,7 @@ from app.parameters import RowId, RunId
 from db import artifacts, checkpoints, runs
 from db.errors import NotFound
 from db.settings import Settings
-from db.storage import open_store
+from db.storage import is_own, open_store
 from db.tables import Artifact, Checkpoint
 
 router = APIRouter()
@@ -116,23 +116,32 @@ def parse_range(header: str, size: int) -> range | str | None:
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
     if match is None or match.group() == "bytes=-":
         return None
-    start, end = match.groups()
-    if not start:
-        length = min(int(end), size)
+    start, end = (_position(digits) if digits else None for digits in match.groups())
+    if start is None:
+        length = min(end or 0, size)
         return range(size - length, size) if length else "unsatisfiable"
-    if end and int(end) < int(start):
+    if end is not None and end < start:
         return None
-    if int(start) >= size:
+    if start >= size:
         return "unsatisfiable"
-    return range(int(start), min(int(end) + 1 if end else size, size))
+    return range(start, size if end is None else min(end + 1, size))
+
+
+def _position(digits: str) -> int:
+    """Return a number of bytes; one of too many digits lies beyond every file all the same."""
+    digits = digits.lstrip("0")
+    return int(digits or "0") if len(digits) < 19 else 10**18
 
 
 def _size(store: ObjectStore, row: Checkpoint | Artifact) -> int:
     """Return the file's size; a file that is gone or cut short is not sent. Raises NotFound."""
+    gone = NotFound(f"The file {row.key} is no longer in the store.")
+    if not is_own(store, row.key):
+        raise gone
     try:
         found = obstore.head(store, row.key)["size"]
     except FileNotFoundError as error:
-        raise NotFound(f"The file {row.key} is no longer in the store.") from error
+        raise gone from error
     if found != row.size_bytes:
         text = f"The file {row.key} is damaged: it has {found} bytes, recorded were "
         raise NotFound(f"{text}{row.size_bytes}.")

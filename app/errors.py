@@ -10,7 +10,8 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
-from app.auth import Forgery, SignInNeeded
+from app.auth import Forgery, NotForScripts, SignInNeeded
+from app.brake import TooManyTries
 from app.rendering import page
 from db import errors
 from db.database import is_outage
@@ -21,10 +22,12 @@ STATUS_CODES: dict[type[Exception], int] = {
     SignInNeeded: 401,
     errors.Refused: 401,
     Forgery: 403,
+    NotForScripts: 403,
     errors.NotFound: 404,
     errors.Conflict: 409,
     errors.Fenced: 409,
     errors.Invalid: 422,
+    TooManyTries: 429,
     errors.DatabaseUnreachable: 503,
 }
 

@@ -111,5 +111,8 @@ def _parsed(each: Property, text: str) -> Any:
     except ValueError:
         return text
     if kind == "integer" and number.is_integer():
-        return int(text) if text.lstrip("+-").isdigit() else int(number)
+        try:
+            return int(text)
+        except ValueError:  # 1e3, or more zeros than Python reads as a whole number
+            return int(number)
     return number

@@ -11,14 +11,13 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.live import Look, News
-from app.parameters import LARGEST_ID
 from app.rendering import fragment
 from app.rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.summary import summarise
 from db import artifacts, findings, history, runs, series, waiting, windows
 from db.database import Database
 from db.settings import Settings
-from db.tables import Artifact, ScalerEvent
+from db.tables import LARGEST_ID, Artifact, ScalerEvent
 from db.waiting import Queue
 
 #: Rows of the table of skipped steps; the API has all of them.

@@ -1,5 +1,6 @@
 """What addresses, forms and submissions may hold: the bounds of ids, and texts that can be kept."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from annotated_types import Interval
@@ -7,14 +8,20 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from db.errors import Invalid
-from db.tables import Status
+from db.tables import LARGEST_COUNT, LARGEST_ID, Status
 
-LARGEST_ID = 2**31 - 1
-LARGEST_STEP = 2**62
+LARGEST_STEP = LARGEST_COUNT
 
 RowId = Annotated[int, Interval(ge=1, le=LARGEST_ID)]
 RunId = RowId
 Step = Annotated[int, Interval(ge=1, le=LARGEST_STEP)]
+
+#: What a configuration may hold, whatever its recipe says.
+LARGEST_INTEGER = 2**63 - 1
+TEXT_CHARACTERS = 10_000
+DEPTH = 10
+#: What is typed into a field: SQLite takes patterns of no more than 50,000 bytes.
+TYPED_CHARACTERS = 1000
 
 STATUSES = ("active", *Status)
 
@@ -42,6 +49,27 @@ def flaws(value: Any, path: str = "") -> dict[str, str]:
     return found
 
 
+def outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str, str]:
+    """Find what is too large, too long or too deep to be kept, by path."""
+    if depth > DEPTH:
+        return {path: f"it is nested; allowed: at most {DEPTH} objects or lists within each other"}
+    if isinstance(value, str) and len(value) > TEXT_CHARACTERS:
+        text = f"it has {len(value):,} characters; allowed: at most {TEXT_CHARACTERS:,}"
+        return {path: text}
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        bounds = f"from {-LARGEST_INTEGER} to {LARGEST_INTEGER}"
+        return {path: f"{str(value)[:100]} is not allowed; allowed: a whole number {bounds}"}
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list):
+        inner = enumerate(value)
+    found: dict[str, str] = {}
+    for name, each in inner:
+        found |= outsized(each, f"{path}.{name}" if depth else str(name)[:100], depth + 1)
+    return found
+
+
 def as_run_id(field: str, text: str) -> int:
     """Read a run's id out of a form. Raises Invalid."""
     number = int(text) if text.isdecimal() and len(text) < 19 else 0
@@ -53,6 +81,10 @@ def as_run_id(field: str, text: str) -> int:
 def _text(text: str) -> str:
     if flaw(text):
         raise PydanticCustomError("text", "allowed: text without NUL and lone surrogates")
+    if len(text) > TYPED_CHARACTERS:
+        raise PydanticCustomError(
+            "text", "allowed: at most {most} characters", {"most": TYPED_CHARACTERS}
+        )
     return text
 
 

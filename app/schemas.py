@@ -56,6 +56,8 @@ class Property:
         kinds = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
         kind = kinds.get(self.rules.get("type", ""), "text")
         bounds = [f"{words} {self.rules[key]:.15g}" for key, words in _BOUNDS if key in self.rules]
+        if "maxLength" in self.rules:
+            bounds = [f"of at most {self.rules['maxLength']} characters"]
         text = " ".join((kind, " and ".join(bounds))).strip()
         return f"{text}, or nothing" if self.is_nullable else text
 
@@ -139,6 +141,21 @@ def mistakes(schema: Schema, config: dict[str, Any]) -> dict[str, str]:
         if isinstance(value, float) and not math.isfinite(value):
             found[path] = refusal(field, value)
     return found
+
+
+def parsed(schema: Schema, value: Any) -> Any:
+    """Return a valid value as the schema's types have it: 2.0, where whole numbers go, is 2."""
+    options = schema.get("anyOf", (schema,))
+    kinds = {option.get("type"): option for option in options}
+    if isinstance(value, dict):
+        fields = kinds.get("object", {}).get("properties", {})
+        return {name: parsed(fields.get(name, {}), each) for name, each in value.items()}
+    if isinstance(value, list):
+        items = kinds.get("array", {}).get("items", {})
+        return [parsed(items, each) for each in value]
+    if isinstance(value, float) and "integer" in kinds and "number" not in kinds:
+        return int(value)
+    return value
 
 
 def refusal(field: Property, value: Any) -> str:

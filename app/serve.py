@@ -4,6 +4,7 @@ import socket
 
 import uvicorn
 
+from app.connections import PatientProtocol
 from app.main import create_app
 from db.database import Database
 from db.settings import Settings
@@ -21,6 +22,7 @@ class Server(uvicorn.Server):
             self.app,
             log_level="warning",
             access_log=False,  # addresses may hold a sign-in token
+            http=PatientProtocol,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         super().__init__(config)

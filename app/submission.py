@@ -6,10 +6,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from app import schemas
-from app.parameters import LARGEST_ID, LARGEST_STEP, flaw, flaws
+from app.parameters import LARGEST_STEP, flaw, flaws, outsized
 from db import runs, workers
 from db.errors import Invalid, NotFound
-from db.tables import Run, User
+from db.tables import LARGEST_ID, Run, User
 
 LIMITS = {
     "priority": (-100, 100),
@@ -58,7 +58,7 @@ def submit(session: Session, user: User, submission: Submission) -> Run:
 
 
 def check(session: Session, submission: Submission) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the whole configuration and what is wrong, by the path of each field."""
+    """Return the whole configuration, parsed, and what is wrong, by the path of each field."""
     if wrong := flaw(submission.recipe):
         return {}, {"recipe": wrong}
     try:
@@ -66,7 +66,12 @@ def check(session: Session, submission: Submission) -> tuple[dict[str, Any], dic
     except NotFound as error:
         return {}, {"recipe": str(error)}
     config = schemas.with_defaults(schema, submission.config)
+    if errors := outsized(config):
+        return config, errors  # too much to be told more of
     errors = schemas.mistakes(schema, config) | flaws(config)
+    if not errors:
+        config = schemas.parsed(schema, config)
+        errors = outsized(config)
     for name, (low, high) in LIMITS.items():
         value = getattr(submission, name)
         if value is not None and not low <= value <= high:

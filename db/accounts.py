@@ -15,6 +15,8 @@ SESSION_SECONDS = 30 * 24 * 3600.0
 #: A token that is used all the time is written down so often.
 USE_NOTED_SECONDS = 60.0
 LINK_SECONDS = 24 * 3600.0
+#: For so long a browser that a link let in has proved who it is, as a password would.
+FRESH_SECONDS = 600.0
 PASSWORD_LENGTH = (8, 200)
 LINK_REFUSED = "This sign-in link was used already or has expired. Sign in below instead."
 
@@ -37,13 +39,32 @@ def user_named(session: Session, name: str) -> User:
 
 
 def set_password(session: Session, user: User, password: str) -> None:
-    """Set a password, and end the user's other sessions. Raises Invalid if it is too short."""
+    """Set a password, and end all that let the user in before: sessions, tokens and links.
+
+    Raises Invalid if it is too short.
+    """
     low, high = PASSWORD_LENGTH
     if not low <= len(password) <= high:
         message = f"has {len(password)} characters; {low} to {high} are allowed"
         raise Invalid({"password": message})
     user.password_hash = _passwords.hash(password)
-    session.execute(delete(SignInSession).where(SignInSession.user_id == user.id))
+    for table in (SignInSession, ApiToken, SignInLink):
+        session.execute(delete(table).where(table.user_id == user.id))
+
+
+def came_by_fresh_link(session: Session, sign_in: SignInSession) -> bool:
+    """Tell whether a browser was let in by a link a few minutes ago."""
+    age = session.scalars(select(now())).one() - sign_in.created_at
+    return sign_in.by_link and age < FRESH_SECONDS
+
+
+def check_current_password(user: User, password: str) -> None:
+    """See that somebody who is signed in is the user all the same. Raises Invalid."""
+    if user.password_hash is None:
+        message = f"is not set yet, and your link is older than {FRESH_SECONDS / 60:.0f} minutes"
+        raise Invalid({"current": f"{message}: sign in with a new one (halfstep link {user.name})"})
+    if not _passwords.verify(password, user.password_hash):
+        raise Invalid({"current": "is not the one that was typed"})
 
 
 def make_link_token(session: Session, user: User) -> str:
@@ -77,13 +98,16 @@ def check_password(session: Session, name: str, password: str) -> User:
     return user
 
 
-def start_session(session: Session, user: User) -> tuple[str, SignInSession]:
+def start_session(
+    session: Session, user: User, *, by_link: bool = False
+) -> tuple[str, SignInSession]:
     """Sign a browser in; return the secret for its cookie and the session."""
     secret = secrets.token_urlsafe(32)
     row = SignInSession(
         token_hash=_hash(secret),
         user_id=user.id,
         csrf_token=secrets.token_urlsafe(32),
+        by_link=by_link,
         expires_at=now() + SESSION_SECONDS,
     )
     session.execute(delete(SignInSession).where(SignInSession.expires_at < now()))

@@ -1,5 +1,6 @@
 """The connection, its clock, and the only commit."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,8 +112,10 @@ class Database:
 def open_database(settings: Settings) -> Database:
     """Open the database of these settings, and see that the data folder can be written.
 
-    Raises Invalid.
+    What this process writes from here on, wherever it is, its user alone may read: telemetry and
+    checkpoints are nobody else's, and the database has everybody's sessions. Raises Invalid.
     """
+    os.umask(0o077)
     try:
         settings.data.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=settings.data):
@@ -129,8 +132,10 @@ def is_outage(error: Exception) -> bool:
         return True
     if not isinstance(error, DBAPIError):
         return False
-    # SQLite's plain "error" is a mistake in the statement; busy or full have codes of their own.
+    # SQLite's plain "error" is a mistake in the statement; busy or full have codes of their own. Of
+    # PostgreSQL's, class 54 is: what it was given is too long or too deep, and will be again.
     is_mistake = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+    is_mistake |= str(getattr(error.orig, "sqlstate", None)).startswith("54")
     return error.connection_invalidated or (isinstance(error, OperationalError) and not is_mistake)
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, aliased
 from db import runs
 from db.database import now
 from db.errors import Fenced
-from db.tables import ACTIVE, ENDED, Request, Run, RunNode, ScalerEvent, Status, User
+from db.tables import ACTIVE, ENDED, Request, Run, RunNode, RunStatus, ScalerEvent, Status, User
 
 GIB = 2.0**30  # bytes
 #: What a run's configuration asks of each device.
@@ -34,6 +34,7 @@ def claim(
     lease_seconds: float,
     device_memory_bytes: float = 0.0,
     runs_per_user: int = 0,
+    only: int | None = None,
 ) -> Run | None:
     """Take the next queued run that fits, or None: one statement, the same on both databases.
 
@@ -41,6 +42,7 @@ def claim(
     has one writer. Raising `attempt` shuts out every earlier attempt.
     device_memory_bytes: what every device has.
     runs_per_user: how many may train at once for one owner; 0 means any number.
+    only: a run beside which none is looked at.
     """
     if runs_per_user:
         _take_turns(session)
@@ -52,7 +54,7 @@ def claim(
             Run.recipe.in_(recipes),
             Run.precision.in_(precisions),
             Run.devices_per_node <= len(free_devices),
-            func.coalesce(MEMORY_GIB.as_float(), 0.0) * GIB <= device_memory_bytes,
+            func.coalesce(MEMORY_GIB.as_float(), 0.0) <= device_memory_bytes / GIB,
             ~exists().where(earlier.id == Run.after_id, earlier.status.not_in(ENDED)),
         )
         .order_by(Run.priority.desc(), Run.position)
@@ -64,6 +66,8 @@ def claim(
         next_run = next_run.where(
             active.where(others.owner_id == Run.owner_id).scalar_subquery() < runs_per_user
         )
+    if only is not None:
+        next_run = next_run.where(Run.id == only)
     run: Run | None = session.scalar(
         update(Run)
         .where(Run.id == next_run.scalar_subquery())
@@ -85,6 +89,24 @@ def claim(
     )
     runs.set_status(session, run, Status.STARTING, reason="claimed by a worker")
     return run
+
+
+def queued(session: Session) -> list[int]:
+    """Return the ids of the runs in the queue, in no order."""
+    return list(session.scalars(select(Run.id).where(Run.status == Status.QUEUED)))
+
+
+def set_aside(session: Session, run_id: int, reason: str) -> None:
+    """Fail a queued run that cannot be claimed; reads nothing of it, which may be what fails."""
+    failed = update(Run).where(Run.id == run_id, Run.status == Status.QUEUED)
+    attempt = session.scalar(
+        failed.values(
+            status=Status.FAILED, error=reason, revision=Run.revision + 1, ended_at=now()
+        ).returning(Run.attempt)
+    )
+    if attempt is not None:
+        change = {"run_id": run_id, "attempt": attempt, "status": Status.FAILED}
+        session.add(RunStatus(**change, reason=reason, fault="code"))
 
 
 def _take_turns(session: Session) -> None:

@@ -7,10 +7,17 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.tables import Checkpoint, Diagnosis, LogLine, Metric, Run, ScalerEvent, Step
-
-#: No count is larger, and both databases can still add to it.
-MOST = 2**62
+from db.tables import (
+    LARGEST_COUNT,
+    LARGEST_ID,
+    Checkpoint,
+    Diagnosis,
+    LogLine,
+    Metric,
+    Run,
+    ScalerEvent,
+    Step,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,14 @@ class Cursor:
     log: int = 0
     diagnosis: int = 0
 
+    @property
+    def _is_possible(self) -> bool:
+        ids = (self.attempt, self.event, self.metric, self.diagnosis)
+        counts = (self.revision, self.step, self.log)
+        return all(0 <= n <= LARGEST_ID for n in ids) and all(
+            -1 <= n <= LARGEST_COUNT for n in counts
+        )
+
     def __str__(self) -> str:
         return ".".join(map(str, astuple(self)))
 
@@ -32,8 +47,8 @@ class Cursor:
     def parse(cls, text: str) -> "Cursor":
         """Read a cursor; one that makes no sense is as good as none."""
         try:
-            numbers = [int(part) for part in text.split(".")]
-            return cls(*numbers) if all(-1 <= n <= MOST for n in numbers) else cls()
+            cursor = cls(*(int(part) for part in text.split(".")))
+            return cursor if cursor._is_possible else cls()
         except (TypeError, ValueError):
             return cls()
 

@@ -1,6 +1,7 @@
 """Where checkpoints and artifacts are kept: the data folder by default, a bucket by URL."""
 
 import hashlib
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,24 @@ def put_file(store: ObjectStore, key: str, path: Path) -> None:
     in_place = isinstance(store, LocalStore) and store.prefix and Path(store.prefix) / key == path
     if not in_place:
         obstore.put(store, key, path)
+
+
+def is_plain(folder: Path, key: str) -> bool:
+    """Tell whether a key can only be a file of this folder's: no way out of it and no link.
+
+    The first part may be a link: an operator may keep all runs elsewhere.
+    """
+    top, *parts = key.split("/")
+    if any(part in ("", ".", "..") for part in (top, *parts)):
+        return False
+    place = os.path.realpath(folder / top)
+    return os.path.realpath(Path(place, *parts)) == os.path.join(place, *parts)  # noqa: PTH118
+
+
+def is_own(store: ObjectStore, key: str) -> bool:
+    """Tell whether a key is the store's to give out, whatever a recipe made of its folder."""
+    folder = store.prefix if isinstance(store, LocalStore) else None
+    return is_plain(Path(folder or os.devnull), key)
 
 
 def delete_file(store: ObjectStore, key: str) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    false,
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -56,6 +57,11 @@ FLAGGED = {
     "skipped": text(f"(flags & {SKIPPED}) <> 0"),
     "nonfinite": text(f"(flags & {NONFINITE_LOSS}) <> 0"),
 }
+
+
+#: What a column of ids holds; and of counts, so that both databases can still add to it.
+LARGEST_ID = 2**31 - 1
+LARGEST_COUNT = 2**62
 
 
 class CleanText(TypeDecorator[str]):
@@ -119,13 +125,14 @@ class SignInLink(Table):
 
 
 class SignInSession(Table):
-    """A signed-in browser; only the hash of its cookie is kept."""
+    """A signed-in browser; only the hash of its cookie is kept. by_link: not by a password."""
 
     __tablename__ = "sessions"
 
     token_hash: Mapped[str] = mapped_column(primary_key=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     csrf_token: Mapped[str]
+    by_link: Mapped[bool] = mapped_column(default=False, server_default=false())
     created_at: Mapped[float] = mapped_column(default=now())
     expires_at: Mapped[float]
 

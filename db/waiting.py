@@ -1,5 +1,7 @@
 """Why queued runs wait: read once, told of as many of them as a page shows."""
 
+import math
+import sys
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -46,13 +48,13 @@ def reason(session: Session, run: Run, queue: Queue, *, runs_per_user: int = 0) 
     able = [worker for worker in able if run.precision in workers.precisions(worker.devices)]
     if not able:
         return f"no worker that is up has devices for {run.precision}"
-    if memory_gib := run.config["training"].get("device_memory_gib"):
+    if memory_gib := _memory_gib(run):
         largest_gib = max(workers.device_memory_bytes(each.devices) for each in able) / GIB
         if largest_gib < memory_gib:
             text = f"it needs devices of {memory_gib:g} GiB"
             return f"{text}, and no worker that is up has more than {largest_gib:.1f} GiB"
         able = [
-            each for each in able if workers.device_memory_bytes(each.devices) >= memory_gib * GIB
+            each for each in able if workers.device_memory_bytes(each.devices) / GIB >= memory_gib
         ]
     most = max(len(worker.devices) for worker in able)
     if most < run.devices_per_node:
@@ -63,6 +65,12 @@ def reason(session: Session, run: Run, queue: Queue, *, runs_per_user: int = 0) 
         return f"its owner has {runs_per_user} runs in training, as many as are allowed"
     ahead = queue.places.get(run.id, 0)
     return f"{ahead} ahead of it" if ahead else "it is next: no device is free"
+
+
+def _memory_gib(run: Run) -> float:
+    """Return what a run asks of each device; an earlier version let it ask for any number."""
+    wanted = run.config["training"].get("device_memory_gib") or 0.0
+    return float(wanted) if wanted <= sys.float_info.max else math.inf
 
 
 def live_marks(

@@ -11,10 +11,16 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, Self, T
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic.fields import FieldInfo
 
+from halfstep.events import NAME_CHARACTERS
+
 Precision = Literal["fp16", "bf16", "fp32"]
 #: The powers of two that fp32, the scale's own type, holds in full. Below the first, a scale or its
 #: reciprocal, which gradients are multiplied by, would be 0 or infinite.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
+MOST_STEPS = 10**9
+#: What a field of a recipe's own may hold that says no bounds: whole numbers that a browser holds
+#: exactly, numbers within the range of fp32.
+BOUNDS = {"integer": 2**53, "number": 2.0**127}
 
 
 class Group(BaseModel):
@@ -31,28 +37,30 @@ class Training(Group):
     steps: int = Field(
         1000,
         ge=1,
-        le=10**9,
+        le=MOST_STEPS,
         title="Steps",
         description="Attempted optimizer steps; steps that the scaler skips count.",
     )
     batch_size: int = Field(
         64,
         ge=1,
+        le=2**24,
         title="Batch size",
         description="Training examples in one forward pass on one device.",
     )
     accumulation_steps: int = Field(
         1,
         ge=1,
+        le=2**16,
         title="Accumulation steps",
         description="Forward passes whose gradients are averaged into one optimizer step.",
     )
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
+    max_grad_norm: Annotated[float, Field(gt=0, le=2.0**127)] | None = Field(
         1.0,
         title="Largest gradient norm",
         description="Clip each optimizer's unscaled gradients to this L2 norm. Empty: no clipping.",
     )
-    max_grad_value: Annotated[float, Field(gt=0)] | None = Field(
+    max_grad_value: Annotated[float, Field(gt=0, le=2.0**127)] | None = Field(
         None,
         title="Largest gradient value",
         description="Clip each element of the unscaled gradients to ± this, after the clip by "
@@ -79,6 +87,7 @@ class Training(Group):
     warmup_steps: int = Field(
         0,
         ge=0,
+        le=MOST_STEPS,
         title="Warm-up steps",
         description="Steps over which the learning rate rises linearly from 0.",
     )
@@ -100,7 +109,7 @@ class Training(Group):
         description="Use only algorithms that give the same bits each time, so that a resumed run "
         "repeats itself exactly.",
     )
-    device_memory_gib: Annotated[float, Field(gt=0)] | None = Field(
+    device_memory_gib: Annotated[float, Field(gt=0, le=65536)] | None = Field(
         None,
         title="Device memory (GiB)",
         description="Wait for a worker all of whose devices have so much memory. Empty: any will "
@@ -129,7 +138,11 @@ class Scaler(Group):
         description="Loss scale at step 1.",
     )
     growth_factor: float = Field(
-        2.0, gt=1, title="Growth factor", description="The scale is multiplied by this to grow."
+        2.0,
+        gt=1,
+        le=2.0**24,
+        title="Growth factor",
+        description="The scale is multiplied by this to grow.",
     )
     backoff_factor: float = Field(
         0.5,
@@ -167,7 +180,7 @@ class Scaler(Group):
         description="Share of skips, since the scale last changed, below which it does not back "
         "off. 0: each skip counts.",
     )
-    stop_after_skips: Annotated[int, Field(ge=1)] | None = Field(
+    stop_after_skips: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
         None,
         title="Stop after … skips",
         description="Fail the run after this many skips in a row, once it is calibrated. Empty: "
@@ -200,22 +213,22 @@ class Scaler(Group):
 class Checkpoints(Group):
     """When checkpoints are saved, apart from the end."""
 
-    every_steps: Annotated[int, Field(ge=1)] | None = Field(
+    every_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
         None,
         title="Every … steps",
         description="Steps between checkpoints. Empty: at the end only.",
     )
-    keep_last: Annotated[int, Field(ge=1)] | None = Field(
+    keep_last: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
         None,
         title="Keep the last …",
         description="Of the checkpoints saved at an interval, delete others. Empty: keep all.",
     )
-    keep_every_steps: Annotated[int, Field(ge=1)] | None = Field(
+    keep_every_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
         None,
         title="Keep every … steps",
         description="Keep those whose step is a multiple of this as well.",
     )
-    keep_best: str | None = Field(
+    keep_best: Annotated[str, Field(max_length=NAME_CHARACTERS)] | None = Field(
         None,
         title="Keep the best by",
         description="Keep the one with the best value of this metric, such as val/accuracy.",
@@ -228,7 +241,7 @@ class Checkpoints(Group):
 class Evaluation(Group):
     """When the recipe is evaluated, apart from the end."""
 
-    every_steps: Annotated[int, Field(ge=1)] | None = Field(
+    every_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
         None,
         title="Every … steps",
         description="Steps between evaluations. Empty: at the end only.",
@@ -241,6 +254,7 @@ class Diagnosis(Group):
     histogram_every_steps: int = Field(
         100,
         ge=0,
+        le=MOST_STEPS,
         title="Histogram every … steps",
         description="Steps between histograms of the gradients' exponents. 0: none.",
     )
@@ -266,7 +280,11 @@ class RecipeConfig(Group):
     """A recipe's own fields; recipes extend it."""
 
     learning_rate: float = Field(
-        1e-3, gt=0, title="Learning rate", description="Peak learning rate of the optimizer."
+        1e-3,
+        gt=0,
+        le=1e6,
+        title="Learning rate",
+        description="Peak learning rate of the optimizer.",
     )
 
 
@@ -320,7 +338,10 @@ def config_model(recipe: type[Configurable]) -> type[RunConfig[Any]]:
 
 
 def config_schema(recipe: type[Configurable]) -> dict[str, Any]:
-    """Return the JSON Schema of this recipe's configuration: groups in place, no `$ref`."""
+    """Return the JSON Schema of this recipe's configuration: groups in place, no `$ref`.
+
+    Every number has bounds, if need be those of BOUNDS.
+    """
     schema = config_model(recipe).model_json_schema()
     definitions = schema.pop("$defs")
 
@@ -332,10 +353,20 @@ def config_schema(recipe: type[Configurable]) -> dict[str, Any]:
         if "$ref" in node:
             definition = definitions[node["$ref"].removeprefix("#/$defs/")]
             node = definition | {key: value for key, value in node.items() if key != "$ref"}
-        return {key: resolved(value) for key, value in node.items()}
+        return _bounded({key: resolved(value) for key, value in node.items()})
 
     result: dict[str, Any] = resolved(schema)
     return result
+
+
+def _bounded(node: dict[str, Any]) -> dict[str, Any]:
+    """Give a number's schema the bounds that it lacks."""
+    most = BOUNDS.get(str(node.get("type")))
+    if most is None or "enum" in node or "const" in node:
+        return node
+    low = {} if {"minimum", "exclusiveMinimum"} & node.keys() else {"minimum": -most}
+    high = {} if {"maximum", "exclusiveMaximum"} & node.keys() else {"maximum": most}
+    return node | low | high
 
 
 def parse_config(recipe: type[Configurable], values: dict[str, Any]) -> RunConfig[Any]:

@@ -10,7 +10,8 @@ that is away costs training nothing: the folder grows.
 
 All numbers are little-endian.
 
-Events. A float that JSON lacks is "NaN", "Infinity" or "-Infinity".
+Events. A float that JSON lacks is "NaN", "Infinity" or "-Infinity". halfstep.events has the bounds
+of every field; what is not within them is not written, and read as Unrecordable.
 
     scaler      kind "skip": one an optimizer that was skipped; culprits, in forward order, are
                 [{"name", "inf", "nan"}], the counts in elements of its gradient (of a GPU's, names
@@ -45,6 +46,7 @@ What the training process takes from outside is its control file, one JSON objec
 import json
 import math
 import os
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -53,10 +55,13 @@ from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from halfstep import events
+
 MAGIC, VERSION = b"HSSPOOL\x00", 1
 FILE_HEADER = struct.Struct("<8sH6x")
 FRAME_HEADER = struct.Struct("<IB3xI")
 STEPS, EVENT = 1, 2
+FILE_NAME = re.compile(r"[0-9]{1,10}-[0-9]{1,10}\.spool")
 
 STEP_DTYPE = np.dtype(
     [
@@ -91,6 +96,18 @@ class Position(NamedTuple):
     offset: int
 
 
+class BadEvent(ValueError):
+    """An event that could not be recorded; the message names field, value and what is allowed."""
+
+
+class Unrecordable(NamedTuple):
+    """A frame that holds what cannot be recorded. fault: why, for people."""
+
+    fault: str
+    kind: int
+    payload: bytes
+
+
 class SpoolWriter:
     """Appends steps and events. FileExistsError means that this attempt already ran once."""
 
@@ -107,8 +124,16 @@ class SpoolWriter:
         self._append(STEPS, records.astype(STEP_DTYPE, copy=False).tobytes())
 
     def event(self, event: Event) -> None:
-        """Append one event; floats that JSON lacks become "NaN", "Infinity" or "-Infinity"."""
-        self._append(EVENT, json.dumps(json_safe(event), allow_nan=False).encode())
+        """Append one event; floats that JSON lacks become "NaN", "Infinity" or "-Infinity".
+
+        Raises BadEvent.
+        """
+        if wrong := events.fault(event):
+            raise BadEvent(wrong)
+        payload = json.dumps(json_safe(event), allow_nan=False).encode()
+        if len(payload) > events.EVENT_BYTES:
+            raise BadEvent(_too_long(event["event"], payload))
+        self._append(EVENT, payload)
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +146,7 @@ class SpoolWriter:
             self._file.close()
             self._sequence += 1
             self._open()
-        self._write(FRAME_HEADER.pack(len(payload), kind, _checksum(kind, payload)) + payload)
+        self._write(frame(kind, payload))
 
     def _open(self) -> None:
         path = self._folder / f"{self._attempt}-{self._sequence}.spool"
@@ -148,13 +173,13 @@ class SpoolReader:
         self._position = Position(**start) if isinstance(start, dict) else start
         self.torn = 0
 
-    def poll(self, limit_bytes: int = 16 * 2**20) -> list[Steps | Event]:
+    def poll(self, limit_bytes: int = 16 * 2**20) -> list[Steps | Event | Unrecordable]:
         """Return what was appended since the last call, oldest first: arrays and dicts.
 
         They are of one attempt, that of `position`. A backlog comes in pieces of about
         `limit_bytes`; only an empty list means "no more now".
         """
-        items: list[Steps | Event] = []
+        items: list[Steps | Event | Unrecordable] = []
         # List before reading: a file that has a successor here gets no more frames.
         files = self._unread()
         is_torn = False
@@ -196,7 +221,18 @@ class SpoolReader:
         return [p for p in files if self._position is None or _name(p) >= self._position[:2]]
 
     def _all_files(self) -> list[Path]:
-        return sorted(self._folder.glob("*-*.spool"), key=_name)
+        return spool_files(self._folder)
+
+
+def spool_files(folder: Path) -> list[Path]:
+    """Return the files of a spool in order of attempt and sequence."""
+    found = (path for path in folder.glob("*-*.spool") if FILE_NAME.fullmatch(path.name))
+    return sorted(found, key=_name)
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    """Return a payload as a spool file holds it."""
+    return FRAME_HEADER.pack(len(payload), kind, _checksum(kind, payload)) + payload
 
 
 def json_safe(value: Any) -> Any:
@@ -219,14 +255,16 @@ def _name(path: Path) -> tuple[int, int]:
     return int(attempt), int(sequence)
 
 
-def _read(path: Path, offset: int, stop: int, items: list[Steps | Event]) -> tuple[int, int]:
+def _read(
+    path: Path, offset: int, stop: int, items: list[Steps | Event | Unrecordable]
+) -> tuple[int, int]:
     """Add whole frames from offset until past stop; return where they end, and the file's size."""
     with path.open("rb") as file:
         if offset == 0 and _has_header(file, path):
             offset = FILE_HEADER.size
         file.seek(offset)
-        while 0 < offset < stop and (frame := _frame(file)):
-            kind, payload = frame
+        while 0 < offset < stop and (found := _next_frame(file)):
+            kind, payload = found
             items.append(_decode(kind, payload))
             offset += FRAME_HEADER.size + len(payload)
         return offset, file.seek(0, os.SEEK_END)
@@ -239,7 +277,7 @@ def _has_header(file: BinaryIO, path: Path) -> bool:
     return len(header) == FILE_HEADER.size
 
 
-def _frame(file: BinaryIO) -> tuple[int, bytes] | None:
+def _next_frame(file: BinaryIO) -> tuple[int, bytes] | None:
     """Read one whole, unharmed frame, or None."""
     header = file.read(FRAME_HEADER.size)
     if len(header) < FRAME_HEADER.size:
@@ -251,8 +289,24 @@ def _frame(file: BinaryIO) -> tuple[int, bytes] | None:
     return kind, payload
 
 
-def _decode(kind: int, payload: bytes) -> Steps | Event:
-    if kind == STEPS:
-        return np.frombuffer(payload, STEP_DTYPE)
-    event: Event = json.loads(payload)
-    return event
+def _decode(kind: int, payload: bytes) -> Steps | Event | Unrecordable:
+    """Return what a frame holds, as far as it can be recorded."""
+    if kind == STEPS and len(payload) % STEP_DTYPE.itemsize == 0:
+        steps = np.frombuffer(payload, STEP_DTYPE)
+        wrong = events.fault_of_steps(steps)
+        return steps if wrong is None else Unrecordable(wrong, kind, payload)
+    if kind != EVENT:
+        text = f"a frame of kind {kind} has {len(payload)} bytes; allowed: whole records of kind 1"
+        return Unrecordable(f"{text}, and events of kind 2", kind, payload)
+    if len(payload) > events.EVENT_BYTES:
+        return Unrecordable(_too_long("an event", payload), kind, payload)
+    try:
+        event: Event = json_safe(json.loads(payload))  # Python reads NaN and 1e999 as well
+        wrong = events.fault(event)
+    except (ValueError, RecursionError) as error:
+        wrong = f"an event is no JSON: {events.shown(payload)}: {error}"
+    return event if wrong is None else Unrecordable(wrong, kind, payload)
+
+
+def _too_long(what: str, payload: bytes) -> str:
+    return f"{what} has {len(payload):,} bytes; allowed: at most {events.EVENT_BYTES:,}"

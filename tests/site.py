@@ -20,7 +20,10 @@ from sqlalchemy import func, select
 from db import runs, series, workers
 from db.database import Database
 from db.errors import DatabaseUnreachable
+from db.settings import Settings
 from db.tables import Run, Status, Step, User
+from tests.db.conftest import CPU, DIGITS, add_worker, claim
+from worker.worker import Worker
 
 SECONDS = 240  # patience with a slow machine; nothing here is asserted about time
 
@@ -52,6 +55,24 @@ class Site:
         finally:
             process.terminate()
             process.wait(SECONDS)
+
+    def idle_worker(self) -> Worker:
+        """A worker in this process that offers one CPU and does nothing of itself."""
+        worker = Worker(Settings(data=self.data, database_url=self.url), self.database)
+        worker.device_indexes = {0}
+        worker.recipes, worker.precisions = ["digits"], ["fp16"]
+        worker.device_memory_bytes = 2.0**33
+        row = add_worker(self.database, "idle", [DIGITS], [CPU])
+        worker.id = row.id
+        return worker
+
+    def lost_attempt(self, worker: Worker, run_id: int) -> tuple[int, int]:
+        """Claim a run whose supervisor then died at once."""
+        with self.database.writing() as session:
+            run = claim(session, worker)
+            assert run is not None
+            assert run.id == run_id
+        return run.id, run.attempt
 
     def reaches_database(self) -> bool:
         try:
@@ -119,8 +140,10 @@ def halfstep(*words: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 @contextmanager
-def up(**environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `halfstep up` and yield it with the link that it prints."""
+def up(
+    stop: signal.Signals = signal.SIGINT, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `halfstep up` and yield it with the link that it prints; stop: what ends it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "halfstep.cli", "up"],
         env={
@@ -141,7 +164,7 @@ def up(**environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             raise AssertionError("it printed no link")
         yield process, link.group()
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(stop)
         process.communicate(timeout=SECONDS)
 
 

@@ -22,7 +22,7 @@ from torch.amp.grad_scaler import GradScaler
 from halfstep.config import RunConfig
 from halfstep.recipe import Recipe, RecipeError
 from trainer import machine
-from trainer.files import SavedFile, checksum, partial_name, publish, write_whole
+from trainer.files import SavedFile, checksum, mode_of_new_files, partial_name, publish, write_whole
 
 FORMAT = 1
 _NumpyState: TypeAlias = tuple[str, NDArray[np.uint32], int, int, float]
@@ -224,7 +224,7 @@ def _write_weights(path: Path, weights: nn.Module) -> SavedFile:
     """Save weights; safetensors writes by path only, so the checksum reads the file once more."""
     temporary = partial_name(path)
     safetensors.torch.save_model(weights, str(temporary))
-    temporary.chmod(0o644)  # safetensors makes it the owner's alone
+    temporary.chmod(mode_of_new_files())  # safetensors makes it the owner's alone
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
     saved = SavedFile(path, temporary.stat().st_size, checksum(temporary))

@@ -47,6 +47,13 @@ def publish(temporary: Path, path: Path) -> None:
         os.close(folder)
 
 
+def mode_of_new_files() -> int:
+    """Return what the umask, which can only be read by setting it, leaves of a file's mode."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return 0o666 & ~umask
+
+
 def checksum(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:

@@ -56,6 +56,8 @@ class Observer:
         """Put it back."""
 
 
+#: Of an error, in its event; the log has it whole.
+ERROR_CHARACTERS = 1000
 MOMENTS = ("before_step", "unscaled", "before_update", "after_step", "arrived", "drain")
 
 
@@ -132,6 +134,7 @@ def tell_failed(name: str, step: int, error: Exception, on_event: Callable[[Even
     """Tell of a diagnosis that raised: in the run's log with the traceback, and as an event."""
     sys.stderr.write(f"Halfstep: the {name} failed; the run goes on without it.\n")
     sys.stderr.write("".join(traceback.format_exception(error)))
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS].replace("\0", "")
+    text = text.encode(errors="backslashreplace").decode()  # what a database can hold
     on_event({"event": "failed_diagnosis", "step": step, "diagnosis": name, "error": text})
     error.__traceback__ = None  # its frames hold tensors

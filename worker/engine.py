@@ -65,9 +65,12 @@ class SubprocessEngine:
     def adopt(self, folder: Path, attempt: int) -> Handle:
         """Find a supervisor that an earlier worker launched, dead or alive."""
         try:
-            return Handle(**json.loads((folder / f"supervisor-{attempt}.json").read_text()))
-        except (FileNotFoundError, json.JSONDecodeError):
-            return Handle(pid=0, started_ticks=0, boot_id="")  # it never came to a launch
+            handle = Handle(**json.loads((folder / f"supervisor-{attempt}.json").read_text()))
+            if isinstance(handle.pid, int) and isinstance(handle.started_ticks, int):
+                return handle
+        except (OSError, ValueError, TypeError):
+            pass  # it never came to a launch, or the run's recipe wrote over it
+        return Handle(pid=0, started_ticks=0, boot_id="")
 
     def is_alive(self, handle: Handle) -> bool:
         """Tell whether the supervisor still runs."""

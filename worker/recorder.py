@@ -3,21 +3,26 @@
 import errno
 import math
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import obstore
 from obstore.store import ObjectStore
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from db import artifacts, checkpoints, queue, series, telemetry
 from db.database import Database, is_outage
+from db.errors import Fenced
 from db.settings import Settings
-from db.storage import delete_file, put_file
+from db.storage import delete_file, is_plain, put_file
 from halfstep.clock import clock
-from halfstep.spool import Position, SpoolReader
+from halfstep.events import shown
+from halfstep.spool import Position, SpoolReader, Unrecordable, frame, spool_files
 from worker.samples import SystemMonitor
 
 SAMPLE_SECONDS = 2.0
@@ -26,10 +31,20 @@ WAITING_SECONDS = 0.4
 Done = TypeVar("Done")
 
 
+class CannotRecord(Exception):
+    """What a training told cannot be recorded, and was put aside; the message says all of it."""
+
+
 def may_pass(error: Exception) -> bool:
     """Tell whether database, store or disk may be back later."""
     is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
     return is_full or is_outage(error) or isinstance(error, obstore.exceptions.BaseError)
+
+
+def in_short(error: Exception) -> str:
+    """Name an error and what it says, without the statement that a database's has beside it."""
+    said = str(error.orig if isinstance(error, DBAPIError) else error)
+    return f"{type(error).__name__}: {shown(said.partition(chr(10))[0])}"
 
 
 def wait_for(work: Callable[[], Done], meanwhile: Callable[[], None]) -> Done:
@@ -74,6 +89,7 @@ class Recorder:
         self._monitor: SystemMonitor | None = None
         self._sample_due = 0.0
         self._policy: dict[str, Any] = {}
+        self.fault: str | None = None  # why the run has to end: what was told could not be recorded
         with database.reading() as session:
             last = series.log_lines(session, run_id, most=1)
             newest = telemetry.newest_attempt(session, run_id, attempt)
@@ -104,8 +120,19 @@ class Recorder:
         meanwhile: what to do now and then while files are on their way to the store.
 
         If it fails, what was taken stays pending and nothing more is taken from the spool: during
-        an outage the spool grows and memory does not. Raises Fenced.
+        an outage the spool grows and memory does not. What fails for good is put aside with the
+        whole spool. Raises Fenced, CannotRecord.
         """
+        try:
+            return self._flush(take_lines, meanwhile)
+        except Exception as error:
+            if isinstance(error, Fenced) or may_pass(error):
+                raise
+            raise CannotRecord(self._put_aside(error)) from error
+
+    def _flush(
+        self, take_lines: Callable[[], list[dict[str, Any]]], meanwhile: Callable[[], None]
+    ) -> bool:
         if not (self._pending.steps or self._saved or self._artifacts):
             for line in take_lines():
                 self._log(line)
@@ -140,11 +167,15 @@ class Recorder:
         self._spool.release(delete=True)
         return False
 
+    @property
+    def aside(self) -> Path:
+        """The folder of what this attempt told and nobody could record."""
+        return self._folder / f"unrecorded-{self._attempt}"
+
     def clear(self) -> None:
         """Delete what this attempt and those before it spooled: it is recorded to the end."""
-        for path in (self._folder / "spool").glob("*.spool"):
-            if int(path.name.partition("-")[0]) <= self._attempt:  # a later one may be writing
-                path.unlink(missing_ok=True)
+        for path in self._spooled():
+            path.unlink(missing_ok=True)
 
     def _start(self, session: Session) -> None:
         """Say that the training makes steps, and from which on they replace earlier ones."""
@@ -160,13 +191,16 @@ class Recorder:
         position = self._spool.position()
         self._is_own = position is not None and position.attempt == self._attempt
         for item in items:
-            if not isinstance(item, dict):
-                self._pending.steps.append(item)
+            if isinstance(item, Unrecordable):
+                self._keep_aside(item)
+            elif not isinstance(item, dict):
+                self._pending.steps += [item] if len(item) else []
             elif item["event"] == "artifact":
-                self._artifacts.append(item)
+                if self._is_ours(item):
+                    self._artifacts.append(item)
             elif item["event"] == "checkpoint":
                 # Read a second time, after a crash, it may have been retired by now.
-                if all((self._folder / file["path"]).exists() for file in item["files"]):
+                if all(self._is_ours(file) for file in item["files"]):
                     self._saved.append(item)
             elif item["event"] == "resumed":
                 if self._is_own:
@@ -194,6 +228,47 @@ class Recorder:
         events = self._early + self._pending.events
         self._early = [event for event in events if event["step"] > after]
         self._pending.events = [event for event in events if event["step"] <= after]
+
+    def _is_ours(self, file: dict[str, Any]) -> bool:
+        """Tell whether a file is there and is the run's own; a link may lead anywhere."""
+        path = self._folder / str(file["path"])
+        if not is_plain(self._settings.data, path.relative_to(self._settings.data).as_posix()):
+            self._blame(f"{file['path']} is a link, or in a linked folder; allowed: a plain file")
+            return False
+        return path.is_file()
+
+    def _keep_aside(self, item: Unrecordable) -> None:
+        """Keep a frame that cannot be recorded, as it was, and go on with the next one."""
+        try:
+            self.aside.mkdir(exist_ok=True)
+            with (self.aside / "frames").open("ab") as file:
+                file.write(frame(item.kind, item.payload))
+            self._blame(f"{item.fault} (kept in {self.aside})")
+        except OSError as problem:
+            self._blame(f"{item.fault} (not kept in {self.aside}: {problem})")
+
+    def _blame(self, fault: str) -> None:
+        """Have the run end for what it told; the first fault is the one that is named."""
+        if self.fault is None:
+            self.fault = f"it told what cannot be recorded: {fault}"
+            self.remark(self.fault)
+
+    def _put_aside(self, error: Exception) -> str:
+        """Move what was spooled out of the way, for it would fail again; say so."""
+        traceback.print_exception(error)  # into the supervisor's log, or the worker's
+        text = f"what it told could not be recorded: {in_short(error)}"
+        try:
+            self.aside.mkdir(exist_ok=True)
+            for path in self._spooled():
+                path.rename(self.aside / path.name)
+        except OSError as problem:
+            return f"{text}; nor could it be put aside in {self.aside}: {problem}"
+        return f"{text}; it was put aside in {self.aside}"
+
+    def _spooled(self) -> list[Path]:
+        """List what this attempt and those before it spooled: a later one may be writing."""
+        files = spool_files(self._folder / "spool")
+        return [path for path in files if int(path.name.partition("-")[0]) <= self._attempt]
 
     def _store_file(self, file: dict[str, Any], meanwhile: Callable[[], None]) -> str:
         """Put a file of the run's folder into the store and return its key."""

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from db.tables import Checkpoint, Status
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from worker.child import Child
-from worker.recorder import Recorder, may_pass, wait_for
+from worker.recorder import CannotRecord, Recorder, may_pass, wait_for
 from worker.samples import SystemMonitor
 
 #: How often the spool is looked at: a step is on the page within half a second.
@@ -91,6 +92,9 @@ class Supervisor:
         except CannotStart as error:
             with self.database.writing() as session:
                 self._fail(session, str(error), str(error))
+        except CannotRecord as error:
+            with self.database.writing() as session:
+                self._fail(session, str(error), traceback.format_exc(), fault="code")
         except Unwanted as error:
             with self.database.writing() as session:
                 queue.end(session, self.run_id, self.attempt, Status.QUEUED, reason=str(error))
@@ -104,7 +108,7 @@ class Supervisor:
     def _begin(self) -> None:
         """Do all that comes before the training; wait for a database or a store that is away.
 
-        Raises CannotStart, Fenced, and Unwanted if the run is stopped while it waits.
+        Raises CannotStart, CannotRecord, Fenced, and Unwanted if it is stopped while it waits.
         """
         wanted = "run"
         while True:
@@ -128,6 +132,8 @@ class Supervisor:
         """Record what an earlier attempt spooled and nobody recorded."""
         while not self.recorder.flush(meanwhile=self._keep_up):
             self._renew()
+        if self.recorder.fault:
+            raise CannotRecord(self.recorder.fault)
 
     def _prepare(self) -> None:
         """Write the job that the training reads. Raises Fenced."""
@@ -191,6 +197,8 @@ class Supervisor:
                 if code is not None and is_drained:
                     self._end(code)
                     return
+                if self.recorder.fault:
+                    child.kill()  # what it told before that is recorded to the end
                 pause = TICK_SECONDS
             except Exception as error:
                 if not may_pass(error):
@@ -254,8 +262,10 @@ class Supervisor:
         said = self.files.outcome
         outcome: dict[str, Any] = json.loads(said.read_text()) if said.exists() else {}
         with self.database.writing() as session:
+            if self.recorder.fault:
+                self._fail(session, self.recorder.fault, self.recorder.fault, fault="code")
             # A gang of which one was killed leaves an outcome too: the others' complaint about it.
-            if outcome and not (exit_code < 0 and outcome["status"] == "failed"):
+            elif outcome and not (exit_code < 0 and outcome["status"] == "failed"):
                 self._end_as_said(session, outcome)
             else:
                 self._end_killed(session, exit_code)
@@ -293,8 +303,10 @@ class Supervisor:
                 max_stalled_attempts=self.settings.max_stalled_attempts,
             )
 
-    def _fail(self, session: Session, reason: str, error: str) -> None:
-        """Fail the run for what is not its recipe's doing. Raises Fenced."""
+    def _fail(
+        self, session: Session, reason: str, error: str, *, fault: str = "infrastructure"
+    ) -> None:
+        """Fail the run for what its training did not say itself. Raises Fenced."""
         queue.end(
             session,
             self.run_id,
@@ -302,7 +314,7 @@ class Supervisor:
             Status.FAILED,
             reason=reason,
             error=error,
-            fault="infrastructure",
+            fault=fault,
         )
 
     def _disk_full(self) -> str:

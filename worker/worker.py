@@ -16,18 +16,21 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from db import queue, workers
-from db.database import Database, open_database
+from db.database import Database, is_outage, open_database
 from db.errors import Fenced, HalfstepError, Invalid
 from db.settings import Settings
 from db.storage import open_store
 from db.tables import Status
 from worker.child import without_secrets
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
-from worker.recorder import Recorder, may_pass
+from worker.recorder import CannotRecord, Recorder, in_short, may_pass
 
 TICK_SECONDS = 0.5
 BEAT_SECONDS = 3.0
@@ -127,33 +130,70 @@ class Worker:
     def _claim(self) -> None:
         """Start queued runs while there are free devices for them."""
         while free := self._free_devices():
-            with self.database.writing() as session:
-                run = queue.claim(
-                    session,
-                    self.id,
-                    recipes=self.recipes,
-                    precisions=self.precisions,
-                    free_devices=free,
-                    device_memory_bytes=self.device_memory_bytes,
-                    lease_seconds=self.settings.lease_seconds,
-                    runs_per_user=self.settings.runs_per_user,
-                )
-                if run is None:
-                    return
-                attempt = (run.id, run.attempt)
-                devices = queue.node(session, *attempt).devices
-            _say(f"run {run.id}: attempt {run.attempt} on device {devices}")
-            folder = self.settings.run_folder(run.id)
-            argv = [sys.executable, "-m", "worker.supervisor", str(run.id), str(run.attempt)]
+            claimed = self._next(free)
+            if claimed is None:
+                return
+            attempt, devices = claimed
+            run_id, number = attempt
+            _say(f"run {run_id}: attempt {number} on device {devices}")
+            folder = self.settings.run_folder(run_id)
+            argv = [sys.executable, "-m", "worker.supervisor", str(run_id), str(number)]
             try:
-                handle = self.engine.launch(folder, run.attempt, argv, {})
+                handle = self.engine.launch(folder, number, argv, {})
             except (AlreadyLaunched, OSError) as error:
                 # Such as a data folder that belongs to another database.
-                self._fail(*attempt, f"its supervisor could not be started in {folder}: {error}")
+                reason = f"its supervisor could not be started in {folder}: {error}"
+                self._fail(*attempt, reason, fault="infrastructure")
                 continue
             self.running[attempt] = (handle, devices)
 
-    def _fail(self, run_id: int, attempt: int, reason: str) -> None:
+    def _next(self, free: set[int]) -> tuple[Attempt, list[int]] | None:
+        """Claim a run; if what one of them holds is in the way, set that one aside."""
+        try:
+            with self.database.writing() as session:
+                return self._take(session, free)
+        except Exception as error:
+            if may_pass(error):
+                raise
+            self._set_aside(free)
+        with self.database.writing() as session:
+            return self._take(session, free)
+
+    def _take(
+        self, session: Session, free: set[int], only: int | None = None
+    ) -> tuple[Attempt, list[int]] | None:
+        run = queue.claim(
+            session,
+            self.id,
+            recipes=self.recipes,
+            precisions=self.precisions,
+            free_devices=free,
+            device_memory_bytes=self.device_memory_bytes,
+            lease_seconds=self.settings.lease_seconds,
+            runs_per_user=self.settings.runs_per_user,
+            only=only,
+        )
+        if run is None:
+            return None
+        return (run.id, run.attempt), queue.node(session, run.id, run.attempt).devices
+
+    def _set_aside(self, free: set[int]) -> None:
+        """Fail each queued run whose claim fails, so that the others have their turn."""
+        with self.database.reading() as session:
+            run_ids = queue.queued(session)
+        for run_id in run_ids:
+            try:
+                with self.database.reading() as session:  # which takes the claim back
+                    self._take(session, free, only=run_id)
+            except Exception as error:
+                if may_pass(error):
+                    raise
+                reason = f"it cannot be claimed: {in_short(error)}"
+                _say(f"run {run_id}: {reason}")
+                with self.database.writing() as session:
+                    queue.set_aside(session, run_id, reason)
+
+    def _fail(self, run_id: int, attempt: int, reason: str, *, fault: str) -> None:
         _say(f"run {run_id}: {reason}")
         with self.database.writing() as session:
             queue.end(
@@ -163,7 +203,7 @@ class Worker:
                 Status.FAILED,
                 reason=reason,
                 error=reason,
-                fault="infrastructure",
+                fault=fault,
             )
 
     def _free_devices(self) -> set[int]:
@@ -171,17 +211,38 @@ class Worker:
         return self.device_indexes - taken
 
     def _reap(self) -> None:
-        """Let go of supervisors that ended; one that died before its run did is a lost attempt."""
+        """Let go of supervisors that ended; one that died before its run did is a lost attempt.
+
+        Nothing that one run did keeps the others from being looked at.
+        """
         for (run_id, attempt), (handle, _devices) in list(self.running.items()):
             if self.engine.is_alive(handle):
                 continue
-            with suppress(Fenced):
-                self._end_lost(run_id, attempt)
+            try:
+                with suppress(Fenced):
+                    self._close_lost(run_id, attempt)
+            except Exception as error:
+                if is_outage(error):
+                    raise
+                if may_pass(error):  # its disk or bucket: at the next look
+                    continue
+                _say(f"run {run_id} cannot be closed:\n{traceback.format_exc()}")
             self.engine.release(handle)
             del self.running[run_id, attempt]
 
+    def _close_lost(self, run_id: int, attempt: int) -> None:
+        """Close a lost attempt; what is left of it may be anything. Raises Fenced."""
+        try:
+            self._end_lost(run_id, attempt)
+        except Exception as error:
+            if isinstance(error, Fenced) or may_pass(error):
+                raise
+            fault = "code" if isinstance(error, CannotRecord) else "infrastructure"
+            reason = str(error) if fault == "code" else in_short(error)
+            self._fail(run_id, attempt, reason, fault=fault)
+
     def _end_lost(self, run_id: int, attempt: int) -> None:
-        """Record what is left in the spool, then close the attempt. Raises Fenced."""
+        """Record what is left in the spool, then close the attempt. Raises Fenced, CannotRecord."""
         recorder = Recorder(self.settings, self.database, self.store, run_id, attempt)
 
         def renew() -> None:
@@ -190,6 +251,8 @@ class Worker:
 
         while not recorder.flush(meanwhile=renew):
             pass
+        if recorder.fault:
+            raise CannotRecord(recorder.fault)
         reason = f"its supervisor died in attempt {attempt}"
         with self.database.writing() as session:
             queue.end_killed(
@@ -227,9 +290,9 @@ class Worker:
             self._reap()
         for handle, _devices in self.running.values():
             self.engine.signal(handle, signal.SIGKILL)
-        while self.running:
+        while any(self.engine.is_alive(handle) for handle, _devices in self.running.values()):
             time.sleep(0.1)
-            self._reap()
+        self._reap()  # what waits for a bucket that is away, the next worker of this name finds
 
 
 def probe() -> dict[str, Any]:

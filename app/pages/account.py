@@ -6,33 +6,51 @@ from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
-from app.auth import SignedIn, Visitor, sign_in
-from app.context import Db
+from app.auth import AtBrowser, SignedIn, Visitor, sign_in
+from app.brake import client_of
+from app.context import Db, TheBrake
 from app.parameters import RowId, Text
 from app.rendering import page
 from db import accounts
 from db.errors import Invalid
-from db.tables import User
+from db.tables import SignInSession, User
 
 router = APIRouter(prefix="/account")
 
 
 @router.get("")
-def show_account(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+def show_account(
+    request: Request, session: Db, visitor: SignedIn, at_browser: AtBrowser
+) -> HTMLResponse:
     """Show them."""
-    return _account(request, session, visitor)
+    return _account(request, session, visitor, at_browser)
 
 
 @router.post("/password")
 def set_password(
-    request: Request, session: Db, visitor: SignedIn, password: Annotated[str, Form()] = ""
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    at_browser: AtBrowser,
+    brake: TheBrake,
+    password: Annotated[str, Form()] = "",
+    current: Annotated[str, Form()] = "",
 ) -> Response:
-    """Set a password; every other browser is signed out."""
+    """Set a password; every other browser, token and link of the user's is of no more use.
+
+    A browser that somebody left open does not suffice: the current password is asked for, unless a
+    link has just let this browser in.
+    """
     user = session.get_one(User, visitor.user.id)
     try:
+        if not accounts.came_by_fresh_link(session, at_browser):
+            client = client_of(request, user.name)
+            brake.take(**client)
+            accounts.check_current_password(user, current)
+            brake.release(**client)
         accounts.set_password(session, user, password)
     except Invalid as error:
-        return _account(request, session, visitor, errors=error.errors)
+        return _account(request, session, visitor, at_browser, errors=error.errors)
     response = RedirectResponse("/account", status_code=303)
     sign_in(request, response, session, user)
     return response
@@ -40,18 +58,24 @@ def set_password(
 
 @router.post("/tokens")
 def make_token(
-    request: Request, session: Db, visitor: SignedIn, name: Annotated[Text, Form()] = ""
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    at_browser: AtBrowser,
+    name: Annotated[Text, Form()] = "",
 ) -> HTMLResponse:
     """Make a token and show it, this once."""
     try:
         token, _row = accounts.make_api_token(session, visitor.user, name)
     except Invalid as error:
-        return _account(request, session, visitor, errors=error.errors)
-    return _account(request, session, visitor, token=token)
+        return _account(request, session, visitor, at_browser, errors=error.errors)
+    return _account(request, session, visitor, at_browser, token=token)
 
 
 @router.post("/tokens/{token_id}/revocation")
-def revoke_token(token_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
+def revoke_token(
+    token_id: RowId, session: Db, visitor: SignedIn, _at_browser: AtBrowser
+) -> RedirectResponse:
     """Revoke a token."""
     accounts.delete_api_token(session, visitor.user, token_id)
     return RedirectResponse("/account", status_code=303)
@@ -61,6 +85,7 @@ def _account(
     request: Request,
     session: Session,
     visitor: Visitor,
+    at_browser: SignInSession,
     *,
     token: str = "",
     errors: dict[str, str] | None = None,
@@ -70,6 +95,7 @@ def _account(
         "account.html",
         visitor=visitor,
         status_code=422 if errors else 200,
+        asks_current=not accounts.came_by_fresh_link(session, at_browser),
         tokens=accounts.api_tokens(session, visitor.user),
         token=token,
         errors=errors or {},

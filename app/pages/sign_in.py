@@ -6,7 +6,7 @@ from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from app.auth import Forgery, SignedIn, cookie_name, local_path, sign_in
-from app.brake import TooManyTries
+from app.brake import TooManyTries, client_of
 from app.context import Db, TheBrake, TheDatabase, TheSettings
 from app.parameters import Text
 from app.rendering import page
@@ -28,7 +28,8 @@ def enter(request: Request, database: TheDatabase, token: str = "", next: str = 
     response = RedirectResponse(target, status_code=303)
     try:
         with database.writing() as session:
-            sign_in(request, response, session, accounts.redeem_link_token(session, token))
+            user = accounts.redeem_link_token(session, token)
+            sign_in(request, response, session, user, by_link=True)
     except Refused:
         return RedirectResponse("/sign-in?problem=link", status_code=303)
     return response
@@ -58,7 +59,7 @@ def sign_in_with_password(
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise Forgery
     target = local_path(next)
-    client = {"address": request.client.host if request.client else "", "name": name.strip()[:64]}
+    client = client_of(request, name)
     try:
         brake.take(**client)
         with database.reading() as session:

@@ -75,3 +75,23 @@ def test_artifact_of_another_run_is_not_there(saved: None, script: TestClient) -
     """The address names the run that the file belongs to."""
     assert script.get("/runs/2/artifacts/1/download").status_code == 404
     assert script.get("/runs/1/artifacts/9/download").status_code == 404
+
+
+@pytest.mark.parametrize("linked", ["samples.txt", "..", "../.."])
+def test_a_link_that_a_recipe_made_is_not_followed(
+    saved: None, settings: Settings, script: TestClient, linked: str
+) -> None:
+    """Neither a file nor a folder of the run's may lead elsewhere; all runs together may."""
+    place = settings.run_folder(1) / "artifacts" / "step-00000100"
+    runs_folder = settings.data / "runs"
+    runs_folder.rename(settings.data / "elsewhere")
+    runs_folder.symlink_to(settings.data / "elsewhere")  # as an operator may
+    assert script.get("/runs/1/artifacts/1/download").content == FILES["samples.txt"]
+    inside = (place / linked).resolve()
+    outside = settings.data / "outside"
+    inside.rename(outside)
+    inside.symlink_to(outside)
+    assert (place / "samples.txt").read_bytes() == FILES["samples.txt"]
+    answer = script.get("/runs/1/artifacts/1/download")
+    assert answer.status_code == 404
+    assert "<script>" not in answer.text

@@ -1,5 +1,6 @@
 """The operator's commands, as a person types them."""
 
+import signal
 import socket
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import psutil
 import pytest
 from sqlalchemy import select, update
 
+from db.database import Database
 from db.tables import StepBucket
 from tests.app.conftest import offer_digits, start_run
 from tests.db.telemetry_made import make_steps, record
@@ -32,6 +34,34 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
             assert family
         assert process.returncode == 0
         assert not any(map(is_running, family))
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.Signals) -> None:
+    """A service manager's SIGTERM, or a terminal that closes, is as good as Ctrl-C."""
+    for _ in range(2):
+        with up(stop, HALFSTEP_DATA=str(tmp_path)) as (process, _link):
+            until((tmp_path / f"worker-{socket.gethostname()}.lock").exists)
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert family
+        assert process.returncode == 0
+        assert not any(map(is_running, family))
+
+
+def test_what_is_written_is_its_users_alone(site: Site) -> None:
+    """Neither the database nor a run's files, nor the folder that they lie in, are others'."""
+    data = site.data / "data"
+    environment = {"HALFSTEP_DATA": str(data), "HALFSTEP_WORKER_NAME": "w1"}
+    database = Database(f"sqlite:///{data / 'halfstep.db'}")
+    assert "/?token=" in halfstep("link", "ada", **environment).stdout
+    own = Site(data, database, str(database.engine.url), site.owner)
+    with own.worker():
+        run_id = own.submit(steps=20)
+        own.wait(run_id)
+    files = [data, *data.rglob("*")]
+    assert {path.name for path in files} > {"halfstep.db", "checkpoints", "supervisor-1.log"}
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+    database.dispose()
 
 
 def test_up_stops_cleanly_before_the_worker_is_ready(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.schemas import mistakes, put, with_defaults
+from app.schemas import mistakes, parsed, put, with_defaults
 from tests.app.conftest import CONFIG, SCHEMA
 
 
@@ -64,3 +64,20 @@ def test_a_mistake_names_field_value_and_what_is_allowed(
 def test_a_group_that_is_no_object_is_a_mistake() -> None:
     """Even so wrong a configuration is refused, not a crash."""
     assert "training" in mistakes(SCHEMA, with_defaults(SCHEMA, {"training": 3}))
+
+
+def test_a_valid_configuration_is_kept_as_the_schemas_types_have_it() -> None:
+    """2.0 is a whole number in JSON Schema, and 2 for whoever counts with it; others stay."""
+    fields = {
+        "count": {"type": "integer"},
+        "keep": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "rate": {"anyOf": [{"type": "integer"}, {"type": "number"}]},
+        "sizes": {"type": "array", "items": {"type": "integer"}},
+        "word": {"type": "string"},
+    }
+    schema = {"type": "object", "properties": {"a": {"type": "object", "properties": fields}}}
+    given = {"count": 3.0, "keep": 2.0, "rate": 2.0, "sizes": [8.0, 16], "word": "2.0"}
+    found = parsed(schema, {"a": given, "precision": "fp16"})
+    expected = {"count": 3, "keep": 2, "rate": 2.0, "sizes": [8, 16], "word": "2.0"}
+    assert repr(found) == repr({"a": expected, "precision": "fp16"})
+    assert parsed(fields["keep"], None) is None

@@ -1,19 +1,22 @@
 """The real web server, with real connections."""
 
 import json
+import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import httpx2
+import pytest
 from sqlalchemy import QueuePool
 from starlette.testclient import TestClient
 
+from app import connections
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run
 from tests.app.conftest import serving
 from tests.db.telemetry_made import make_steps, record
-from tests.site import until
+from tests.site import SECONDS, until
 
 
 def test_stream_goes_on_where_it_was_lost(
@@ -61,6 +64,55 @@ def test_open_streams_hold_no_connection(
         pool = database.engine.pool
         assert isinstance(pool, QueuePool)
         until(lambda: pool.checkedout() == 0)
+
+
+HALF_REQUESTS = [
+    b"",
+    b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n",
+    b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+    b"Content-Type: application/x-www-form-urlencoded\r\n\r\nname",
+]
+
+
+@pytest.mark.parametrize("after_one", [False, True])
+@pytest.mark.parametrize("said", HALF_REQUESTS, ids=["nothing", "half a header", "half a body"])
+def test_who_sends_no_whole_request_is_not_waited_for(
+    address: str, monkeypatch: pytest.MonkeyPatch, said: bytes, after_one: bool
+) -> None:
+    """The server closes a connection that stays silent, also one that had an answer before."""
+    with ExitStack() as stack:
+        if not after_one:
+            monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.2)
+        connection = stack.enter_context(socket.create_connection(_host_and_port(address)))
+        connection.settimeout(SECONDS)
+        if after_one:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(9999).startswith(b"HTTP/1.1 200 OK")
+            monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.2)
+        with suppress(ConnectionError):  # closed is closed
+            connection.sendall(said)
+            while connection.recv(9999):
+                pass
+
+
+def test_an_answer_may_take_longer_than_a_request(
+    database: Database, settings: Settings, running: Run, script: TestClient
+) -> None:
+    """The limit is for what comes in: once a live stream is open, nothing counts any more."""
+    headers = {"authorization": script.headers["authorization"]}
+    with serving(settings, database) as (server, address), ExitStack() as stack:
+        silent = stack.enter_context(socket.create_connection(_host_and_port(address)))
+        url = f"{address}/api/runs/{running.id}/live"
+        stream = stack.enter_context(httpx2.stream("GET", url, headers=headers))
+        next(_events(stream))
+        waits = {each.client[1]: each.waits for each in server.server_state.connections}
+        assert waits.pop(silent.getsockname()[1]) is True
+        assert list(waits.values()) == [False]
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.removeprefix("http://").partition(":")
+    return host, int(port)
 
 
 def _events(stream: httpx2.Response) -> Iterator[dict[str, object]]:

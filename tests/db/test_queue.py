@@ -48,6 +48,21 @@ def test_claim_passes_over_what_does_not_fit(database: Database, ada: User, work
     assert claimed.id == fits.id
 
 
+def test_a_wish_for_more_memory_than_any_number_of_bytes_waits(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """It hinders no other run's claim, and the list says why it waits."""
+    with database.writing() as session:
+        bad = submit(session, ada, config=config(device_memory_gib=1e308))
+        fits = submit(session, ada)
+        claimed = claim(session, worker, device_memory_bytes=8 * 2**30)
+        assert claimed is not None
+        assert claimed.id == fits.id
+        assert why(session, bad).startswith("it needs devices of 1e+308 GiB, and no worker")
+        bad.config = config(device_memory_gib=10**400)
+        assert why(session, bad).startswith("it needs devices of inf GiB, and no worker")
+
+
 def test_claim_opens_an_attempt_with_a_lease(database: Database, ada: User, worker: Worker) -> None:
     """A claim raises the attempt and takes devices and a lease by the database's clock."""
     with database.writing() as session:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
 from db import queue, series, telemetry
 from db.database import Database
@@ -83,3 +84,19 @@ def test_a_cursor_that_makes_no_sense_is_as_good_as_none() -> None:
     for text in ("1.2.three", "", "1.1.99999999999999999999.0.0.0", "-2", "1.2.3.4.5.6.7.8", "²"):
         assert Cursor.parse(text) == Cursor()
     assert Cursor.parse(str(Cursor())) == Cursor()
+
+
+@pytest.mark.parametrize("field", ["attempt", "event", "metric", "diagnosis"])
+def test_a_cursor_beyond_what_a_column_of_ids_holds_is_as_good_as_none(
+    database: Database, running: Run, field: str
+) -> None:
+    """PostgreSQL would refuse to compare an id with such a number."""
+    record(database, running, 1, steps(1, 3))
+    text = str(Cursor(**{field: 2**31}))
+    assert Cursor.parse(text) == Cursor()
+    largest = Cursor.parse(str(Cursor(**{field: 2**31 - 1})))
+    assert largest == Cursor(**{field: 2**31 - 1})
+    with database.reading() as session:
+        found = series.changes(session, running.id, largest)
+        assert found is not None
+        assert found.steps["step"] == [1, 2, 3]

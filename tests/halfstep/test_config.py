@@ -52,6 +52,39 @@ def test_the_schema_says_defaults_bounds_and_help_for_every_field():
     assert schema["properties"]["recipe"]["properties"]["width"]["minimum"] == 1
 
 
+def test_every_number_of_the_schema_has_bounds():
+    """A number that nobody bounded is kept within what browsers and devices hold."""
+
+    class Loose(OwnConfig):
+        count: int = Field(1, title="Count", description="Any.")
+        share: float | None = Field(None, gt=0, title="Share", description="Any.")
+
+    class Unbounded(Example):
+        Config = Loose
+
+    schema = config_schema(Unbounded)
+    for group in schema["properties"].values():
+        for name, field in group.get("properties", {}).items():
+            for option in field.get("anyOf", [field]):
+                if option.get("type") in ("integer", "number"):
+                    assert {"minimum", "exclusiveMinimum"} & option.keys(), name
+                    assert {"maximum", "exclusiveMaximum"} & option.keys(), name
+    fields = schema["properties"]["recipe"]["properties"]
+    assert (fields["count"]["minimum"], fields["count"]["maximum"]) == (-(2**53), 2**53)
+    [share] = [option for option in fields["share"]["anyOf"] if option["type"] == "number"]
+    assert (share["exclusiveMinimum"], share["maximum"]) == (0, 2.0**127)
+
+
+@pytest.mark.parametrize("memory", [1e308, 10**400, 65537])
+def test_a_wish_for_memory_that_no_device_has_is_refused(memory):
+    """Its bound is in the schema, for the form and the API, and in the model."""
+    values = {"training": {"device_memory_gib": memory}}
+    validator = jsonschema.Draft202012Validator(config_schema(Example))
+    assert not validator.is_valid(config_model(Example)().model_dump() | values)
+    with pytest.raises(ConfigError, match=r"training\.device_memory_gib"):
+        parse_config(Example, values)
+
+
 def test_the_schema_and_the_model_agree():
     """A full configuration passes the schema, and what the schema refuses the model refuses."""
     schema = config_schema(Example)

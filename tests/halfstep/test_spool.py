@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfstep.spool import STEP_DTYPE, Position, SpoolReader, SpoolWriter
+from tests.db.telemetry_made import make_metric
 
 
 @pytest.fixture
@@ -30,11 +31,11 @@ def test_a_reader_returns_what_was_written_in_order(tmp_path, write):
     """Arrays and events come back equal, in the order in which they were appended."""
     writer = write(1)
     writer.steps(steps(1, 3))
-    writer.event({"event": "metric", "step": 3, "name": "val/accuracy", "value": 0.5})
+    writer.event(make_metric(3, 0.5))
     writer.steps(steps(4, 1))
     first, event, last = SpoolReader(tmp_path).poll()
     assert first.tobytes() == steps(1, 3).tobytes()
-    assert event == {"event": "metric", "step": 3, "name": "val/accuracy", "value": 0.5}
+    assert event == make_metric(3, 0.5)
     assert last.tobytes() == steps(4, 1).tobytes()
 
 
@@ -51,8 +52,10 @@ def test_a_poll_returns_only_what_is_new(tmp_path, write):
 
 def test_non_finite_numbers_survive_json(tmp_path, write):
     """JSON has no inf or nan, so they travel as strings that float() understands."""
-    write(1).event({"a": [float("nan"), float("inf")], "b": {"c": float("-inf")}})
-    assert SpoolReader(tmp_path).poll() == [{"a": ["NaN", "Infinity"], "b": {"c": "-Infinity"}}]
+    further = {"a": [float("nan"), float("inf")], "b": {"c": float("-inf")}}
+    write(1).event(make_metric(1, float("nan")) | further)
+    expected = {"value": "NaN", "a": ["NaN", "Infinity"], "b": {"c": "-Infinity"}}
+    assert SpoolReader(tmp_path).poll() == [make_metric(1, 0.5) | expected]
 
 
 def test_a_step_record_is_packed(tmp_path, write):

@@ -1,23 +1,40 @@
 """Recording over deaths: real spools, a real database, and no process."""
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from obstore.store import LocalStore
 from sqlalchemy import select
 
-from db import queue
+from app.summary import summarise
+from db import findings, queue, runs
 from db.database import Database
-from db.series import raw_steps
+from db.series import Cursor, changes, log_lines, raw_steps
 from db.settings import Settings
-from db.tables import Diagnosis, Metric, Run, RunNode, ScalerEvent, Status, User, Worker
-from halfstep.spool import SpoolWriter
+from db.tables import (
+    Artifact,
+    Checkpoint,
+    Diagnosis,
+    Metric,
+    Run,
+    RunNode,
+    ScalerEvent,
+    Status,
+    User,
+    Worker,
+)
+from halfstep.spool import EVENT, STEPS, SpoolWriter
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.db.telemetry_made import make_events, make_metric, make_steps
-from worker.recorder import Recorder
+from tests.halfstep.test_events import HONEST
+from tests.spool_made import spool_anything, spool_raw
+from worker.recorder import CannotRecord, Recorder
 
 
 class NoDevices:
@@ -79,6 +96,11 @@ class Attempts:
     def steps_of(self, table: Any) -> list[int]:
         with self.database.reading() as session:
             return list(session.scalars(select(table.step).order_by(table.step)))
+
+    @property
+    def spool(self) -> Path:
+        """The folder of the attempt that runs."""
+        return self.settings.run_folder(self.run_id) / "spool"
 
     def left(self) -> list[str]:
         """The names of the spool files on the machine that trains."""
@@ -232,7 +254,8 @@ def test_what_is_told_before_the_first_steps_survives_a_resume_that_is_not_exact
     spool = attempts.next()
     recorder = attempts.supervisor()
     spool.event(resumed(50, exact=False))
-    spool.event({"event": "shapes", "step": 0})
+    shapes = {"share": 0.5, "count": 1, "layers": ["head (65 to 10)"], "batch_size": None}
+    spool.event({"event": "shapes", "step": 0, **shapes})
     for event in (*make_events([51]), make_metric(52, 0.5)):
         spool.event(event)
     drain(recorder)
@@ -260,3 +283,126 @@ def test_what_an_attempt_without_steps_told_is_forgotten(attempts: Attempts) -> 
     drain(recorder)
     drain(attempts.recorder())
     assert attempts.steps_of(Metric) == [55]
+
+
+def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
+    attempts: Attempts,
+) -> None:
+    """Its frame lies in a folder beside the spool, which the fault and the run's log name."""
+    attempts.next().steps(attempts.steps(1, 4))
+    event = make_metric(3, "warm-up", "phase")
+    spool_anything(attempts.spool, 1, make_metric(2, 0.5), event, make_metric(4, 0.5))
+    recorder = attempts.recorder()
+    drain(recorder)
+    assert recorder.fault is not None
+    assert "metric 'phase' at step 3: value is 'warm-up'; allowed: a number" in recorder.fault
+    kept = attempts.spool.parent / "unrecorded-1" / "frames"
+    assert str(kept.parent) in recorder.fault
+    assert json.dumps(event).encode() in kept.read_bytes()
+    assert attempts.steps_of(Metric) == [2, 4]
+    with attempts.database.reading() as session:
+        assert recorder.fault in [line.text for line in log_lines(session, attempts.run_id)]
+
+
+@pytest.mark.parametrize("place", ["artifacts", "checkpoints"])
+def test_a_link_out_of_the_runs_folder_is_not_followed(attempts: Attempts, place: str) -> None:
+    """Neither a linked file nor a file in a linked folder is stored as the run's own."""
+    attempts.next()
+    folder, secret = attempts.spool.parent, attempts.folder / "secret"
+    secret.mkdir()
+    (secret / "a.txt").write_text("secret")
+    (folder / place).mkdir()
+    (folder / place / "step-00000400").symlink_to(secret)
+    (folder / place / "a.txt").symlink_to(secret / "a.txt")
+    kind = place.removesuffix("s")
+    for path in (f"{place}/step-00000400/a.txt", f"{place}/a.txt"):
+        file = {"kind": "checkpoint", "path": path, "size_bytes": 6, "sha256": "ab" * 32}
+        spool_anything(attempts.spool, 1, HONEST[kind] | file | {"files": [file]})
+    recorder = attempts.recorder()
+    drain(recorder)
+    assert f"{place}/step-00000400/a.txt is a link" in str(recorder.fault)
+    assert attempts.steps_of(Artifact) == attempts.steps_of(Checkpoint) == []
+
+
+def test_what_fails_for_good_is_put_aside_with_the_whole_spool(attempts: Attempts) -> None:
+    """A spool that cannot be read at all is moved, and the message says where to."""
+    attempts.next()
+    spool_anything(attempts.spool, 1, make_metric(2, 0.5)).write_bytes(b"another file's header")
+    with pytest.raises(CannotRecord, match=r"is not a spool file of version 1.*unrecorded-1"):
+        drain(attempts.recorder())
+    assert attempts.left() == []
+    assert (attempts.spool.parent / "unrecorded-1" / "1-0.spool").exists()
+    drain(attempts.recorder())
+
+
+#: What no training says, but JSON can.
+HOSTILE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([2**31, 2**53, 2**63, -(2**63) - 1, 10**400, -1, 0, 1e308, 5e-324, -0.0]),
+    st.floats(),
+    st.text(max_size=20),
+    st.sampled_from(["NaN", "Infinity", "\0", "\ud800", "x" * 5000, "skip", "../a.txt", "\u2028"]),
+    st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=5)),
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the way to everything within a value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in inner:
+        yield (*path, key)
+        if isinstance(each, dict | list):
+            yield from places(each, (*path, key))
+
+
+@st.composite
+def spoilt(draw: st.DrawFn) -> dict[str, Any]:
+    """An honest event with anything in place of some of what it says."""
+    event: dict[str, Any] = json.loads(json.dumps(draw(st.sampled_from(list(HONEST.values())))))
+    for _ in range(draw(st.integers(0, 2))):
+        *way, last = draw(st.sampled_from(list(places(event))))
+        inside: Any = event
+        for key in way:
+            inside = inside[key]
+        inside[last] = draw(HOSTILE)
+        if draw(st.booleans()) and isinstance(inside, dict):
+            del inside[last]
+    return event
+
+
+PAYLOADS = st.one_of(
+    spoilt().map(lambda event: (EVENT, json.dumps(event).encode())),
+    HOSTILE.map(lambda value: (EVENT, json.dumps(value).encode())),
+    st.binary(max_size=100).map(lambda payload: (EVENT, payload)),
+    st.tuples(st.integers(0, 255), st.binary(min_size=48, max_size=48)),
+    st.binary(min_size=48, max_size=48).map(lambda payload: (STEPS, payload)),
+    st.just((STEPS, b"")),
+)
+
+
+@settings(
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(frames=st.lists(PAYLOADS, max_size=6))
+def test_the_recorder_takes_whatever_a_spool_holds(
+    database: Database, tmp_path: Path, ada: User, frames: list[tuple[int, bytes]]
+) -> None:
+    """It never raises and never stops short: the good event at the end is always recorded."""
+    attempts = Attempts(database, tmp_path, ada)
+    with attempts.closing:
+        attempts.next().steps(attempts.steps(1, 2))
+    for kind, payload in frames:
+        spool_raw(attempts.spool, 1, payload, kind=kind)
+    spool_anything(attempts.spool, 1, make_metric(7, 0.5, "the last"))
+    drain(attempts.supervisor())
+    with database.reading() as session:
+        mine = (Metric.run_id == attempts.run_id, Metric.name == "the last")
+        assert session.scalars(select(Metric.value).where(*mine)).all() == [0.5]
+        assert summarise(session, *runs.get_owned(session, attempts.run_id), attempts.settings)
+        changes(session, attempts.run_id, Cursor())
+        findings.of_run(session, runs.get(session, attempts.run_id))

@@ -7,12 +7,19 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 import torch
-from sqlalchemy import func, select
+from sqlalchemy import func, literal_column, select, update
 
+from app.summary import summarise
 from db import checkpoints, queue, runs
-from db.tables import Request, ScalerEvent, Status
+from db.tables import Request, Run, ScalerEvent, Status
 from tests.site import Site, is_running, until
+from tests.spool_made import spool_raw
+from worker.engine import Handle
+
+#: A supervisor that has ended.
+DEAD = Handle(pid=0, started_ticks=1, boot_id="")
 
 
 def test_two_workers_record_every_attempted_step(site: Site) -> None:
@@ -51,6 +58,96 @@ def test_a_run_that_raises_fails_with_its_traceback_and_the_worker_goes_on(site:
         last = runs.statuses(session, broken)[-1]
     assert (last.fault, "training.batch_size" in (last.reason or "")) == ("code", True)
     assert "training.batch_size is 5000" in site.log(broken)
+
+
+def test_a_metric_that_is_no_number_fails_its_run_and_no_other(site: Site, tmp_path: Path) -> None:
+    """The error names the metric and its value; the worker trains the next run."""
+    recipe = tmp_path / "phased.py"
+    recipe.write_text(
+        "from trainer.recipes.digits import Digits\n\n\n"
+        "class Phased(Digits):\n"
+        "    name = 'phased'\n\n"
+        "    def evaluate(self):\n"
+        "        return {'val/loss': 0.5, 'phase': 'warm-up'}\n"
+    )
+    name = f"{recipe}:Phased"
+    broken, fine = site.submit(recipe=name, steps=10), site.submit(steps=10)
+    with site.worker(HALFSTEP_RECIPES=name):
+        assert site.wait(fine).status == Status.FINISHED
+    failed = site.run(broken)
+    assert (failed.status, failed.attempt) == (Status.FAILED, 1)
+    message = "metric 'phase' at step 10: value is 'warm-up'; allowed: a number"
+    assert message in (failed.error or "")
+    with site.database.reading() as session:
+        last = runs.statuses(session, broken)[-1]
+    assert (last.fault, message in (last.reason or "")) == ("code", True)
+    assert site.count_steps(broken) == 10
+
+
+@pytest.mark.parametrize("told", [b'{"event": "metric", "value": "warm-up"}', b"no header"])
+def test_what_a_dead_supervisors_training_told_ends_that_run_alone(site: Site, told: bytes) -> None:
+    """A run that spooled nonsense fails with the place where it lies; the one beside it is queued
+    again, and the worker goes on.
+    """
+    worker = site.idle_worker()
+    bad, good = site.submit(), site.submit()
+    attempts = [site.lost_attempt(worker, run_id) for run_id in (bad, good)]
+    path = spool_raw(site.data / "runs" / str(bad) / "spool", 1, told)
+    if told == b"no header":
+        path.write_bytes(told * 10)
+    worker.running = {attempt: (DEAD, [0]) for attempt in attempts}
+    worker._reap()
+    assert worker.running == {}
+    assert (site.run(bad).status, site.run(good).status) == (Status.FAILED, Status.QUEUED)
+    with site.database.reading() as session:
+        last = runs.statuses(session, bad)[-1]
+    aside = site.data / "runs" / str(bad) / "unrecorded-1"
+    assert last.fault == "code"
+    assert str(aside) in (last.reason or "")
+    assert list(aside.iterdir())
+
+
+def test_nothing_that_one_run_left_keeps_the_others_from_being_looked_at(site: Site) -> None:
+    """Whatever reading one run's remains raises, that run fails and the next one is closed."""
+    worker = site.idle_worker()
+    bad, good = site.submit(), site.submit()
+    attempts = [site.lost_attempt(worker, run_id) for run_id in (bad, good)]
+    (site.data / "runs" / str(bad) / "supervisor-1.log").mkdir(parents=True)  # no file to read
+    worker.running = {attempt: (DEAD, [0]) for attempt in attempts}
+    worker._reap()
+    assert (site.run(bad).status, site.run(good).status) == (Status.FAILED, Status.QUEUED)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    ['"device_memory_gib": 1e308', f'"device_memory_gib": {10**400}', f'"seed": {"1" * 5000}'],
+    ids=["1e308 GiB", "401 digits", "5,000 digits"],
+)
+def test_a_run_that_cannot_be_claimed_does_not_keep_the_next_from_its_turn(
+    site: Site, wish: str
+) -> None:
+    """What keeps a claim from succeeding fails that run with the reason; what asks for too much
+    waits. Either way the run behind it is claimed.
+    """
+    worker = site.idle_worker()
+    bad, good = site.submit(priority=1), site.submit()
+    with site.database.writing() as session:
+        text = f'{{"precision": "fp16", "training": {{"steps": 60, {wish}}}}}'
+        written = update(Run).where(Run.id == bad).values(config=literal_column(f"'{text}'"))
+        session.execute(written.execution_options(synchronize_session=False))
+    assert worker._next({0}) == ((good, 1), [0])
+    with site.database.reading() as session:
+        query = select(Run.status, Run.error).where(Run.id == bad)
+        status, error = session.execute(query).one()
+        last = runs.statuses(session, bad)[-1]
+    assert status in (Status.QUEUED, Status.FAILED)
+    if status == Status.FAILED:
+        assert error == last.reason
+        assert last.fault == "code"
+        assert "it cannot be claimed" in error
+    else:
+        with site.database.reading() as session:
+            assert summarise(session, *runs.get_owned(session, bad), worker.settings).waiting
 
 
 def test_cancel_is_obeyed_at_a_step_boundary_with_a_checkpoint(site: Site) -> None:

@@ -11,6 +11,14 @@ from db.tables import Run, Status, User
 from tests.app.conftest import CONFIG, submit
 
 
+def test_a_whole_number_is_stored_as_one(offered: None, script: TestClient) -> None:
+    """2.0 passes for a whole number, and whoever counts with it later finds 2."""
+    body = {"recipe": "digits", "config": {"training": {"steps": 50.0, "batch_size": 2.0}}}
+    run = script.post("/api/runs", json=body).json()
+    training = script.get(f"/api/runs/{run['id']}/config").json()["training"]
+    assert (repr(training["steps"]), repr(training["batch_size"])) == ("50", "2")
+
+
 def test_submit_fills_in_defaults(offered: None, script: TestClient) -> None:
     """A submission needs the recipe alone; the answer is the queued run."""
     body = {"recipe": "digits", "config": {"training": {"steps": 50}}, "tags": "a ,b,,"}
@@ -21,6 +29,11 @@ def test_submit_fills_in_defaults(offered: None, script: TestClient) -> None:
     assert (run["owner"], run["tags"]) == ("ada", ["a", "b"])
     config = script.get(f"/api/runs/{run['id']}/config").json()
     assert config == CONFIG | {"training": CONFIG["training"] | {"steps": 50}}
+
+
+def nested(depth: int) -> list[object]:
+    """A list within a list, and so on."""
+    return [nested(depth - 1)] if depth else []
 
 
 @pytest.mark.parametrize(
@@ -45,6 +58,16 @@ def test_submit_fills_in_defaults(offered: None, script: TestClient) -> None:
         ({"recipe": "\ud800"}, "recipe", "cannot be kept"),
         ({"recipe": "digits", "config": {"precision": "\0"}}, "precision", "cannot be kept"),
         ({"recipe": "digits", "config": {"\udfff": 1}}, "\\udfff", "cannot be kept"),
+        ({"recipe": "digits", "config": {"a": 10**400}}, "a", "a whole number from"),
+        ({"recipe": "digits", "config": {"a": "x" * 10**5}}, "a", "it has 100,000 characters; all"),
+        ({"recipe": "digits", "config": {"a": nested(20)}}, "a.0.0.0.0.0.0.0.0.0.0", "is nested"),
+        ({"recipe": "digits", "config": {"a": nested(400)}}, "a.0.0.0.0.0.0.0.0.0.0", "is nested"),
+        (
+            {"recipe": "digits", "config": {"training": {"max_grad_norm": 10**400}}},
+            "training.max_grad_norm",
+            "a whole number from",
+        ),
+        ({"recipe": "digits", "config": {"training": {"steps": 1e300}}}, "training.steps", "from"),
         ({"recipe": "digits", "colour": "red"}, "colour", "Extra inputs"),
         ({"recipe": "digits", "config": "fast"}, "config", "'fast'"),
     ],

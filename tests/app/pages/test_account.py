@@ -1,7 +1,16 @@
 """Password and tokens, and the page of workers."""
 
 import pytest
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from httpx2 import Response
+from sqlalchemy import update
 from starlette.testclient import TestClient
+
+from db import accounts
+from db.database import Database
+from db.tables import SignInSession, User
+from tests.app.conftest import csrf_token
 
 
 def test_password_is_set_and_other_browsers_are_signed_out(
@@ -15,6 +24,78 @@ def test_password_is_set_and_other_browsers_are_signed_out(
     assert stranger.get("/account").status_code == 303
     form = {"name": "ada", "password": "a long secret"}
     assert stranger.post("/sign-in", data=form).headers["location"] == "/"
+
+
+def test_a_new_password_ends_whatever_let_its_user_in_before(
+    browser: TestClient, stranger: TestClient, script: TestClient, database: Database, ada: User
+) -> None:
+    """Tokens, links and sessions, wherever they may have got to; other users keep theirs."""
+    with database.writing() as session:
+        link = accounts.make_link_token(session, ada)
+        bob = accounts.user_named(session, "bob")
+        of_bob, _row = accounts.make_api_token(session, bob, "bob's")
+    assert browser.post("/account/password", data={"password": "a long secret"}).status_code == 303
+    assert script.get("/api/runs").status_code == 401
+    assert stranger.get("/", params={"token": link}).headers["location"].startswith("/sign-in")
+    bearer = {"Authorization": f"Bearer {of_bob}"}
+    assert stranger.get("/api/runs", headers=bearer).status_code == 200
+
+
+def set_password(browser: TestClient, **form: str) -> Response:
+    browser.headers["x-csrf-token"] = csrf_token(browser)
+    return browser.post("/account/password", data={"password": "another secret", **form})
+
+
+def test_the_current_password_is_asked_for(browser: TestClient, stranger: TestClient) -> None:
+    """A browser that was left open is not enough; neither is a session by a password."""
+    assert "Current password" not in browser.get("/account").text  # a link has just let it in
+    assert set_password(browser, password="a long secret").status_code == 303
+    stranger.post("/sign-in", data={"name": "ada", "password": "a long secret"})
+    for each in (browser, stranger):
+        assert "Current password" in each.get("/account").text
+        for wrong in ({}, {"current": "a long guess"}):
+            answer = set_password(each, **wrong)
+            assert answer.status_code == 422
+            assert "It is not the one that was typed" in answer.text
+    assert set_password(browser, current="a long secret").status_code == 303
+    form = {"name": "ada", "password": "another secret"}
+    assert stranger.post("/sign-in", data=form).headers["location"] == "/"
+
+
+def test_guesses_of_the_current_password_have_to_wait(browser: TestClient) -> None:
+    """As at the sign-in, whoever was wrong a few times is told when to try again."""
+    set_password(browser)
+    answers = [set_password(browser, current="a guess") for _ in range(6)]
+    assert [answer.status_code for answer in answers] == [422] * 5 + [429]
+    assert "Try again in" in answers[-1].text
+
+
+def test_a_link_is_fresh_for_ten_minutes(browser: TestClient, database: Database) -> None:
+    """Later the password is asked for; who has none yet is told to use a new link."""
+    with database.writing() as session:
+        aged = update(SignInSession).values(created_at=SignInSession.created_at - 601)
+        session.execute(aged)
+    answer = set_password(browser)
+    assert answer.status_code == 422
+    assert "sign in with a new one (halfstep link ada)" in answer.text
+
+
+def test_a_token_does_not_open_the_account(app: FastAPI, script: TestClient, ada: User) -> None:
+    """It sets no password and receives no session, by no route of the account."""
+    found = [
+        (method, route.path)
+        for route in iter_route_contexts(app.routes)
+        if (route.path or "").startswith("/account")
+        for method in getattr(route.original_route, "methods", ())
+    ]
+    assert len(found) >= 4
+    for method, path in found:
+        address = str(path).replace("{token_id}", "1")
+        answer = script.request(method, address, data={"password": "a long secret"})
+        assert answer.status_code == 403
+        assert "An API token does not open the account" in answer.text
+        assert not answer.cookies
+    assert script.get("/api/runs").status_code == 200
 
 
 def test_short_password_is_refused(browser: TestClient) -> None:

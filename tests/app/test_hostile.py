@@ -1,0 +1,103 @@
+"""What nobody types by accident: each is answered with what is wrong with it, never with a 500."""
+
+import hashlib
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from db import artifacts
+from db.database import Database
+from db.tables import Run, User
+from tests.app.conftest import submit
+
+ZEROS = "0" * 5000
+FIELDS = {"recipe": "digits", "precision": "fp16", "priority": "0", "devices_per_node": "1"}
+
+
+@pytest.mark.parametrize("path", ["/runs", "/api/runs"])
+def test_a_filter_has_the_length_of_a_line(browser: TestClient, path: str) -> None:
+    """SQLite refuses a pattern of 50,000 bytes; what is searched for has 1,000 characters."""
+    assert browser.get(path, params={"text": "_" * 1000}).status_code == 200
+    answer = browser.get(path, params={"text": "_" * 26_000})
+    assert answer.status_code == 422
+    assert "allowed: at most 1000 characters" in answer.text
+
+
+@pytest.mark.parametrize("digits", [ZEROS, "9" * 400, "9" * 5000, f"{ZEROS}7", "1e400", "²"])
+@pytest.mark.parametrize(
+    "field", ["training.steps", "training.max_grad_norm", "priority", "after_id", "parent_step"]
+)
+def test_a_form_says_what_a_number_may_be(
+    offered: None, browser: TestClient, field: str, digits: str
+) -> None:
+    """However many digits a field has, it is read or refused."""
+    answer = browser.post("/runs", data=FIELDS | {"training.steps": "5", field: digits})
+    assert answer.status_code in (303, 422)
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("runs/1/priority", {"priority": ZEROS}),
+        ("runs/1/replays", {"step": "9" * 5000}),
+        ("runs/1/scale", {"scale": "9" * 5000}),
+        ("runs/cancellation", {"run": "9" * 5000}),
+        ("sign-in", {"name": "n" * 5000, "password": "p" * 5000}),
+        ("account/tokens", {"name": "n" * 5000}),
+    ],
+)
+def test_a_form_field_of_any_length_is_answered(
+    running: Run, browser: TestClient, path: str, form: dict[str, str]
+) -> None:
+    """Buttons and small forms too."""
+    assert 400 <= browser.post(f"/{path}", data=form).status_code < 500
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("runs/1/replays", b'{"step": %s}' % (b"9" * 401)),
+        ("runs/1/replays", b'{"step": %s}' % (b"9" * 5000)),
+        ("runs/1/scale", b'{"scale": %s}' % (b"9" * 401)),
+        ("runs/1/scale", b'{"scale": NaN}'),
+        ("runs", b'{"recipe": "digits", "priority": %s}' % (b"9" * 401)),
+        ("runs", b'{"recipe": "digits", "config": %s}' % (b"[" * 50_000)),
+        ("runs", b'{"recipe": "digits", "config": {"a": %s}}' % (b"9" * 5000)),
+        ("runs", b'{"recipe": "%s"}' % (b"r" * 50_000)),
+    ],
+)
+def test_a_number_of_any_length_is_answered(
+    running: Run, script: TestClient, path: str, body: bytes
+) -> None:
+    """JSON holds numbers that Python, or PostgreSQL, cannot."""
+    headers = {"content-type": "application/json"}
+    assert 400 <= script.post(f"/api/{path}", content=body, headers=headers).status_code < 500
+
+
+def publish(database: Database, run: Run, key: str, body: bytes) -> None:
+    """Record an artifact under any key, as earlier versions did."""
+    event: dict[str, Any] = {"step": 1, "name": "a.txt", "size_bytes": len(body)}
+    event["sha256"] = hashlib.sha256(body).hexdigest()
+    with database.writing() as session:
+        artifacts.publish(session, run.id, run.attempt, event, key)
+
+
+@pytest.mark.parametrize("key", ["runs/1/artifacts/../../2/a.txt", "/etc/passwd", "", "runs//a"])
+def test_a_key_that_names_no_file_of_the_store_is_not_found(
+    database: Database, running: Run, script: TestClient, key: str
+) -> None:
+    """Not a server's error, and nothing is sent."""
+    publish(database, running, key, b"secret")
+    answer = script.get("/runs/1/artifacts/1/download")
+    assert answer.status_code == 404
+    assert "is no longer in the store" in answer.text
+
+
+def test_the_list_shows_a_run_of_an_earlier_version(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """A number of 401 digits that was let in once does not take the list from everybody."""
+    config = {"precision": "fp16", "training": {"steps": 5, "device_memory_gib": 10**400}}
+    submit(database, ada, config=config)
+    assert browser.get("/runs").status_code == 200
