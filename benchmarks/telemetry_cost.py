@@ -157,9 +157,9 @@ class MeasuredLoop:
 
     def step(self, number: int, batch: Tensor) -> None:
         """Train on one batch, as `train` does."""
-        rate = self.schedule.apply(number)
+        self.schedule.apply(number)
         self.observers.before_step(number)
-        result = train_step(self.rig, [batch], rate)
+        result = train_step(self.rig, [batch])
         self.observers.after_step(result)
         self.telemetry.tick()
 

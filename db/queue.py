@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sqlalchemy import exists, func, select, update
 from sqlalchemy.orm import Session, aliased
@@ -133,6 +134,17 @@ def seconds_since_start(session: Session, run: Run) -> float:
     if run.started_at is None:
         run.started_at = moment
     return moment - run.started_at
+
+
+def seconds_in_training(session: Session, run_id: int) -> float:
+    """Return how long the attempts of a run have trained so far, those that were killed too."""
+    query = select(RunStatus.status, RunStatus.time).where(RunStatus.run_id == run_id)
+    changes = session.execute(query.order_by(RunStatus.id)).all()
+    return sum(
+        max(until - since, 0.0)
+        for (status, since), (_next, until) in pairwise(changes)
+        if status in (Status.RUNNING, Status.PAUSING, Status.STOPPING)
+    )
 
 
 def start(

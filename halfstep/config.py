@@ -73,10 +73,16 @@ class Training(Group):
         title="Seed",
         description="Decides initial weights, the order of examples, dropout and augmentation.",
     )
-    schedule: Literal["constant", "cosine"] = Field(
+    shuffle: bool = Field(
+        True,
+        title="Shuffle",
+        description="Draw a new order of the examples for each epoch. Off: as they come.",
+    )
+    schedule: Literal["constant", "cosine", "recipe"] = Field(
         "constant",
         title="Learning-rate schedule",
-        description="After the warm-up: constant, or a cosine that falls to 0 at the last step.",
+        description="After the warm-up: constant, or a cosine that falls to 0 at the last step. "
+        "recipe: the recipe sets the rates itself.",
     )
     schedule_counts: Literal["attempted", "applied"] = Field(
         "attempted",
@@ -108,6 +114,18 @@ class Training(Group):
         title="Deterministic",
         description="Use only algorithms that give the same bits each time, so that a resumed run "
         "repeats itself exactly.",
+    )
+    tf32: bool = Field(
+        False,
+        title="TF32",
+        description="Let CUDA round the inputs of fp32 products and convolutions to TF32: up to "
+        "eight times as fast, with 10 bits of precision to fp32's 23.",
+    )
+    unused_parameters: bool = Field(
+        False,
+        title="Unused parameters",
+        description="With several devices: some steps leave parameters without a gradient. Costs a "
+        "walk through the graph in each step.",
     )
     device_memory_gib: Annotated[float, Field(gt=0, le=65536)] | None = Field(
         None,

@@ -6,6 +6,7 @@ growth tracker, at the next growth; without the rest, at the next step.
 """
 
 import os
+import pickle
 import random
 import zipfile
 from collections.abc import Mapping
@@ -52,23 +53,38 @@ def save(folder: Path, state: dict[str, Any], modules: Mapping[str, nn.Module]) 
     ]
 
 
-def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
-    """Read a checkpoint to the CPU, after checking that every byte of it is as it was saved."""
+def load(
+    path: Path, sha256: str | None = None, *, is_mapped: bool = False, is_checked: bool = False
+) -> dict[str, Any]:
+    """Read a checkpoint to the CPU, after checking that every byte of it is as it was saved.
+
+    is_mapped: leave the tensors in the file, for what goes to a GPU need not lie in host memory in
+    between.  is_checked: somebody else has looked at the bytes.
+    """
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist")
+    if not is_checked:
+        _check(path, sha256)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not a Halfstep checkpoint of format {FORMAT}")
+    return state
+
+
+def _check(path: Path, sha256: str | None) -> None:
+    """Compare the checksums, those inside too, as torch.load does not. Raises CheckpointError."""
     if sha256 is not None and sha256 != (found := checksum(path)):
         raise CheckpointError(f"{path} is altered: its SHA-256 is {found}, but was {sha256}")
     try:
-        with zipfile.ZipFile(path) as archive:  # torch.load does not check the checksums inside
+        with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
     except zipfile.BadZipFile as error:
         raise CheckpointError(f"{path} is cut short or not a checkpoint: {error}") from error
     if damaged:
         raise CheckpointError(f"{path} is altered: the checksum of its part {damaged} is wrong")
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not a Halfstep checkpoint of format {FORMAT}")
-    return state
 
 
 def capture(
@@ -79,11 +95,14 @@ def capture(
     device: torch.device,
     random_states: list[dict[str, Any]],
     parts: Mapping[str, Any],
+    recipe_state: dict[str, Any],
+    next_batch: list[str],
 ) -> dict[str, Any]:
     """Return everything that decides the next step. The host waits for the device here.
 
     modules: without DistributedDataParallel.  random_states: one a rank.  parts: the states of
-    what else decides the next step, by name.
+    what else decides the next step, by name.  recipe_state: the recipe's own.  next_batch: a
+    fingerprint a rank.
     """
     return {
         "format": FORMAT,
@@ -94,9 +113,10 @@ def capture(
         "parts": dict(parts),
         "modules": {name: module.state_dict() for name, module in modules.items()},
         "optimizers": {name: each.state_dict() for name, each in recipe.optimizers.items()},
-        "recipe_state": _checked(recipe.state_dict()),
+        "recipe_state": _checked(recipe_state),
         "scaler": recipe.scaler.state_dict(),
         "random": random_states,
+        "next_batch": next_batch,
         "environment": _environment(device),
     }
 
@@ -147,6 +167,8 @@ def restore(
         f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]
     ]
     notes += _differences(saved_config, config.model_dump(mode="json"))
+    if not config.training.deterministic:
+        notes.append("training.deterministic is off: algorithms may give other last bits")
     saved = state["progress"]
     return Progress(**{name: saved[name] for name in Progress._fields if name in saved}), notes
 

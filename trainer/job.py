@@ -61,6 +61,7 @@ class Job:
                 checkpoint_folder=folder / "checkpoints",
                 resume=folder / job["resume"] if job["resume"] else None,
                 started_at=job["started_at"],
+                seconds_before=job.get("seconds_before", 0.0),
                 ranks=ranks,
             )
 

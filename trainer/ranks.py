@@ -44,8 +44,11 @@ class Ranks:
 
     rank, world_size = 0, 1
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """Return the module as it is trained: with its gradients averaged over the ranks."""
+    def wrap(self, module: nn.Module, *, unused: bool = False) -> nn.Module:
+        """Return the module as it is trained: with its gradients averaged over the ranks.
+
+        unused: some steps leave parameters of it without a gradient.
+        """
         return module
 
     def mean_(self, value: Tensor) -> Tensor:
@@ -75,11 +78,15 @@ class ProcessGroup(Ranks):
         # Kept here, because the recipe may call them through a wrapper of torch.compile.
         self._averaged: list[DistributedDataParallel] = []
 
-    def wrap(self, module: nn.Module) -> nn.Module:
+    def wrap(self, module: nn.Module, *, unused: bool = False) -> nn.Module:
         """Return the module in DistributedDataParallel; one without parameters as it is."""
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return module
-        averaged = DistributedDataParallel(module)
+        averaged = DistributedDataParallel(
+            module,
+            find_unused_parameters=unused,
+            gradient_as_bucket_view=True,  # gradients lie where they are averaged, once
+        )
         self._averaged.append(averaged)
         return averaged
 

@@ -68,11 +68,16 @@ class Sampler:
 
     def _of_epoch(self, epoch: int) -> Tensor:
         if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(_seed(b"permute", self._training.seed, epoch))
-            permutation = torch.randperm(self._size, generator=generator)
+            permutation = self._order(epoch)
             self._permutation = permutation.pin_memory() if self._pin else permutation
             self._epoch = epoch
         return self._permutation
+
+    def _order(self, epoch: int) -> Tensor:
+        if not self._training.shuffle:
+            return torch.arange(self._size)
+        generator = torch.Generator().manual_seed(_seed(b"permute", self._training.seed, epoch))
+        return torch.randperm(self._size, generator=generator)
 
 
 def check_batch(training: Training, train_size: int, recipe: str, world_size: int = 1) -> None:

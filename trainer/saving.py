@@ -1,6 +1,7 @@
 """When a run saves: a checkpoint of everything that decides the next step, and artifacts."""
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from halfstep.recipe import Recipe
 from halfstep.spool import Event
 from trainer import checkpoint
 from trainer.artifacts import save_artifacts
+from trainer.batches import Batches
 from trainer.checkpoint import Progress
 from trainer.files import SavedFile
 from trainer.ranks import Ranks
@@ -32,6 +34,7 @@ class Saver:
         folder: Path | None,
         recipe: Recipe,
         modules: Mapping[str, nn.Module],
+        batches: Batches,
         config: RunConfig[Any],
         device: torch.device,
         ranks: Ranks,
@@ -43,6 +46,7 @@ class Saver:
         parts: what else decides the next step, by name.
         """
         self._folder, self._recipe, self._modules, self._config = folder, recipe, modules, config
+        self._batches = batches
         self._device, self._ranks, self._parts = device, ranks, parts
         self._on_event = on_event
 
@@ -57,8 +61,12 @@ class Saver:
 
         request: the wish that this fulfils.
         """
+        if self._folder is None:
+            return
         random_states = self._ranks.gather(checkpoint.random_state(self._device))
-        if self._folder is None or self._ranks.rank > 0:
+        recipe_state = deepcopy(self._recipe.state_dict())  # before the next batch is drawn
+        next_batch = self._ranks.gather(self._batches.fingerprint())
+        if self._ranks.rank > 0:
             return
         states = {name: part.state_dict() for name, part in self._parts.items()}
         state = checkpoint.capture(
@@ -69,6 +77,8 @@ class Saver:
             self._device,
             random_states,
             states,
+            recipe_state,
+            next_batch,
         )
         files = [self._file(saved) for saved in checkpoint.save(self._folder, state, self._modules)]
         self._on_event(

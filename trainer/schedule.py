@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.config import ConfigError, Training
+from halfstep.recipe import RecipeError
 
 
 class Schedule(Protocol):
     """Sets the learning rate before a step, and hears of the step after it."""
 
-    def apply(self, step: int) -> float | Tensor:
-        """Set every group's rate; return the first one's: a number, or a 0-dim device tensor."""
+    def apply(self, step: int) -> None:
+        """Set every group's rate: a number, or a 0-dim device tensor."""
 
     def count(self, found_inf: Mapping[str, Tensor]) -> None:
         """Count a step. found_inf: of the optimizers that took part, 0-dim, 1 if skipped."""
@@ -42,6 +43,9 @@ def make_schedule(
 
     peaks: the rate of each group as the recipe made it; a loaded optimizer has others by now.
     """
+    _check_own_schedulers(training, optimizers)
+    if training.schedule == "recipe":
+        return RecipesSchedule()
     if training.schedule_counts == "attempted":
         return AttemptedSchedule(training, optimizers, peaks)
     if not training.fused:
@@ -50,6 +54,36 @@ def make_schedule(
             "optimizer reads its learning rate on the host"
         )
     return AppliedSchedule(training, optimizers, peaks, device)
+
+
+def _check_own_schedulers(training: Training, optimizers: Mapping[str, Optimizer]) -> None:
+    """Raise RecipeError where a scheduler of the recipe's own would be overwritten in silence."""
+    for name, optimizer in optimizers.items():
+        # torch's schedulers write down the rate from which they began.
+        has_own = any("initial_lr" in group for group in optimizer.param_groups)
+        if has_own and training.schedule != "recipe":
+            raise RecipeError(
+                f'optimizer "{name}" has a learning-rate scheduler of its own, and '
+                f"training.schedule is {training.schedule}: set it to recipe and step the "
+                "scheduler in after_step, or leave the scheduler out"
+            )
+
+
+class RecipesSchedule:
+    """Leaves the rates alone: the recipe sets them, in training_step or after_step."""
+
+    def apply(self, step: int) -> None:
+        """Nothing."""
+
+    def count(self, found_inf: Mapping[str, Tensor]) -> None:
+        """Nothing."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Nothing: a scheduler's state is the recipe's."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Nothing."""
 
 
 class AttemptedSchedule:
@@ -68,13 +102,11 @@ class AttemptedSchedule:
             for group, peak in zip(optimizer.param_groups, peaks[name], strict=True)
         ]
 
-    def apply(self, step: int) -> float:
+    def apply(self, step: int) -> None:
         """Set every group's rate: a number, which the kernel takes as an argument, uncopied."""
         factor = learning_rate_factor(self._training, step)
         for group, peak in self._groups:
             group["lr"] = peak * factor
-        rate: float = self._groups[0][0]["lr"]
-        return rate
 
     def count(self, found_inf: Mapping[str, Tensor]) -> None:
         """Nothing: the step's number says it all."""
@@ -108,7 +140,7 @@ class AppliedSchedule:
                 group["lr"] = torch.zeros((), device=device)  # fp32: what the fused kernels read
                 self._rates.append((name, peak, group["lr"]))
 
-    def apply(self, step: int) -> Tensor:
+    def apply(self, step: int) -> None:
         """Compute every group's rate in place, where the optimizer will read it."""
         factors = {
             name: _factor_on_device(self._training, applied + 1)
@@ -116,7 +148,6 @@ class AppliedSchedule:
         }
         for name, peak, rate in self._rates:
             rate.copy_(factors[name] * peak)
-        return self._rates[0][2]
 
     def count(self, found_inf: Mapping[str, Tensor]) -> None:
         """Count the optimizers that were not skipped."""

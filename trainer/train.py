@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.utils.deterministic
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.clock import clock
@@ -32,6 +32,7 @@ from halfstep.config import ConfigError, RunConfig, Scaler, Training
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.spool import Event, Steps
 from trainer import checkpoint
+from trainer.batches import Batches
 from trainer.checkpoint import Progress
 from trainer.diagnosis import shapes
 from trainer.diagnosis.histogram import Histogram
@@ -43,7 +44,13 @@ from trainer.sampler import Sampler, check_batch
 from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
 from trainer.telemetry import Telemetry
-from trainer.watched import StepResult, Update, WatchedOptimizer, watched_optimizers
+from trainer.watched import (
+    StepResult,
+    Update,
+    WatchedOptimizer,
+    prepare_momentum,
+    watched_optimizers,
+)
 
 
 @dataclass(frozen=True)
@@ -100,12 +107,13 @@ def train(
     checkpoint_folder: Path | None = None,
     resume: Path | None = None,
     started_at: float | None = None,
+    seconds_before: float = 0.0,
     ranks: Ranks | None = None,
 ) -> Outcome:
     """Train until the last step or until told to stop, which leaves a checkpoint as well.
 
-    started_at: when the run was first started, by halfstep.clock.  checkpoint_folder: None
-    saves nothing.
+    started_at: when the run was first started, by halfstep.clock.  seconds_before: that earlier
+    attempts have trained.  checkpoint_folder: None saves nothing.
     Raises ConfigError, RecipeError or CheckpointError for what the user can put right.
     """
     ranks = ranks or Ranks()
@@ -117,17 +125,21 @@ def train(
     # ---- Setup: the same bits each time -------------------------------------------------------
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("the device is cuda, but this machine has no usable CUDA device")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # events and streams are made on the current one
     torch.set_num_threads(training.threads)  # sums over threads differ in their last bits
     make_deterministic(training.deterministic)
+    choose_fp32(tf32=training.tf32)
     seed_everything(training.seed)
 
-    recipe = recipe_class(config, device)  # draws the initial weights
+    recipe = make_recipe(recipe_class, config, device)  # draws the initial weights
     check_batch(training, recipe.train_size, recipe.name, ranks.world_size)
     seed_everything(training.seed + ranks.rank)  # each rank has its own dropout from here on
 
     # DistributedDataParallel replaces the modules that the recipe calls; these are the plain ones.
     modules = dict(recipe.modules)
-    recipe.modules = {name: ranks.wrap(module) for name, module in modules.items()}
+    unused = training.unused_parameters
+    recipe.modules = {name: ranks.wrap(m, unused=unused) for name, m in modules.items()}
     if training.compile:  # outermost, so that the compiler can overlap DDP's communication
         compiled: dict[str, Any] = {name: torch.compile(m) for name, m in recipe.modules.items()}
         recipe.modules = compiled
@@ -140,25 +152,27 @@ def train(
         world_size=ranks.world_size,
         pin=device.type == "cuda",
     )
+    batches = Batches(recipe, sampler)
 
     # ---- Mixed precision: two objects, two switches -------------------------------------------
-    # With both off the same loop is plain fp32 (not TF32, unless the recipe asks for it).
+    # With both off the same loop is plain fp32, or TF32 if training.tf32 is on.
     autocast = make_autocast(config, device)
     recipe.scaler = scaler = make_scaler(config, device)
     scale_rule = ScaleRule(config.scaler, device)
+    if scaler.is_enabled():
+        prepare_momentum(recipe.optimizers)
 
     # ---- Going on from a checkpoint -----------------------------------------------------------
     progress = Progress()
     inherited: Mapping[str, Any] = {}
     if resume is not None:
-        state = checkpoint.load(resume)
-        progress, notes = checkpoint.restore(
-            state, recipe, modules, config, device, ranks.rank, ranks.world_size
-        )
         is_fork = checkpoint_folder is not None and resume.parent != checkpoint_folder
-        inherited = inherited_parts(state, is_scaled=scaler.is_enabled(), is_fork=is_fork)
+        # The checkpoint itself, as large as the model, is let go of in there.
+        progress, inherited, notes = go_on_from(
+            resume, recipe, modules, config, device, batches, ranks, is_fork=is_fork
+        )
         on_event({"event": "resumed", "step": progress.step, "exact": not notes, "notes": notes})
-    step, sampler.position, retried = progress.step, progress.position, progress.retried
+    step, retried = progress.step, progress.retried
 
     # Only now: loading an optimizer's state replaces its groups.
     schedule = make_schedule(training, recipe.optimizers, peaks, device)
@@ -170,7 +184,7 @@ def train(
     observers = Observers(on_steps, on_event)
     rig = Rig(recipe, autocast, scaler, scale_rule, optimizers, training, ranks, observers)
     stop_rule = StopRule(config.scaler)
-    replay = Replay(rig, modules, sampler, config, device, on_event)
+    replay = Replay(rig, modules, sampler, batches, config, device, on_event)
     histogram = Histogram(optimizers, config.diagnosis, device, on_event)
     telemetry = Telemetry(
         optimizers, device, training, config.diagnosis, observers.arrived, on_event, started_at
@@ -183,24 +197,25 @@ def train(
     for name, part in parts.items():
         if inherited.get(name):
             part.load_state_dict(inherited[name])
-    saver = Saver(checkpoint_folder, recipe, modules, config, device, ranks, parts, on_event)
+    saver = Saver(
+        checkpoint_folder, recipe, modules, batches, config, device, ranks, parts, on_event
+    )
 
     # ---- The loop -----------------------------------------------------------------------------
-    stopwatch = Stopwatch(device)
+    stopwatch = Stopwatch(device, seconds_before)
     stop = None
-    set_training_mode(recipe, True)
     with telemetry:  # hands over what is left in its ring, even if a step raises
         while step < training.steps and stop is None:
             step += 1
 
             # Everything from here to `tick` queues work on the device and returns: the host is
             # some steps ahead of it, and learns what they were like when their rows arrive.
-            rate = schedule.apply(step)  # a number, or a 0-dim tensor that only the device knows
+            schedule.apply(step)
             observers.before_step(step)
-            batches: Iterable[Any] = (recipe.batch(*each) for each in sampler.step())
+            drawn: Iterable[Any] = batches.step()
             if config.scaler.retry_in_fp32:
-                batches = list(batches)  # they may be wanted twice
-            result = train_step(rig, batches, rate)
+                drawn = list(drawn)  # they may be wanted twice
+            result = train_step(rig, drawn)
             with torch.no_grad():
                 recipe.after_step()
             schedule.count({name: result.updates[name].found_inf for name in result.stepped})
@@ -209,7 +224,7 @@ def train(
             # The one policy for which the host waits in every step: it has to know of a skip now.
             if config.scaler.retry_in_fp32 and all_skipped(result):
                 observers.before_update()
-                second = retry_in_fp32(rig, batches, step, device)
+                second = retry_in_fp32(rig, drawn, step, device)
                 on_event(second)
                 retried += second["applied"]
             telemetry.tick()
@@ -234,7 +249,7 @@ def train(
             if is_last or stop or asked is not None or is_due:
                 observers.drain()  # the host waits for the device; so does reading the weights
                 reason = "end" if is_last else stop or ("interval" if asked is None else "request")
-                at = Progress(step, telemetry.skipped, sampler.position, retried)
+                at = Progress(step, telemetry.skipped, batches.position, retried)
                 saver.save(at, reason=reason, request=asked)
             if request and request.kind == "replay":
                 replay.request(int(request.value), request.id)
@@ -244,12 +259,12 @@ def train(
     return Outcome(STATUS_OF_STOP[stop], step)
 
 
-def train_step(rig: Rig, batches: Iterable[Any], rate: float | Tensor = 0.0) -> StepResult:
+def train_step(rig: Rig, batches: Iterable[Any]) -> StepResult:
     """Attempt one step: forward, backward, unscale, clip, step or skip, update the scale.
 
     The host only queues work here; nothing waits for the device. (The one exception is an unfused
     optimizer under an enabled scaler: `GradScaler.step` then asks the device whether to skip.)
-    batches: the micro-batches, taken one by one.  rate: what the schedule has set, to be told.
+    batches: the micro-batches, taken one by one.
     Source: PyTorch's AMP examples, https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
     scaler, optimizers, training = rig.scaler, rig.optimizers, rig.training
@@ -285,6 +300,7 @@ def train_step(rig: Rig, batches: Iterable[Any], rate: float | Tensor = 0.0) -> 
     # them it would unscale the second one's gradients by a scale that they were not scaled with.
     rig.scale_rule.update(scaler, [update.found_inf for update in updates.values()])
     loss = rig.ranks.mean_(loss_sum)
+    rate = next(iter(optimizers.values())).rate  # as it was applied, whoever set it
     return StepResult(loss, scale, scaler.scale(one), updates, stepped, rate, rounds)
 
 
@@ -427,12 +443,49 @@ def make_artifacts(recipe: Recipe, autocast: torch.autocast) -> dict[str, bytes 
 
 @contextmanager
 def evaluation_mode(recipe: Recipe) -> Iterator[None]:
-    """Switch dropout and batch statistics off, and on again."""
-    set_training_mode(recipe, False)
+    """Switch dropout and batch statistics off, and back: a frozen teacher's were off before."""
+    parts = [part for module in recipe.modules.values() for part in module.modules()]
+    were_training = [part.training for part in parts]
+    for part in parts:
+        part.training = False
     try:
         yield
     finally:
-        set_training_mode(recipe, True)
+        for part, was_training in zip(parts, were_training, strict=True):
+            part.training = was_training
+
+
+def go_on_from(
+    resume: Path,
+    recipe: Recipe,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    device: torch.device,
+    batches: Batches,
+    ranks: Ranks,
+    *,
+    is_fork: bool,
+) -> tuple[Progress, Mapping[str, Any], list[str]]:
+    """Put a checkpoint's state in place; return how far it was, and its parts (inherited_parts).
+
+    The notes say why the run may not go on bit-exactly; none is a proof that it does, as far as
+    one can be had: the same settings, software and device, and the same batch comes next.
+    """
+    # One rank's check is enough, and each reads the file once.
+    # (On a CPU mapped tensors would go on lying in the file, so there they are read.)
+    is_cuda = device.type == "cuda"
+    state = checkpoint.load(resume, is_mapped=is_cuda, is_checked=ranks.rank > 0)
+    progress, notes = checkpoint.restore(
+        state, recipe, modules, config, device, ranks.rank, ranks.world_size
+    )
+    batches.go_on_at(progress.position)
+    fingerprints = state.get("next_batch", [])
+    if len(fingerprints) != ranks.world_size:
+        notes.append("which batch came next is not known")
+    elif any(ranks.gather(batches.fingerprint() != fingerprints[ranks.rank])):
+        notes.append("another batch comes next: Recipe.batch does not follow its indices alone")
+    inherited = inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=is_fork)
+    return progress, inherited, notes
 
 
 def inherited_parts(
@@ -508,6 +561,24 @@ def make_deterministic(wanted: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
+def choose_fp32(*, tf32: bool) -> None:
+    """Let CUDA's fp32 products and convolutions be TF32, or not: torch's defaults disagree."""
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def make_recipe(recipe_class: type[Recipe], config: RunConfig[Any], device: torch.device) -> Recipe:
+    """Make the recipe. Raises RecipeError for an optimizer that has no fused form."""
+    try:
+        return recipe_class(config, device)
+    except TypeError as error:
+        if "unexpected keyword argument 'fused'" not in str(error):
+            raise
+        raise RecipeError(
+            f"{error}: this optimizer has no fused form; leave out fused=config.training.fused"
+        ) from error
+
+
 def seed_everything(seed: int) -> None:
     """Seed every global generator that a recipe may draw from, on host and device."""
     random.seed(seed)
@@ -515,31 +586,26 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def set_training_mode(recipe: Recipe, training: bool) -> None:
-    """Switch dropout and batch statistics on or off."""
-    for module in recipe.modules.values():
-        module.train(training)
-
-
 class Stopwatch:
     """Total time and peak memory, measured as PyTorch's AMP recipe measures them."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, before: float = 0.0) -> None:
+        """before: seconds that earlier attempts took."""
+        self._device, self._before = device, before
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             torch.cuda.synchronize(device)
         self._started = time.perf_counter()
 
     def metrics(self) -> dict[str, float]:
-        """Return seconds since the start, and peak bytes: of tensors; on a CPU, of the process."""
+        """Return seconds over all attempts, and peak bytes: of tensors, or of the process."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             peak = torch.cuda.max_memory_allocated(self._device)
         else:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux: KiB
         return {
-            "run/seconds": time.perf_counter() - self._started,
+            "run/seconds": self._before + time.perf_counter() - self._started,
             "run/peak_memory_bytes": float(peak),
         }
 

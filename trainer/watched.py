@@ -62,6 +62,14 @@ class WatchedOptimizer:
         self.idle = Update(self._zero, self._zero, self._zero, no_norms)
         optimizer.register_step_pre_hook(self._keep_found_inf)
 
+    @property
+    def rate(self) -> float | Tensor:
+        """The learning rate of the first group: a tensor if only its device knows it."""
+        rate = self.optimizer.param_groups[0]["lr"]
+        return (
+            rate if isinstance(rate, Tensor) and rate.device == self._zero.device else float(rate)
+        )
+
     def drop_gradients(self) -> None:
         """Forget all gradients, as `zero_grad(set_to_none=True)` does, without its profiling."""
         for parameter in self.parameters:
@@ -100,6 +108,29 @@ class WatchedOptimizer:
         self._found_inf = self._zero if found_inf is None else found_inf.clone()
 
 
+def prepare_momentum(optimizers: Mapping[str, Optimizer]) -> None:
+    """Give fused SGD its momentum before the first step, lest that step be skipped.
+
+    torch allocates it uninitialised and lets the kernel fill it in, which a skipped step does not:
+    the next one would go on from whatever was there. Zeros do the same as torch's own first step,
+    unless it dampens later ones. (Adam, AdamW and Adagrad begin with zeros of their own.)
+    """
+    for name, optimizer in optimizers.items():
+        if not isinstance(optimizer, torch.optim.SGD):
+            continue
+        for group in optimizer.param_groups:
+            if not (group["fused"] and group["momentum"]):
+                continue
+            if group["dampening"]:
+                raise RecipeError(
+                    f'optimizer "{name}" is a fused SGD with dampening {group["dampening"]}: if '
+                    "its first step were skipped, it would train on memory that nobody has filled. "
+                    "Set dampening to 0 or fused to False"
+                )
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
 def watched_optimizers(
     modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
 ) -> dict[str, WatchedOptimizer]:
@@ -114,6 +145,7 @@ def watched_optimizers(
     }
     watched = {}
     for optimizer_name, optimizer in optimizers.items():
+        check_kind(optimizer_name, optimizer)
         own = {p for group in optimizer.param_groups for p in group["params"]}
         if strangers := own - names.keys():
             shapes = ", ".join(str(tuple(p.shape)) for p in strangers)
@@ -131,3 +163,15 @@ def watched_optimizers(
                 )
         watched[optimizer_name] = WatchedOptimizer(optimizer, parameters)
     return watched
+
+
+def check_kind(name: str, optimizer: object) -> None:
+    """Raise RecipeError for what is no optimizer, or none that a scaler can step."""
+    if not isinstance(optimizer, Optimizer):
+        kind = type(optimizer).__name__
+        raise RecipeError(f'optimizer "{name}" is a {kind}; allowed is a torch.optim.Optimizer')
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise RecipeError(
+            f'optimizer "{name}" is LBFGS, which goes through each step several times: a loss '
+            "scaler cannot step it, and neither can this loop"
+        )

@@ -140,6 +140,7 @@ class Supervisor:
         with self.database.writing() as session:
             run = queue.held(session, self.run_id, self.attempt)
             started_at = clock() - queue.seconds_since_start(session, run)
+            seconds_before = queue.seconds_in_training(session, self.run_id)
             node = queue.node(session, self.run_id, self.attempt)
             self.devices = node.devices
             self.is_cuda = workers.get(session, node.worker_id).devices[0]["kind"] == "cuda"
@@ -154,6 +155,7 @@ class Supervisor:
             "recipe": run.recipe,
             "config": run.config,
             "started_at": started_at,
+            "seconds_before": seconds_before,
             "resume": resume,
             "device": "cuda" if self.is_cuda else "cpu",
         }

@@ -4,13 +4,13 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, text, update
+from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from db import accounts, queue, runs, waiting
 from db.database import Database, now
 from db.errors import Fenced, Invalid
-from db.tables import Run, RunNode, Status, User, Worker
+from db.tables import Run, RunNode, RunStatus, Status, User, Worker
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
 from tests.db.telemetry_made import record
 from tests.site import until
@@ -33,6 +33,21 @@ def test_claims_go_by_priority_then_by_age(database: Database, ada: User, worker
         urgent = submit(session, ada, priority=5)
         order = [claim(session, worker) for _ in range(4)]
     assert [run and run.id for run in order] == [urgent.id, first.id, second.id, None]
+
+
+def test_seconds_in_training_are_those_of_all_attempts(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """A pause and a queue count for nothing, an attempt that was killed counts."""
+    with database.writing() as session:
+        run = submit(session, ada)
+        history = [("starting", 5), ("running", 10), ("pausing", 16), ("paused", 17)]
+        history += [("queued", 50), ("starting", 60), ("running", 70), ("queued", 75)]
+        for status, moment in history:
+            session.add(RunStatus(run_id=run.id, attempt=1, status=Status(status), time=moment))
+        session.flush()
+        session.execute(delete(RunStatus).where(RunStatus.time > 1000))  # of the submission
+        assert queue.seconds_in_training(session, run.id) == 7 + 5
 
 
 def test_claim_passes_over_what_does_not_fit(database: Database, ada: User, worker: Worker) -> None:

@@ -86,10 +86,10 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
         observers,
     )
     for number in range(1, 4):
-        rate = schedule.apply(number)
+        schedule.apply(number)
         observers.before_step(number)
         batches = [recipe.batch(indices, generator) for indices, generator in sampler.step()]
-        result = train_step(rig, batches, rate)
+        result = train_step(rig, batches)
         schedule.count({name: result.updates[name].found_inf for name in result.stepped})
         observers.after_step(result)
         after_step(recipe)

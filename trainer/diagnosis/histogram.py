@@ -15,7 +15,8 @@ What it costs: in each N-th step, a pass over the gradients with int64 indices, 
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,11 +72,11 @@ class Histogram(Observer):
             if parameter.grad is None:
                 continue
             for part in torch.split(parameter.grad.reshape(-1), CHUNK):
-                exponents = (part.view(torch.int32) >> 23) & 0xFF
+                exponents = (part.to(torch.float32).view(torch.int32) >> 23) & 0xFF
                 index = exponents.to(torch.int64) + self._row[name] * BINS
-                # bincount would ask a GPU for the largest value. Adding whole numbers gives the
-                # same sum in any order, so this is deterministic too.
-                self._counts.scatter_add_(0, index, self._one.expand_as(index))
+                # bincount would ask a GPU for the largest value.
+                with in_any_order():
+                    self._counts.scatter_add_(0, index, self._one.expand_as(index))
 
     def after_step(self, result: StepResult) -> None:
         """Send off what was counted, and report what has arrived."""
@@ -100,6 +101,20 @@ class Histogram(Observer):
         ]
         event = {"event": "histogram", "step": sample.step, "scale": scale, "modules": modules}
         self._on_event(event)
+
+
+@contextmanager
+def in_any_order() -> Iterator[None]:
+    """Let a sum of whole numbers be taken in any order, which changes no bit of it.
+
+    Under deterministic algorithms CUDA would sort the elements first.
+    """
+    was_on = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_on)
 
 
 def describe(counts: NDArray[np.int64], scale: float) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from halfstep.config import RunConfig
 from halfstep.spool import SKIPPED, Event, Steps
+from trainer.batches import Batches
 from trainer.checkpoint import random_state, restore_random_state
 from trainer.diagnosis.trace import Trace
 from trainer.observers import Observer
@@ -111,11 +112,13 @@ class Replay(Observer):
         rig: "Rig",
         modules: Mapping[str, nn.Module],
         sampler: Sampler,
+        batches: Batches,
         config: RunConfig[Any],
         device: torch.device,
         on_event: Callable[[Event], None],
     ) -> None:
-        self._rig, self._modules, self._sampler = rig, dict(modules), sampler
+        self._rig, self._modules = rig, dict(modules)
+        self._sampler, self._batches = sampler, batches
         self._device, self._on_event = device, on_event
         self._most = config.diagnosis.replay_skips if rig.scaler.is_enabled() else 0
         self._replayed = 0  # of those, by themselves
@@ -168,7 +171,7 @@ class Replay(Observer):
         if watches or step in self._asked:
             self._coming = _Step(
                 step,
-                self._sampler.position,
+                self._batches.position,
                 random_state(self._device),
                 [buffer.clone() for buffer in self._buffers()],
                 deepcopy(self._rig.recipe.state_dict()),
@@ -224,7 +227,7 @@ class Replay(Observer):
             self._asked.setdefault(step, []).append(request)
             return
         stride = self._sampler.examples_in_a_step
-        position = self._sampler.position - (self._now - step + 1) * stride
+        position = self._batches.position - (self._now - step + 1) * stride
         if position < 0:  # before this run's data: it began from another run's checkpoint
             self._tell([request])
             return

@@ -98,3 +98,38 @@ def test_none_is_taken_when_it_is_switched_off(run_loop):
     """0 means never."""
     values = {"diagnosis": {"histogram_every_steps": 0}}
     assert not run_loop(Regression, values).of("histogram")
+
+
+def test_counting_is_not_sorted_under_deterministic_algorithms(monkeypatch):
+    """CUDA would sort; a sum of whole numbers needs none, and the choice is put back."""
+    seen = []
+    original = torch.Tensor.scatter_add_
+
+    def observed(self, *args):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return original(self, *args)
+
+    monkeypatch.setattr(torch.Tensor, "scatter_add_", observed)
+    torch.use_deterministic_algorithms(True)
+    try:
+        histogram_of(torch.ones(2, 2))
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [False]
+
+
+def test_gradients_in_fp64_are_counted_once():
+    """Each element is one number, whatever its type."""
+    [module] = histogram_of(torch.full((3, 4), 0.5))["modules"]
+    assert sum(module["counts"]) == 12
+    layer = torch.nn.Linear(4, 3, bias=False).double()
+    layer.weight.grad = torch.full((3, 4), 0.5, dtype=torch.float64)
+    optimizers = watched_optimizers({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
+    events = []
+    histogram = Histogram(optimizers, Diagnosis(histogram_every_steps=1), CPU, events.append)
+    histogram.before_step(1)
+    histogram.unscaled(optimizers["sgd"])
+    zero = torch.zeros(())
+    histogram.after_step(StepResult(zero, torch.tensor(1.0), zero, {}, set()))
+    assert events[0]["modules"] == [module]

@@ -1,0 +1,114 @@
+import torch
+
+from halfstep.config import Training
+from tests.trainer.conftest import Regression, assert_same_bits
+from trainer.batches import Batches, fingerprint
+from trainer.sampler import Sampler
+
+VALUES = {"training": {"steps": 6, "batch_size": 8}, "checkpoints": {"every_steps": 3}}
+
+
+class Shuffled(Regression):
+    """A loader of its own, whose order nobody can repeat: the indices are ignored."""
+
+    def batch(self, indices, generator):
+        rows = torch.randint(64, (len(indices),), generator=self.order)
+        return self.inputs[rows], self.targets[rows]
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.order = torch.Generator().manual_seed(5)
+
+
+class Remembered(Shuffled):
+    """The same, with the order's state among what a checkpoint holds."""
+
+    def state_dict(self):
+        return {"order": self.order.get_state()}
+
+    def load_state_dict(self, state):
+        self.order.set_state(state["order"])
+
+
+def resume(run_loop, tmp_path, recipe):
+    """Return a run of six steps, and one that goes on from its third."""
+    whole = run_loop(recipe, VALUES, tmp_path / "a")
+    return whole, run_loop(
+        recipe, VALUES, tmp_path / "b", resume=tmp_path / "a" / "step-00000003.pt"
+    )
+
+
+def test_a_recipe_that_ignores_its_indices_is_not_told_to_be_exact(run_loop, tmp_path):
+    """It resumes with other data, and says so."""
+    whole, resumed = resume(run_loop, tmp_path, Shuffled)
+    [told] = resumed.of("resumed")
+    assert not told["exact"]
+    assert told["notes"] == [
+        "another batch comes next: Recipe.batch does not follow its indices alone"
+    ]
+    assert resumed.records["loss"].tolist() != whole.records["loss"][3:].tolist()
+
+
+def test_a_loader_whose_state_is_kept_is_exact(run_loop, tmp_path):
+    """With its state in the checkpoint the same batches come, which is what is compared."""
+    whole, resumed = resume(run_loop, tmp_path, Remembered)
+    assert resumed.of("resumed")[0]["exact"]
+    assert resumed.records["loss"].tolist() == whole.records["loss"][3:].tolist()
+    assert_same_bits(resumed.weights(), whole.weights())
+
+
+def test_a_checkpoint_draws_no_batch_twice(run_loop, tmp_path):
+    """What is drawn for its fingerprint is what the next step takes."""
+    often = VALUES | {"checkpoints": {"every_steps": 1}}
+    saved = run_loop(Shuffled, often, tmp_path / "a")
+    assert saved.records["loss"].tolist() == run_loop(Shuffled, VALUES).records["loss"].tolist()
+
+
+def test_a_fork_of_an_old_checkpoint_says_what_is_not_known(run_loop, tmp_path):
+    """Without a fingerprint in it, nothing is claimed."""
+    run_loop(Regression, VALUES, tmp_path)
+    path = tmp_path / "step-00000003.pt"
+    state = torch.load(path, weights_only=True)
+    del state["next_batch"]
+    torch.save(state, path)
+    [told] = run_loop(Regression, VALUES, resume=path).of("resumed")
+    assert told["notes"] == ["which batch came next is not known"]
+
+
+def test_drawing_ahead_changes_neither_order_nor_position():
+    """However often it is asked for, with accumulation, over the end of an epoch."""
+    training = Training(batch_size=5, accumulation_steps=3)
+
+    def drawn(asks):
+        class Indices:
+            def batch(self, indices, generator):
+                return indices.clone(), generator.initial_seed()
+
+        batches = Batches(Indices(), Sampler(16, training))
+        found = []
+        for _ in range(4):
+            position = batches.position
+            for _ in range(asks):
+                batches.fingerprint()
+            assert batches.position == position
+            found += [(rows.tolist(), seed) for rows, seed in batches.step()]
+            assert batches.position == position + 15
+        return found
+
+    assert drawn(0) == drawn(1) == drawn(2)
+
+
+def test_a_fingerprint_sees_every_value_type_and_shape():
+    """Equal batches have equal ones; a bit, a type, a shape or a plain value makes another."""
+    batch = {"x": torch.arange(6.0).view(2, 3), "y": [torch.tensor(True), "text", 3]}
+    same = {"x": torch.arange(6.0).view(2, 3), "y": [torch.tensor(True), "text", 3]}
+    assert fingerprint(batch) == fingerprint(same)
+    others = [
+        batch | {"x": batch["x"].view(3, 2)},
+        batch | {"x": batch["x"].double()},
+        batch | {"x": batch["x"] + torch.eye(2, 3) * 1e-7},
+        batch | {"y": [torch.tensor(True), "text", 4]},
+        batch | {"y": [torch.tensor(False), "text", 3]},
+    ]
+    assert len({fingerprint(each) for each in [batch, *others]}) == 6
+    assert fingerprint(torch.zeros(0)) != fingerprint(torch.zeros(0, 1))

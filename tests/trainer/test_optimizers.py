@@ -1,0 +1,173 @@
+"""Optimizers and their rates, as recipes may make them."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from halfstep.recipe import RecipeError
+from tests.trainer.conftest import Regression, assert_same_bits
+from trainer.watched import check_kind, prepare_momentum
+
+SKIPPING = {"precision": "fp16", "scaler": {"init_scale": 2.0**40}, "training": {"steps": 60}}
+
+
+def with_optimizer(make):
+    """A recipe whose optimizer is made so, of the parameters."""
+
+    class Made(Regression):
+        def __init__(self, config, device):
+            super().__init__(config, device)
+            made = make(self.modules["model"].parameters(), config)
+            self.optimizers = {"sgd": made}
+
+    return Made
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_of_a_fused_sgd_survives_a_first_step_that_is_skipped(run_loop, nesterov):
+    """Fused and unfused train to the same losses: neither goes on from memory nobody has filled."""
+
+    def sgd(fused):
+        return with_optimizer(
+            lambda parameters, _: torch.optim.SGD(
+                parameters, lr=0.01, momentum=0.9, nesterov=nesterov, fused=fused
+            )
+        )
+
+    rubbish = [torch.full((64,), torch.nan) for _ in range(200)]  # what freed memory may hold
+    del rubbish
+    fused, unfused = run_loop(sgd(True), SKIPPING), run_loop(sgd(False), SKIPPING)
+    assert fused.records["flags"][0] & 1
+    assert torch.isfinite(fused.recipe.modules["model"][0].weight).all()
+    torch.testing.assert_close(fused.weights(), unfused.weights(), rtol=1e-3, atol=1e-4)
+
+
+def test_momentum_is_prepared_for_fused_sgd_alone():
+    """Zeros, which a first step turns into the gradient; what begins by itself is left alone."""
+    layer = nn.Linear(2, 2)
+    sgd = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, fused=True)
+    plain = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True)
+    adam = torch.optim.Adam(layer.parameters(), fused=True)
+    prepare_momentum({"sgd": sgd, "plain": plain, "adam": adam})
+    assert [state["momentum_buffer"].abs().sum() for state in sgd.state.values()] == [0, 0]
+    assert not plain.state
+    assert not adam.state
+
+
+def test_dampening_of_a_fused_sgd_is_refused(run_loop):
+    """Zeros would dampen the first step, which torch does not."""
+    damped = with_optimizer(
+        lambda parameters, _: torch.optim.SGD(
+            parameters, lr=0.1, momentum=0.9, dampening=0.1, fused=True
+        )
+    )
+    with pytest.raises(RecipeError, match="Set dampening to 0 or fused to False"):
+        run_loop(damped, SKIPPING)
+    run_loop(damped, {"training": {"steps": 2}})  # fp32 skips nothing
+
+
+def test_what_is_no_optimizer_is_named():
+    """Its kind and what is allowed."""
+    with pytest.raises(RecipeError, match='optimizer "adam" is a Linear; allowed is a torch'):
+        check_kind("adam", nn.Linear(1, 1))
+    with pytest.raises(RecipeError, match="goes through each step several times"):
+        check_kind("lbfgs", torch.optim.LBFGS(nn.Linear(1, 1).parameters()))
+
+
+def test_an_optimizer_without_a_fused_form_is_told_so(run_loop):
+    """RMSprop knows no `fused`: the sentence says what to leave out."""
+    fused = with_optimizer(lambda p, config: torch.optim.RMSprop(p, fused=config.training.fused))
+    with pytest.raises(RecipeError, match="has no fused form; leave out fused="):
+        run_loop(fused)
+
+
+class Scheduled(Regression):
+    """A scheduler of its own, stepped once a step."""
+
+    name: ClassVar = "scheduled"
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizers["sgd"], 2, 0.5)
+
+    def after_step(self):
+        self.schedule.step()
+
+    def state_dict(self):
+        return self.schedule.state_dict()
+
+    def load_state_dict(self, state):
+        self.schedule.load_state_dict(state)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_recipes_own_schedule_is_obeyed_and_recorded(run_loop, tmp_path):
+    """training.schedule recipe: the loop leaves the rates alone, tells them, and resumes them."""
+    values = {
+        "training": {"schedule": "recipe", "steps": 6},
+        "checkpoints": {"every_steps": 3},
+        "recipe": {"learning_rate": 0.08},
+    }
+    run = run_loop(Scheduled, values, tmp_path / "a")
+    assert run.records["lr"].tolist() == [0.08, 0.08, 0.04, 0.04, 0.02, 0.02]
+    resumed = run_loop(
+        Scheduled, values, tmp_path / "b", resume=tmp_path / "a" / "step-00000003.pt"
+    )
+    assert resumed.records["lr"].tolist() == [0.04, 0.02, 0.02]
+    assert_same_bits(resumed.weights(), run.weights())
+
+
+def test_a_scheduler_that_would_be_overwritten_is_refused(run_loop):
+    """Neither frozen nor without effect in silence: the sentence says what to set."""
+    with pytest.raises(RecipeError, match="set it to recipe and step the scheduler in after_step"):
+        run_loop(Scheduled)
+
+
+def test_a_rate_set_in_training_step_is_the_one_recorded(run_loop):
+    """Telemetry tells what was applied, whoever set it."""
+
+    class Setting(Regression):
+        def training_step(self, batch):
+            self.optimizers["sgd"].param_groups[0]["lr"] = 0.125
+            yield from super().training_step(batch)
+
+    assert run_loop(Setting, {"training": {"steps": 3}}).records["lr"].tolist() == [0.125] * 3
+
+
+def test_a_frozen_teacher_stays_in_eval_mode(run_loop):
+    """Evaluation puts every part back into the mode that the recipe had given it."""
+
+    class Teacher(Regression):
+        modes: ClassVar = []
+
+        def __init__(self, config, device):
+            super().__init__(config, device)
+            self.modules["teacher"] = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 1)).eval()
+            for parameter in self.modules["teacher"].parameters():
+                parameter.requires_grad_(False)
+
+        def training_step(self, batch):
+            self.modes.append((self.modules["teacher"][0].training, self.modules["model"].training))
+            yield from super().training_step(batch)
+
+        def evaluate(self):
+            assert not self.modules["model"].training
+            return {"val/loss": 0.0}
+
+    run_loop(Teacher, {"training": {"steps": 4}, "evaluation": {"every_steps": 1}})
+    assert Teacher.modes == [(False, True)] * 4
+
+
+def test_examples_come_as_they_are_without_shuffle(run_loop):
+    """training.shuffle off: the order of the data, epoch after epoch."""
+    seen = []
+
+    class Seeing(Regression):
+        def batch(self, indices, generator):
+            seen.extend(indices.tolist())
+            return super().batch(indices, generator)
+
+    run_loop(Seeing, {"training": {"steps": 9, "batch_size": 8, "shuffle": False}})
+    assert seen == [*range(64), *range(8)]
