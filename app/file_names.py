@@ -5,12 +5,13 @@ import re
 from app.summary import RunSummary
 from db.tables import Artifact, Checkpoint, Run
 
-SUFFIXES = {"checkpoint": ".pt", "weights": ".safetensors"}
-
 
 def file_name(run: Run | RunSummary, row: Checkpoint) -> str:
     """Return a name that says the run and the step: digits-fp16-run12-step400.pt."""
-    return f"{_stem(run, row)}{SUFFIXES.get(row.kind, '')}"
+    if row.kind == "checkpoint":
+        return f"{_stem(run, row)}.pt"
+    module = row.kind.removeprefix("weights").replace(".", "-", 1)
+    return f"{_stem(run, row)}{_plain(module)}.safetensors"
 
 
 def artifact_name(run: Run | RunSummary, row: Artifact) -> str:

@@ -359,6 +359,8 @@ class Metric(Table):
 class Checkpoint(Table):
     """A file to download: the whole state ("checkpoint") or the weights alone ("weights").
 
+    Of several modules each has its own, of kind "weights.<module>".
+
     key is its path in the store. reason: interval, end, request, cancel, pause or preempt.
     """
 

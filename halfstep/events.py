@@ -31,6 +31,8 @@ EVENT_BYTES = 16 * 2**20
 #: As JSON has them, see halfstep.spool.
 NONFINITE = ("NaN", "Infinity", "-Infinity")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.[A-Za-z0-9]{1,16}")
+FILE_KIND = re.compile(r"checkpoint|weights(\.[^.\0]{1,100})?")
+FILE_KINDS = "checkpoint, weights or weights.<module>"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -253,7 +255,7 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "step": SINCE,
         "reason": NAME,
         "request": _or_nothing(ID, is_needed=False),
-        "files": Listed({"kind": _one_of("checkpoint", "weights"), **FILE}),
+        "files": Listed({"kind": _like(FILE_KIND, FILE_KINDS), **FILE}),
     },
     "resumed": {"step": SINCE, "exact": YES_OR_NO, "notes": Listed(WORDS)},
     "artifact": {

@@ -19,7 +19,8 @@ of every field; what is not within them is not written, and read as Unrecordable
                 kind "growth" | "backoff" | "set": scale_before, scale_after; "set" is a scale
                 that was set by hand before this step
     metric      step, name, value, elapsed_ms
-    checkpoint  step, reason, request, files [{"kind", "path", "size_bytes", "sha256"}]
+    checkpoint  step, reason, request, files [{"kind", "path", "size_bytes", "sha256"}]:
+                kind "checkpoint", "weights", or "weights.<module>" where there are several
     resumed     step, exact, notes
     artifact    step, name, path "artifacts/step-00000400/<name>", size_bytes, sha256
     obeyed      step, request: a scale was set, or a step replayed, as asked

@@ -17,7 +17,7 @@ import numpy as np
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.config import RunConfig
@@ -43,14 +43,19 @@ class Progress(NamedTuple):
 
 
 def save(folder: Path, state: dict[str, Any], modules: Mapping[str, nn.Module]) -> list[SavedFile]:
-    """Save the state as .pt, and the weights alone as .safetensors, named by their step."""
+    """Save the state as .pt, and each module's weights alone as .safetensors, named by their step.
+
+    The weights' names are those that the module itself gives them, and tied ones are there twice:
+    whatever loads a state into such a module finds them all. With several modules there is a file
+    for each: step-00000400.generator.safetensors.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"step-{state['progress']['step']:08d}"
-    weights = nn.ModuleDict(modules)  # names the weights "<module>.<parameter>"; knows shared ones
-    return [
-        write_whole(folder / f"{stem}.pt", lambda file: torch.save(state, file)),
-        _write_weights(folder / f"{stem}.safetensors", weights),
-    ]
+    saved = [write_whole(folder / f"{stem}.pt", lambda file: torch.save(state, file))]
+    for name, module in modules.items():
+        suffix = f".{name}" if len(modules) > 1 else ""
+        saved.append(_write_weights(folder / f"{stem}{suffix}.safetensors", module))
+    return saved
 
 
 def load(
@@ -242,10 +247,18 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
     return sorted(notes)
 
 
-def _write_weights(path: Path, weights: nn.Module) -> SavedFile:
+def _write_weights(path: Path, module: nn.Module) -> SavedFile:
     """Save weights; safetensors writes by path only, so the checksum reads the file once more."""
     temporary = partial_name(path)
-    safetensors.torch.save_model(weights, str(temporary))
+    weights: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, weight in module.state_dict().items():
+        on_host = weight.detach().cpu().contiguous()
+        # The format holds no two names of one memory.
+        weights[name] = on_host.clone() if on_host.data_ptr() in seen else on_host
+        seen.add(weights[name].data_ptr())
+    # What transformers and others look for before they read on.
+    safetensors.torch.save_file(weights, str(temporary), metadata={"format": "pt"})
     temporary.chmod(mode_of_new_files())  # safetensors makes it the owner's alone
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())

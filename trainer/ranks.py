@@ -6,9 +6,11 @@ not make anybody wait for a device.
 """
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -20,6 +22,10 @@ Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
 STOPS: tuple[Stop | None, ...] = (None, "preempt", "pause", "cancel")  # the last ones prevail
 Kind: TypeAlias = Literal["checkpoint", "scale", "replay"]
 KINDS: tuple[Kind, ...] = ("checkpoint", "scale", "replay")
+
+AGREE_SECONDS = 0.2  # between two looks at what the outside wants
+MOST_STEPS_ALONE = 1000  # however quick they are
+LONGEST_SAVE = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -60,9 +66,12 @@ class Ranks:
         """Leave gradients on their rank: all but the last pass of an accumulation need no more."""
         yield
 
-    def agree(self, control: Control) -> Control:
-        """Return what all ranks will obey: the strongest stop, and the request one of them has."""
-        return control
+    def agree(self, control: Callable[[], Control]) -> Control:
+        """Return what all ranks will obey: the strongest stop, and the request one of them has.
+
+        control: what this rank has heard of, asked when the ranks are due to agree.
+        """
+        return control()
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in order of rank."""
@@ -74,7 +83,10 @@ class ProcessGroup(Ranks):
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._hosts = dist.new_group(backend="gloo")
+        # Ranks wait here while one of them saves, for as long as its disk takes.
+        self._hosts = dist.new_group(backend="gloo", timeout=LONGEST_SAVE)
+        self._steps_until_agreed = self._steps_between = 1
+        self._agreed_at = time.monotonic()
         # Kept here, because the recipe may call them through a wrapper of torch.compile.
         self._averaged: list[DistributedDataParallel] = []
 
@@ -103,13 +115,24 @@ class ProcessGroup(Ranks):
                 stack.enter_context(module.no_sync())
             yield
 
-    def agree(self, control: Control) -> Control:
-        """Return what all ranks will obey: the strongest stop, and the request one of them has."""
-        own = control.request
+    def agree(self, control: Callable[[], Control]) -> Control:
+        """Return what all ranks will obey: the strongest stop, and the request one of them has.
+
+        Every so many steps, the same on all ranks: as many as make AGREE_SECONDS.
+        """
+        self._steps_until_agreed -= 1
+        if self._steps_until_agreed > 0:
+            return Control()
+        heard = control()
+        own = heard.request
         numbers = [own.id, KINDS.index(own.kind), own.value] if own else [0, 0, 0]
-        wanted = torch.tensor([STOPS.index(control.stop), *numbers], dtype=torch.float64)
+        seconds = (time.monotonic() - self._agreed_at) / self._steps_between
+        wanted = torch.tensor([STOPS.index(heard.stop), *numbers, seconds], dtype=torch.float64)
         dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=self._hosts)
-        stop, id_, kind, value = wanted.tolist()  # on hosts: nobody waits for a device
+        stop, id_, kind, value, seconds = wanted.tolist()  # on hosts: nobody waits for a device
+        self._agreed_at = time.monotonic()
+        self._steps_between = max(1, min(int(AGREE_SECONDS / max(seconds, 1e-6)), MOST_STEPS_ALONE))
+        self._steps_until_agreed = self._steps_between
         request = Request(int(id_), KINDS[int(kind)], value) if id_ else None
         return Control(STOPS[int(stop)], request)
 

@@ -63,33 +63,26 @@ class Saver:
         """
         if self._folder is None:
             return
-        random_states = self._ranks.gather(checkpoint.random_state(self._device))
+        gather = self._ranks.gather
+        random_states = gather(checkpoint.random_state(self._device))
         recipe_state = deepcopy(self._recipe.state_dict())  # before the next batch is drawn
-        next_batch = self._ranks.gather(self._batches.fingerprint())
-        if self._ranks.rank > 0:
-            return
-        states = {name: part.state_dict() for name, part in self._parts.items()}
-        state = checkpoint.capture(
-            self._recipe,
-            self._modules,
-            self._config,
-            progress,
-            self._device,
-            random_states,
-            states,
-            recipe_state,
-            next_batch,
-        )
-        files = [self._file(saved) for saved in checkpoint.save(self._folder, state, self._modules)]
-        self._on_event(
-            {
-                "event": "checkpoint",
-                "step": progress.step,
-                "reason": reason,
-                "request": request,
-                "files": files,
-            }
-        )
+        next_batch = gather(self._batches.fingerprint())
+        if self._ranks.rank == 0:
+            state = checkpoint.capture(
+                self._recipe,
+                self._modules,
+                self._config,
+                progress,
+                self._device,
+                random_states,
+                {name: part.state_dict() for name, part in self._parts.items()},
+                recipe_state,
+                next_batch,
+            )
+            saved = checkpoint.save(self._folder, state, self._modules)
+            event = {"event": "checkpoint", "step": progress.step, "reason": reason}
+            self._on_event(event | {"request": request, "files": list(map(_file, saved))})
+        gather(None)  # the others wait on the host: a slow disk must not outlast NCCL's patience
 
     def save_artifacts(self, step: int, found: Mapping[str, bytes | str]) -> None:
         """Save what the recipe made to look at, and tell of it."""
@@ -97,10 +90,12 @@ class Saver:
             for event in save_artifacts(self._folder.parent / "artifacts", step, found):
                 self._on_event(event)
 
-    def _file(self, saved: SavedFile) -> dict[str, Any]:
-        return {
-            "kind": "weights" if saved.path.suffix == ".safetensors" else "checkpoint",
-            "path": f"{saved.path.parent.name}/{saved.path.name}",
-            "size_bytes": saved.size_bytes,
-            "sha256": saved.sha256,
-        }
+
+def _file(saved: SavedFile) -> dict[str, Any]:
+    _step, *module, suffix = saved.path.name.split(".")  # a module's name has no dot in it
+    return {
+        "kind": ".".join(["weights", *module]) if suffix == "safetensors" else "checkpoint",
+        "path": f"{saved.path.parent.name}/{saved.path.name}",
+        "size_bytes": saved.size_bytes,
+        "sha256": saved.sha256,
+    }

@@ -239,7 +239,7 @@ def train(
 
             # A step boundary: all ranks are at the same step, and the weights are those of a whole
             # number of updates. So this is where the outside is heard.
-            wanted = ranks.agree(control())
+            wanted = ranks.agree(control)
             stop, request = None if is_last else wanted.stop, wanted.request
             if request and request.kind == "scale":  # first, so that a checkpoint has it
                 scale_rule.set(scaler, request.value)  # a fill, queued like everything else

@@ -82,10 +82,46 @@ def test_files_are_described_as_they_are(run_loop, tmp_path):
 
 
 def test_weights_are_saved_as_safetensors_too(run_loop, tmp_path):
-    """Any framework reads the weights, under the names that culprits have."""
+    """A plain strict load into the module finds them all, and `format` says whose they are."""
     run = run_loop(Regression, {"training": {"steps": 2}}, folder=tmp_path)
+    path = tmp_path / "step-00000002.safetensors"
+    model = run.recipe.modules["model"]
+    assert_same_bits(safetensors.torch.load_file(path), dict(model.state_dict()))
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_weights_of_several_modules_are_files_of_their_own(run_loop, tmp_path):
+    """Each under the names that its module gives them."""
+    run = run_loop(Pair, {"training": {"steps": 2}}, folder=tmp_path)
+    [event] = run.of("checkpoint")
+    kinds = [file["kind"] for file in event["files"]]
+    assert kinds == ["checkpoint", "weights.model", "weights.second"]
+    for name, module in run.recipe.modules.items():
+        weights = safetensors.torch.load_file(tmp_path / f"step-00000002.{name}.safetensors")
+        module.load_state_dict(weights, strict=True)
+
+
+def test_tied_and_strided_weights_load_strictly(run_loop, tmp_path):
+    """One memory under two names is there twice, and a layout of channels last is no obstacle."""
+
+    class Tied(Regression):
+        def __init__(self, config, device):
+            super().__init__(config, device)
+            model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+            model.append(torch.nn.Linear(6, 1))
+            model[1].weight = model[0].weight
+            self.modules["model"] = model
+            self.optimizers = {"sgd": torch.optim.SGD(model.parameters(), lr=0.01)}
+
+    run = run_loop(Tied, {"training": {"steps": 2, "fused": False}}, folder=tmp_path)
     weights = safetensors.torch.load_file(tmp_path / "step-00000002.safetensors")
-    assert_same_bits(weights, run.weights())
+    assert weights.keys() == run.recipe.modules["model"].state_dict().keys()
+    convolution = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    checkpoint._write_weights(tmp_path / "x.safetensors", convolution)
+    assert_same_bits(
+        safetensors.torch.load_file(tmp_path / "x.safetensors"), dict(convolution.state_dict())
+    )
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ that modules declare: nothing is looked at while a network trains.
 Source: NVIDIA, "Train With Mixed Precision", on the shapes that tensor cores want.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -68,6 +69,9 @@ def _layers(network: nn.Module) -> Iterator[tuple[str, int, int, int]]:
     """Yield the path of each layer that multiplies matrices, its weights, inputs and outputs."""
     for path, layer in network.named_modules():
         if isinstance(layer, nn.Linear):
-            yield path, layer.weight.numel(), layer.in_features, layer.out_features
+            # (Not of layer.weight: reading a parametrized one computes it, and may change it.)
+            inputs, outputs = layer.in_features, layer.out_features
+            yield path, inputs * outputs, inputs, outputs
         elif isinstance(layer, Convolution) and layer.groups == 1:
-            yield path, layer.weight.numel(), layer.in_channels, layer.out_channels
+            inputs, outputs = layer.in_channels, layer.out_channels
+            yield path, inputs * outputs * math.prod(layer.kernel_size), inputs, outputs

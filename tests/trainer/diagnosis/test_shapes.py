@@ -1,8 +1,9 @@
 import pytest
+import torch
 from torch import nn
 
 from halfstep.config import parse_config
-from tests.trainer.conftest import Regression
+from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.diagnosis.shapes import misfits
 from trainer.recipes.digits import Digits
 from trainer.recipes.mlp import MLP
@@ -67,3 +68,24 @@ def test_at_most_a_few_layers_are_listed(run_loop):
     assert event["layers"] == [f"model.{index} (36 to 36)" for index in (0, 2, 4, 6)]
     assert run.events[0] is event
     assert not run_loop(Digits, {"training": {"steps": 1}}).of("shapes")
+
+
+def test_looking_at_sizes_reads_no_weight(run_loop, tmp_path):
+    """spectral_norm goes a power iteration on at each reading: a resumed run would differ."""
+
+    class Normed(Regression):
+        def __init__(self, config, device):
+            super().__init__(config, device)
+            spectral_norm = torch.nn.utils.parametrizations.spectral_norm
+            self.modules["model"][0] = spectral_norm(self.modules["model"][0])
+            parameters = self.modules["model"].parameters()
+            self.optimizers = {"sgd": torch.optim.SGD(parameters, lr=0.01, fused=True)}
+
+    values = {
+        "precision": "fp16",
+        "training": {"steps": 6},
+        "checkpoints": {"every_steps": 3},
+    }
+    whole = run_loop(Normed, values, tmp_path / "a")
+    resumed = run_loop(Normed, values, tmp_path / "b", resume=tmp_path / "a/step-00000003.pt")
+    assert_same_bits(resumed.weights(), whole.weights())
