@@ -63,7 +63,8 @@ def up() -> None:
     # Before there is a worker that could be left behind. When uvicorn has stopped it sends itself
     # once more what it was stopped by, which by default would end this process there and then.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, stop)
     # A session of its own, so that a Ctrl-C reaches the worker once: from us.
     worker = subprocess.Popen([sys.executable, "-m", "worker.worker"], start_new_session=True)
     watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)

@@ -21,7 +21,7 @@ LARGEST_FLAGS = 2**31 - 1
 LARGEST_FLOAT = 1.7976931348623157e308
 #: Of a metric, an optimizer: PostgreSQL indexes no more than 2,704 bytes, 4 a character.
 NAME_CHARACTERS = 200
-TEXT_CHARACTERS = 4000  # of a note, a layer in words, a parameter's path
+TEXT_CHARACTERS = 100_000  # of a note, which may quote two texts of a configuration
 DEPTH = 20  # of lists and objects within each other
 EXPONENTS = (-1100, 1100)  # of every kind of float
 BINS = 4096

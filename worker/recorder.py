@@ -121,12 +121,13 @@ class Recorder:
 
         If it fails, what was taken stays pending and nothing more is taken from the spool: during
         an outage the spool grows and memory does not. What fails for good is put aside with the
-        whole spool. Raises Fenced, CannotRecord.
+        whole spool; a disk that fails is none of the training's doing. Raises Fenced, OSError,
+        CannotRecord.
         """
         try:
             return self._flush(take_lines, meanwhile)
         except Exception as error:
-            if isinstance(error, Fenced) or may_pass(error):
+            if isinstance(error, Fenced | OSError) or may_pass(error):
                 raise
             raise CannotRecord(self._put_aside(error)) from error
 

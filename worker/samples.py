@@ -1,5 +1,6 @@
 """How busy the devices of a run and its host are."""
 
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -31,9 +32,12 @@ class SystemMonitor:
 
 
 def _gpu_sample(index: int, gpu: Any) -> dict[str, Any]:
-    return {
-        "device": index,
-        "utilization": pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
-        "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(gpu).used,
-        "power_watts": pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
-    }
+    """Return what a GPU tells; nothing of one that does not answer, which is no run's fault."""
+    sample = dict.fromkeys(("utilization", "memory_bytes", "power_watts"))
+    with suppress(pynvml.NVMLError):
+        sample = {
+            "utilization": pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+            "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(gpu).used,
+            "power_watts": pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+        }
+    return {"device": index, **sample}

@@ -104,8 +104,9 @@ def test_an_answer_may_take_longer_than_a_request(
         silent = stack.enter_context(socket.create_connection(_host_and_port(address)))
         url = f"{address}/api/runs/{running.id}/live"
         stream = stack.enter_context(httpx2.stream("GET", url, headers=headers))
-        next(_events(stream))
-        waits = {each.client[1]: each.waits for each in server.server_state.connections}
+        events = _events(stream)  # kept: a generator that is dropped closes its stream
+        next(events)
+        waits = {each.client[1]: each.waits for each in list(server.server_state.connections)}
         assert waits.pop(silent.getsockname()[1]) is True
         assert list(waits.values()) == [False]
 

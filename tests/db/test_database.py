@@ -1,5 +1,6 @@
 """The connection, the migrations and the clock."""
 
+import secrets
 import time
 from contextlib import suppress
 
@@ -7,11 +8,12 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
 
 from db import accounts
-from db.database import Database, now
+from db.database import Database, is_outage, now
 from db.errors import DatabaseUnreachable, Invalid
-from db.tables import Table, User
+from db.tables import Metric, Run, Table, User
 
 
 def test_migrations_give_the_tables_of_the_code(database: Database) -> None:
@@ -55,3 +57,13 @@ def test_url_that_cannot_be_understood_names_the_setting(url: str) -> None:
     """A wrong URL gives an error that names HALFSTEP_DATABASE_URL."""
     with pytest.raises(Invalid, match="HALFSTEP_DATABASE_URL"):
         Database(url)
+
+
+@pytest.mark.only_on("postgresql")
+def test_what_is_too_long_for_an_index_is_no_outage(database: Database, running: Run) -> None:
+    """It would be waited for without end, though it is refused every time."""
+    name = secrets.token_hex(20_000)  # that nothing can compress
+    metric = Metric(run_id=running.id, name=name, step=1, value=0.5, elapsed_ms=5)
+    with pytest.raises(DBAPIError) as caught, database.writing() as session:
+        session.add(metric)
+    assert not is_outage(caught.value)

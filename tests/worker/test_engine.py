@@ -39,3 +39,15 @@ def test_a_later_process_of_the_same_pid_is_another(tmp_path: Path) -> None:
         assert not after.is_alive(after.adopt(tmp_path, 1))
     engine.signal(handle, signal.SIGKILL)
     until(lambda: not engine.is_alive(handle))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "7", '{"pid": 1}', '{"pid": "x", "started_ticks": null, "boot_id": ""}']
+)
+def test_a_claim_that_a_recipe_wrote_over_is_a_supervisor_that_has_ended(
+    tmp_path: Path, content: str
+) -> None:
+    """A worker that finds nonsense in a run's folder at its start goes on without it."""
+    (tmp_path / "supervisor-1.json").write_text(content)
+    engine = SubprocessEngine()
+    assert not engine.is_alive(engine.adopt(tmp_path, 1))

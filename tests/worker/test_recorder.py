@@ -335,6 +335,20 @@ def test_what_fails_for_good_is_put_aside_with_the_whole_spool(attempts: Attempt
     drain(attempts.recorder())
 
 
+def test_a_disk_that_fails_is_not_held_against_the_run(attempts: Attempts) -> None:
+    """What was spooled stays where it is, for whoever records it when the disk is back."""
+    attempts.next().steps(attempts.steps(1, 5))
+    path, moved = attempts.spool / "1-0.spool", attempts.folder / "moved"
+    path.rename(moved)
+    path.mkdir()  # reading it is an error of the system's
+    with pytest.raises(IsADirectoryError):
+        drain(attempts.recorder())
+    path.rmdir()
+    moved.rename(path)
+    drain(attempts.recorder())
+    assert attempts.made_by() == span(1, 5, 1)
+
+
 #: What no training says, but JSON can.
 HOSTILE = st.one_of(
     st.none(),

@@ -84,6 +84,37 @@ def test_a_metric_that_is_no_number_fails_its_run_and_no_other(site: Site, tmp_p
     assert site.count_steps(broken) == 10
 
 
+def test_a_recipe_that_spools_by_itself_is_ended_and_told_what_was_wrong(
+    site: Site, tmp_path: Path
+) -> None:
+    """What comes past the writer's check ends that run; its frame is kept, the rest recorded."""
+    recipe = tmp_path / "spooling.py"
+    recipe.write_text(
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from halfstep.spool import FILE_HEADER, MAGIC, VERSION, frame\n"
+        "from trainer.recipes.digits import Digits\n\n\n"
+        "class Spooling(Digits):\n"
+        "    name = 'spooling'\n\n"
+        "    def evaluate(self):\n"
+        '        told = FILE_HEADER.pack(MAGIC, VERSION) + frame(2, b\'{"event": "jump"}\')\n'
+        "        Path(sys.argv[1], 'spool', '1-9.spool').write_bytes(told)\n"
+        "        time.sleep(600)\n"
+    )
+    name = f"{recipe}:Spooling"
+    run_id = site.submit(recipe=name, steps=10)
+    with site.worker(HALFSTEP_RECIPES=name):
+        run = site.wait(run_id)
+    assert (run.status, run.attempt) == (Status.FAILED, 1)
+    assert "event is 'jump'; allowed: scaler, metric" in (run.error or "")
+    assert "event is 'jump'" in site.log(run_id)
+    with site.database.reading() as session:
+        assert runs.statuses(session, run_id)[-1].fault == "code"
+    kept = site.data / "runs" / str(run_id) / "unrecorded-1" / "frames"
+    assert b'{"event": "jump"}' in kept.read_bytes()
+    assert site.count_steps(run_id) == 10
+
+
 @pytest.mark.parametrize("told", [b'{"event": "metric", "value": "warm-up"}', b"no header"])
 def test_what_a_dead_supervisors_training_told_ends_that_run_alone(site: Site, told: bytes) -> None:
     """A run that spooled nonsense fails with the place where it lies; the one beside it is queued
