@@ -1,0 +1,127 @@
+"""A step's update on CUDA tensors that have no values: no GPU is needed, and none is spared.
+
+Meta tensors (test_no_sync.py) show that no value is read; these show besides that all of it stays
+on one device. What comes before, forward and backward, a build without CUDA cannot pretend.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from halfstep.config import parse_config
+from tests.trainer.conftest import Pair
+from trainer.diagnosis.histogram import Histogram
+from trainer.observers import Observer, Observers
+from trainer.policies import ScaleRule
+from trainer.ranks import Ranks
+from trainer.schedule import make_schedule, peak_rates
+from trainer.telemetry import Telemetry
+from trainer.train import Rig, make_autocast, make_scaler, update_weights
+from trainer.watched import StepResult, watched_optimizers
+
+CUDA = torch.device("cuda", 0)
+
+
+class Adams(Pair):
+    """Two optimizers of a kind whose fused kernel torch can pretend to run."""
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.optimizers = {
+            name: torch.optim.AdamW(self.modules[module].parameters(), fused=True)
+            for name, module in (("sgd", "model"), ("adam", "second"))
+        }
+
+
+class Leaving(Exception):
+    """A tensor was copied from the device to the host."""
+
+
+class StayOnDevice(TorchDispatchMode):
+    """Raises Leaving at each copy from CUDA to the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        leaves = [each for each in args if isinstance(each, torch.Tensor) and each.is_cuda]
+        if leaves and isinstance(made, torch.Tensor) and not made.is_cuda:
+            raise Leaving(f"{func} from CUDA to {made.device}")
+        return made
+
+
+def fail(event):
+    raise RuntimeError(event["error"])
+
+
+def update_on_cuda(monkeypatch, values, spoil=lambda telemetry: None):
+    """Go through three updates of two optimizers, with gradients out of nowhere."""
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.nn.Linear, "reset_parameters", lambda self: None)  # needs a generator
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_args: self)  # made there already
+    monkeypatch.setattr(torch.cuda, "Event", lambda: None)
+    monkeypatch.setattr(Histogram, "after_step", Observer.after_step)
+    config = parse_config(Adams, {"precision": "fp16", **values})
+    with FakeTensorMode(allow_non_fake_inputs=True), StayOnDevice():
+        with CUDA:
+            recipe = Adams(config, CUDA)
+        optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
+        scaler = make_scaler(config, CUDA)
+        observers = Observers(None, fail)
+        rig = Rig(
+            recipe,
+            make_autocast(config, torch.device("cpu")),
+            scaler,
+            ScaleRule(config.scaler, CUDA),
+            optimizers,
+            config.training,
+            Ranks(),
+            observers,
+        )
+        with monkeypatch.context() as patched:  # memory can be pinned where there is CUDA alone
+            empty = torch.empty
+            patched.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
+            telemetry = Telemetry(
+                optimizers, CUDA, config.training, config.diagnosis, None, None, 0.0
+            )
+        observers.join(
+            histogram=Histogram(optimizers, config.diagnosis, CUDA, fail), telemetry=telemetry
+        )
+        schedule = make_schedule(
+            config.training, recipe.optimizers, peak_rates(recipe.optimizers), CUDA
+        )
+        for step in range(1, 4):
+            schedule.apply(step)
+            observers.before_step(step)
+            scale = scaler.scale(rig.scale_rule.one)
+            updates = {}
+            for name, watched in optimizers.items():
+                for parameter in watched.parameters:
+                    parameter.grad = torch.empty_like(parameter)
+                updates[name] = update_weights(rig, watched)
+            rig.scale_rule.update(scaler, [update.found_inf for update in updates.values()])
+            schedule.count({name: update.found_inf for name, update in updates.items()})
+            after, rate = scaler.scale(rig.scale_rule.one), optimizers["sgd"].rate
+            observers.after_step(StepResult(scale, scale, after, updates, set(updates), rate))
+            spoil(updates["sgd"])
+
+
+VALUES = {
+    "training": {"max_grad_norm": 1.0, "max_grad_value": 0.5},
+    "diagnosis": {"histogram_every_steps": 1},
+}
+
+
+def test_an_update_reads_nothing_and_stays_on_the_device(monkeypatch):
+    """Unscale, norms, clip, histogram, step, scale, row: on CUDA tensors from end to end."""
+    update_on_cuda(monkeypatch, VALUES)
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda update: update.found_inf.item(), lambda update: update.norms.cpu()]
+)
+def test_the_guard_sees_who_asks(monkeypatch, ask):
+    """A value read, or a tensor fetched, makes the proof fail."""
+    with pytest.raises(Exception, match=r"aten._local_scalar_dense|from CUDA to cpu"):
+        update_on_cuda(monkeypatch, VALUES, spoil=ask)

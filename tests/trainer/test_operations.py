@@ -1,0 +1,120 @@
+"""How many operations a step dispatches beside PyTorch's own: the surplus has a bound."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from halfstep.config import parse_config
+from halfstep.recipe import Loss
+from tests.trainer.conftest import Regression
+from trainer.observers import Observers
+from trainer.policies import ScaleRule
+from trainer.ranks import Ranks
+from trainer.telemetry import Telemetry
+from trainer.train import Rig, make_autocast, make_scaler, train_step
+from trainer.watched import watched_optimizers
+
+CPU = torch.device("cpu")
+
+
+class Counter(TorchDispatchMode):
+    """Counts operations; one over a list of tensors is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Many(Regression):
+    """As many parameters as are wanted: vectors of four, added up."""
+
+    wanted = 10
+
+    def __init__(self, config, device):
+        self.device, self.train_size = device, 64
+        self.inputs = torch.randn(64, 4)
+        self.targets = self.inputs.sum(dim=1, keepdim=True)
+        model = nn.ParameterList(nn.Parameter(torch.randn(4)) for _ in range(self.wanted))
+        self.modules = {"model": model}
+        self.optimizers = {"adamw": torch.optim.AdamW(model.parameters(), fused=True)}
+
+    def training_step(self, batch):
+        inputs, targets = batch
+        weight = torch.stack(list(self.modules["model"])).sum(dim=0)
+        yield Loss(F.mse_loss(inputs @ weight[:, None], targets), "adamw")
+
+
+class FarFromHost(Telemetry):
+    """Writes its rows as on a GPU, where the host cannot read them in place."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._host_rows = None
+
+
+def operations(parameters: int, *, measured: bool) -> int:
+    """Return how many operations the third step dispatches."""
+    recipe_class = type("Some", (Many,), {"wanted": parameters})
+    values = {"training": {"max_grad_norm": 1.0}, "scaler": {"init_scale": 1.0}}  # no step skips
+    config = parse_config(recipe_class, {"precision": "fp16", **values})
+    recipe = recipe_class(config, CPU)
+    scaler = recipe.scaler = make_scaler(config, CPU)
+    batch = recipe.inputs[:8], recipe.targets[:8]
+    autocast = make_autocast(config, CPU)
+    [optimizer] = recipe.optimizers.values()
+
+    def bare():
+        optimizer.zero_grad()
+        with autocast:
+            [loss] = recipe.training_step(batch)
+        scaler.scale(loss.value).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(recipe.modules["model"].parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
+    observers = Observers(lambda steps: None, lambda event: None)
+    telemetry = FarFromHost(
+        optimizers, CPU, config.training, config.diagnosis, observers.arrived, None, 0.0
+    )
+    observers.join(telemetry=telemetry)
+    rule = ScaleRule(config.scaler, CPU)
+    rig = Rig(recipe, autocast, scaler, rule, optimizers, config.training, Ranks(), observers)
+
+    def with_telemetry():
+        observers.before_step(1)
+        observers.after_step(train_step(rig, [batch]))
+
+    step = with_telemetry if measured else bare
+    for _ in range(2):
+        step()
+    with Counter() as counter:
+        step()
+    return counter.count
+
+
+@pytest.fixture(scope="module")
+def surplus() -> dict[int, int]:
+    """What a measured step dispatches more than a bare one, by the number of parameters."""
+    return {
+        n: operations(n, measured=True) - operations(n, measured=False) for n in (10, 100, 1000)
+    }
+
+
+def test_the_surplus_does_not_grow_with_the_parameters(surplus):
+    """10, 100 or 1,000 of them: the same operations for the row, the flags and the norms."""
+    assert surplus[10] == surplus[100] == surplus[1000]
+
+
+def test_the_surplus_is_small(surplus):
+    """A stack and a cat for the row, the scale read twice, the loss summed, a flag cloned."""
+    assert surplus[10] <= 15
