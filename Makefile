@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+GPU_PYTHON ?= $(BIN)/python
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-faults lint bench screenshots lock
+.PHONY: help up test test-faults gpu lint bench screenshots lock
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,6 +20,12 @@ test: $(VENV)/.installed-test ## Run lint, types, import contracts and every tes
 
 test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes; about an hour
 	HALFSTEP_FAULTS=full $(BIN)/pytest tests/faults
+
+gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=python3: another torch)
+	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "There is no usable CUDA device here.")'
+	$(GPU_PYTHON) -m pytest tests/gpu --confcutdir=tests/gpu -W default -p no:cacheprovider
+	$(GPU_PYTHON) -m benchmarks.gpu_amp | tee benchmarks/results/gpu.md
+	$(GPU_PYTHON) -m benchmarks.gpu_loop | tee -a benchmarks/results/gpu.md
 
 lint: $(VENV)/.installed-test ## Run lint, types and import contracts alone
 	$(BIN)/ruff check .

@@ -27,7 +27,7 @@ CLAIMS = (
     "memory",
 )
 #: Print tables of their own, with no bar that this machine could be held to.
-OTHERS = ("loop_hold", "gpu_amp")
+OTHERS = ("loop_hold", "gpu_amp", "gpu_loop")
 
 
 def main() -> None:

@@ -110,9 +110,9 @@ class Run:
 
 @pytest.fixture
 def run_loop(tmp_path):
-    """A function that trains a recipe on the CPU and returns a Run."""
+    """A function that trains a recipe, on the CPU if not told otherwise, and returns a Run."""
 
-    def run(recipe_class=Digits, values=None, folder: Path | None = None, **kwargs):
+    def run(recipe_class=Digits, values=None, folder: Path | None = None, device=CPU, **kwargs):
         run = Run()
 
         class Kept(recipe_class):
@@ -127,7 +127,7 @@ def run_loop(tmp_path):
         run.outcome = train(
             Kept,
             parse_config(recipe_class, values or {}),
-            device=CPU,
+            device=device,
             on_steps=on_steps,
             on_event=run.events.append,
             checkpoint_folder=folder,
@@ -138,20 +138,20 @@ def run_loop(tmp_path):
     return run
 
 
-def bare_loop(recipe_class, values):
+def bare_loop(recipe_class, values, device=CPU):
     """PyTorch's documented fp16 loop, and nothing else, for a recipe with one optimizer."""
     config = parse_config(recipe_class, values)
     torch.manual_seed(0)
-    recipe = recipe_class(config, CPU)
+    recipe = recipe_class(config, device)
     torch.manual_seed(0)
-    recipe.scaler = scaler = make_scaler(config, CPU)
+    recipe.scaler = scaler = make_scaler(config, device)
     sampler = Sampler(recipe.train_size, config.training)
     [optimizer] = recipe.optimizers.values()
     parameters = [p for module in recipe.modules.values() for p in module.parameters()]
     for _ in range(config.training.steps):
         [batch] = [recipe.batch(*each) for each in sampler.step()]
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(device.type, dtype=torch.float16):
             [loss] = recipe.training_step(batch)
         scaler.scale(loss.value).backward()
         scaler.unscale_(optimizer)

@@ -11,7 +11,6 @@ import sys
 import pytest
 import torch
 
-from halfstep.clock import clock
 from halfstep.config import parse_config
 from halfstep.recipe import Loss
 from tests.trainer.conftest import CPU, Pair, Regression
@@ -186,52 +185,3 @@ def test_the_guard_sees_get_scale(monkeypatch):
     """Reading the scale on the host makes the proof fail."""
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         attempt_steps(monkeypatch, Pair, after_step=lambda recipe: recipe.scaler.get_scale())
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_itself_reports_no_wait():
-    """On a real GPU, PyTorch's own debug mode finds no synchronisation in a step."""
-    config = parse_config(Pair, {"training": {"max_grad_norm": 1.0, "accumulation_steps": 2}})
-    sampler = Sampler(64, config.training, pin=True)
-    recipe = Pair(config, CUDA)
-    optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
-    recipe.scaler = make_scaler(config, CUDA)
-    records = []
-    observers = Observers(records.append, lambda event: None)
-    histogram = Histogram(optimizers, config.diagnosis, CUDA, lambda event: None)
-    telemetry = Telemetry(
-        optimizers,
-        CUDA,
-        config.training,
-        config.diagnosis,
-        observers.arrived,
-        lambda event: None,
-        clock(),
-    )
-    observers.join(histogram=histogram, telemetry=telemetry)
-    rig = Rig(
-        recipe,
-        make_autocast(config, CUDA),
-        recipe.scaler,
-        ScaleRule(config.scaler, CUDA),
-        optimizers,
-        config.training,
-        Ranks(),
-        observers,
-    )
-
-    def step(number):
-        observers.before_step(number)
-        batches = [recipe.batch(indices, generator) for indices, generator in sampler.step()]
-        observers.after_step(train_step(rig, batches))
-        telemetry.tick()
-
-    step(1)  # libraries start, which may wait
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for number in range(2, 300):
-            step(number)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    telemetry.drain()
-    assert [int(s) for batch in records for s in batch["step"]] == list(range(1, 300))

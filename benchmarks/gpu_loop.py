@@ -1,0 +1,189 @@
+"""The product's loop beside PyTorch's bare one on a GPU, at the sizes that people train.
+
+    python -m benchmarks.gpu_loop                       (a CUDA device)
+    python -m benchmarks.gpu_loop --device cpu --small  (to try it out)
+
+The `mlp` of PyTorch's AMP recipe (3 × 4096, batch 512) and the `gpt` at 124 M parameters, in fp16
+with a scaler. Each pair trains on the same batches, in turn, some steps of one and then of the
+other, each to the device's last kernel; printed is the median pace of either and their ratio.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.report import report
+from halfstep.clock import clock
+from halfstep.config import RunConfig, parse_config
+from halfstep.recipe import Recipe
+from halfstep.spool import SpoolWriter
+from trainer import machine
+from trainer.batches import Batches
+from trainer.diagnosis.histogram import Histogram
+from trainer.diagnosis.replay import Replay
+from trainer.observers import Observers
+from trainer.policies import ScaleRule, StopRule
+from trainer.ranks import Ranks
+from trainer.recipes.gpt import GPT
+from trainer.recipes.mlp import MLP
+from trainer.sampler import Sampler
+from trainer.telemetry import Telemetry
+from trainer.train import Rig, make_autocast, make_scaler, seed_everything, train_step
+from trainer.watched import watched_optimizers
+
+BAR = 0.99
+Step = Callable[[], None]
+
+FULL: dict[str, tuple[type[Recipe], dict[str, Any]]] = {
+    "mlp 3 × 4096, batch 512": (MLP, {"recipe": {"width": 4096}, "training": {"batch_size": 512}}),
+    "gpt 124 M": (
+        GPT,
+        {
+            "recipe": {"layers": 25, "width": 640, "heads": 10, "context": 1024},
+            "training": {"batch_size": 8},
+        },
+    ),
+}
+SMALL: dict[str, tuple[type[Recipe], dict[str, Any]]] = {
+    "mlp 3 × 64": (MLP, {"recipe": {"width": 64}, "training": {"batch_size": 32}}),
+    "gpt small": (
+        GPT,
+        {
+            "recipe": {"layers": 2, "width": 64, "heads": 2, "context": 32, "max_bytes": 65536},
+            "training": {"batch_size": 4},
+        },
+    ),
+}
+
+
+def bare(recipe_class: type[Recipe], config: RunConfig[Any], device: torch.device) -> Step:
+    """Return a step of PyTorch's AMP examples: unscale, clip, step, update."""
+    seed_everything(0)
+    recipe = recipe_class(config, device)
+    scaler = recipe.scaler = make_scaler(config, device)
+    autocast = make_autocast(config, device)
+    [optimizer] = recipe.optimizers.values()
+    parameters = [p for module in recipe.modules.values() for p in module.parameters()]
+    batches = Batches(recipe, _sampler(recipe, config, device))
+
+    def step() -> None:
+        [batch] = batches.step()
+        optimizer.zero_grad()
+        with autocast:
+            [loss] = recipe.training_step(batch)
+        scaler.scale(loss.value).backward()  # type: ignore[union-attr, no-untyped-call]
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def product(
+    recipe_class: type[Recipe], config: RunConfig[Any], device: torch.device, folder: Path
+) -> Step:
+    """Return the loop's own step, with all that follows it and a spool on the disk."""
+    seed_everything(0)
+    recipe = recipe_class(config, device)
+    scaler = recipe.scaler = make_scaler(config, device)
+    spool = SpoolWriter(folder, 1)
+    optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
+    sampler = _sampler(recipe, config, device)
+    batches = Batches(recipe, sampler)
+    observers = Observers(spool.steps, spool.event)
+    rig = Rig(
+        recipe,
+        make_autocast(config, device),
+        scaler,
+        ScaleRule(config.scaler, device),
+        optimizers,
+        config.training,
+        Ranks(),
+        observers,
+    )
+    settings = (config.training, config.diagnosis)
+    telemetry = Telemetry(optimizers, device, *settings, observers.arrived, spool.event, clock())
+    observers.join(
+        stop_rule=StopRule(config.scaler),
+        replay=Replay(rig, recipe.modules, sampler, batches, config, device, spool.event),
+        histogram=Histogram(optimizers, config.diagnosis, device, spool.event),
+        telemetry=telemetry,
+    )
+    number = 0
+
+    def step() -> None:
+        nonlocal number
+        number += 1
+        observers.before_step(number)
+        observers.after_step(train_step(rig, batches.step()))
+        telemetry.tick()
+
+    return step
+
+
+def pace(step: Step, steps: int, device: torch.device) -> float:
+    """Return milliseconds a step, to the device's last kernel."""
+    _wait(device)
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    _wait(device)
+    return (time.perf_counter() - started) / steps * 1e3
+
+
+def main() -> None:
+    """Print the table, or say that there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="sizes for a processor")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=25, help="in a row, of either")
+    options = parser.parse_known_args()[0]
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("There is no usable GPU on this machine: nothing was measured.")
+    torch.set_num_threads(1)
+    rows, ratios = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (recipe_class, values) in (SMALL if options.small else FULL).items():
+            config = parse_config(recipe_class, {"precision": "fp16", **values})
+            loops = (
+                bare(recipe_class, config, device),
+                product(recipe_class, config, device, Path(folder) / name.replace(" ", "-")),
+            )
+            for loop in loops:
+                pace(loop, options.steps, device)  # libraries load, algorithms are chosen
+            taken = [
+                [pace(loop, options.steps, device) for loop in loops] for _ in range(options.rounds)
+            ]
+            plain, ours = (statistics.median(column) for column in zip(*taken, strict=True))
+            ratios.append(plain / ours)
+            rows.append((name, f"{plain:.3f}", f"{ours:.3f}", f"{plain / ours:.4f}"))
+    report(
+        "gpu_loop",
+        f"product ÷ bare pace ≥ {BAR}",
+        (machine.device_name(device), "bare, ms a step", "product, ms a step", "ratio"),
+        rows,
+        measured=f"{min(ratios):.4f}",
+        passed=min(ratios) >= BAR,
+    )
+
+
+def _sampler(recipe: Recipe, config: RunConfig[Any], device: torch.device) -> Sampler:
+    return Sampler(recipe.train_size, config.training, pin=device.type == "cuda")
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""What needs a CUDA device: `make gpu`. Without one every test here is skipped, and says so."""
+
+import pytest
+import torch
+
+from tests.trainer.conftest import run_loop  # noqa: F401 - a fixture
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    devices = torch.cuda.device_count()
+    for item in items:
+        if "gpu" not in item.path.parts:
+            continue
+        wanted = 2 if item.get_closest_marker("two_devices") else 1
+        if devices < wanted:
+            reason = f"needs {wanted} CUDA device(s), has {devices}: make gpu"
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,223 @@
+"""The loop on a real GPU: no wait, the same bits, every row, every culprit."""
+
+import subprocess
+import sys
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from halfstep.clock import clock
+from halfstep.config import parse_config
+from halfstep.recipe import Loss
+from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
+from trainer.batches import Batches
+from trainer.diagnosis.histogram import Histogram
+from trainer.diagnosis.replay import Replay
+from trainer.observers import Observers
+from trainer.policies import CALIBRATED_AFTER, ScaleRule, StopRule
+from trainer.ranks import Ranks
+from trainer.recipes.digits import Digits
+from trainer.recipes.gpt import GPT
+from trainer.sampler import Sampler
+from trainer.telemetry import RING_ROWS, Telemetry
+from trainer.train import Rig, make_autocast, make_scaler, train_step
+from trainer.watched import watched_optimizers
+
+CUDA = torch.device("cuda", 0)
+EXACT = ["step", "loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "flags"]
+SMALL_GPT = {"recipe": {"layers": 2, "width": 64, "context": 64, "max_bytes": 2**16}}
+
+
+def test_pytorch_itself_reports_no_wait():
+    """In its debug mode, with telemetry, histogram, stop rules, and replay watching."""
+    values = {
+        "training": {"max_grad_norm": 1.0, "accumulation_steps": 2},
+        "diagnosis": {"histogram_every_steps": 1, "layer_norms_every_steps": 1},
+        "scaler": {"init_scale": 1.0, "growth_interval": 10**6},  # nothing to replay
+    }
+    config = parse_config(Pair, values)
+    recipe = Pair(config, CUDA)
+    sampler = Sampler(64, config.training, pin=True)
+    batches = Batches(recipe, sampler)
+    optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
+    scaler = recipe.scaler = make_scaler(config, CUDA)
+    records, events = [], []
+    observers = Observers(records.append, events.append)
+    rule = ScaleRule(config.scaler, CUDA)
+    autocast = make_autocast(config, CUDA)
+    rig = Rig(recipe, autocast, scaler, rule, optimizers, config.training, Ranks(), observers)
+    settings = (config.training, config.diagnosis)
+    telemetry = Telemetry(optimizers, CUDA, *settings, observers.arrived, events.append, clock())
+    observers.join(
+        stop_rule=StopRule(config.scaler),
+        replay=Replay(rig, recipe.modules, sampler, batches, config, CUDA, events.append),
+        histogram=Histogram(optimizers, config.diagnosis, CUDA, events.append),
+        telemetry=telemetry,
+    )
+
+    def step(number):
+        observers.before_step(number)
+        observers.after_step(train_step(rig, batches.step()))
+        telemetry.tick()
+
+    step(1)  # libraries start, which may wait
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number in range(2, 300):
+            step(number)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    observers.drain()
+    assert np.concatenate(records)["step"].tolist() == list(range(1, 300))
+    assert not [event for event in events if event["event"] == "failed_diagnosis"]
+    assert sum(event["event"] == "histogram" for event in events) == 299
+
+
+@pytest.mark.parametrize(("recipe", "values"), [(Digits, {}), (GPT, SMALL_GPT)])
+def test_a_resumed_run_is_bit_exact(run_loop, tmp_path, recipe, values):
+    """40 steps, and 20 + 20 from a checkpoint: the same weights, states and records."""
+    values = values | {
+        "precision": "fp16",
+        "training": {"steps": 40},
+        "checkpoints": {"every_steps": 20},
+        "scaler": {"init_scale": 2.0**24, "growth_interval": 5},
+    }
+    straight = run_loop(recipe, values, tmp_path / "a", device=CUDA)
+    torch.rand(100, device=CUDA)  # the process that resumes has another past
+    resumed = run_loop(
+        recipe, values, tmp_path / "b", device=CUDA, resume=tmp_path / "a/step-00000020.pt"
+    )
+    assert resumed.of("resumed")[0]["notes"] == []
+    for name in EXACT:
+        assert resumed.records[name].tobytes() == straight.records[name][20:].tobytes(), name
+    ends = [torch.load(tmp_path / side / "step-00000040.pt", weights_only=True) for side in "ab"]
+    assert_same_bits(*ends)
+
+
+def test_the_loop_trains_to_the_bits_of_pytorchs_own(run_loop):
+    """Telemetry, histogram and replay change nothing on a GPU either."""
+    values = {
+        "precision": "fp16",
+        "training": {"steps": 60, "max_grad_norm": 1.0},
+        "scaler": {"init_scale": 2.0**24, "growth_interval": 10},
+        "diagnosis": {"histogram_every_steps": 3},
+    }
+    torch.use_deterministic_algorithms(True)
+    try:
+        bare = bare_loop(Digits, values, CUDA)
+        run = run_loop(Digits, values, device=CUDA)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_same_bits(run.weights(), bare.weights())
+    assert run.skipped()
+
+
+def test_every_row_arrives_whole_over_many_rounds_of_the_ring(run_loop):
+    """Pinned drains: each step once, in order, with the loss that its device computed."""
+    losses = []
+
+    class Kept(Regression):
+        def training_step(self, batch):
+            for loss in super().training_step(batch):
+                losses.append(loss.value.detach().clone())
+                yield loss
+
+    steps = 3 * RING_ROWS + 11
+    run = run_loop(Kept, {"training": {"steps": steps}}, device=CUDA)
+    assert run.records["step"].tolist() == list(range(1, steps + 1))
+    assert run.records["loss"].tolist() == torch.stack(losses).tolist()
+
+
+class FarOut(Regression):
+    """Now and then an example whose gradient fp16 cannot hold, after calibration."""
+
+    name: ClassVar = "far-out"
+    defaults: ClassVar = {
+        "precision": "fp16",
+        "training": {"steps": 150, "batch_size": 8},
+        "scaler": {"init_scale": 1024.0},
+    }
+
+    def __init__(self, config, device):
+        self.device, self.train_size = device, 512
+        inputs = torch.randn(512, 8)
+        inputs[7] = 60000.0
+        self.inputs = inputs.to(device)
+        self.targets = torch.zeros(512, 1, device=device)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).to(device)
+        self.modules = {"model": model}
+        self.optimizers = {"sgd": torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)}
+
+    def training_step(self, batch):
+        inputs, targets = batch
+        # A gradient that is exact in fp32 weights and beyond fp16's largest number in between.
+        output = self.modules["model"](inputs) * inputs.abs().amax(dim=1, keepdim=True).clamp(min=1)
+        yield Loss(F.mse_loss(output.float(), targets), "sgd")
+
+
+def test_culprits_are_named_by_the_step_and_counted_by_the_replay(run_loop):
+    """On a GPU a skip has names alone; its exact replay says how many elements of each."""
+    run = run_loop(FarOut, device=CUDA)
+    skips = {event["step"]: event["culprits"] for event in run.of("scaler", kind="skip")}
+    assert any(step > CALIBRATED_AFTER for step in skips)
+    assert all("inf" not in each for culprits in skips.values() for each in culprits)
+    replays = run.of("replay", exact=True)
+    assert replays
+    for replay in replays:
+        counted = [each["name"] for each in replay["culprits"]]
+        assert counted == [each["name"] for each in skips[replay["step"]]]
+        assert all(each["inf"] + each["nan"] > 0 for each in replay["culprits"])
+
+
+def test_tf32_is_a_setting_of_products_and_convolutions(run_loop):
+    """Off, both are fp32; on, both are TF32."""
+    for wanted in (True, False):
+        run_loop(Regression, {"training": {"steps": 1, "tf32": wanted}}, device=CUDA)
+        assert torch.backends.cuda.matmul.allow_tf32 is wanted
+        assert torch.backends.cudnn.allow_tf32 is wanted
+
+
+@pytest.mark.two_devices
+def test_a_run_on_the_second_device_records_there(run_loop):
+    """Events are recorded on the stream of the run's own device."""
+    run = run_loop(Pair, {"training": {"steps": 2000}}, device=torch.device("cuda", 1))
+    assert run.records["step"].tolist() == list(range(1, 2001))
+
+
+RANK = """
+import sys, torch
+from halfstep.config import parse_config
+from trainer.ranks import joined
+from trainer.recipes.digits import Digits
+from trainer.train import train
+
+steps = []
+with joined(torch.device("cuda")) as (ranks, device):
+    class Kept(Digits):
+        def __init__(self, config, device):
+            super().__init__(config, device)
+            kept.append(self)
+    kept = []
+    config = parse_config(Digits, {"training": {"steps": 100}, "scaler": {"init_scale": 2.0**24}})
+    train(Kept, config, device=device, on_event=lambda event: None, ranks=ranks,
+          on_steps=lambda records: steps.extend(records["step"].tolist()))
+    state = kept[0].modules["model"].module.state_dict()
+    torch.save({"weights": {k: v.cpu() for k, v in state.items()}, "steps": steps},
+               f"{sys.argv[1]}/rank-{ranks.rank}.pt")
+"""
+
+
+@pytest.mark.two_devices
+def test_two_ranks_on_nccl_train_one_model(tmp_path):
+    """The weights are the same on both cards, and rank 0 alone records."""
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([*command, str(script), str(tmp_path)], check=True, timeout=300)
+    first, second = (torch.load(tmp_path / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert_same_bits(first["weights"], second["weights"])
+    assert (len(first["steps"]), second["steps"]) == (100, [])
