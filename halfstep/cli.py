@@ -12,6 +12,8 @@ from importlib.metadata import EntryPoint, entry_points
 from halfstep import __version__
 
 GROUP = "halfstep.commands"
+#: Those of halfstep.commands.
+OWN = ("cancel", "download", "runs", "show", "submit")
 
 
 def main(words: list[str] | None = None) -> None:
@@ -20,8 +22,20 @@ def main(words: list[str] | None = None) -> None:
     installed = {point.name: point for point in entry_points(group=GROUP)}
     if words and words[0] in installed:
         installed[words[0]].load()(words[1:])
-        return
-    _parser(installed).parse_args(words or ["--help"])
+    elif words and words[0] in OWN:
+        _run(words[0], words[1:])
+    else:
+        _parser(installed).parse_args(words or ["--help"])
+
+
+def _run(name: str, words: list[str]) -> None:
+    from halfstep.client import ApiError  # with an HTTP client, which the others need not wait for
+    from halfstep.commands import COMMANDS
+
+    try:
+        COMMANDS[name](words)
+    except ApiError as error:
+        sys.exit(f"halfstep: {error}")
 
 
 def _parser(installed: dict[str, EntryPoint]) -> argparse.ArgumentParser:
@@ -31,17 +45,24 @@ def _parser(installed: dict[str, EntryPoint]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, point in sorted(installed.items()):
-        commands.add_parser(name, help=_help(point))
+    from halfstep.commands import COMMANDS
+
+    helps = {name: _first_line(command.__doc__) for name, command in COMMANDS.items()}
+    helps |= {name: _help(point) for name, point in installed.items()}
+    for name, text in sorted(helps.items()):
+        commands.add_parser(name, help=text)
     return parser
 
 
 def _help(point: EntryPoint) -> str:
     try:
-        text = str(point.load().__doc__)
+        return _first_line(point.load().__doc__)
     except Exception as error:  # somebody's broken package must not hide the others
-        text = f"cannot be loaded: {type(error).__name__}: {error}"
-    return text.strip().partition("\n")[0].replace("%", "%%")
+        return _first_line(f"cannot be loaded: {type(error).__name__}: {error}")
+
+
+def _first_line(text: str | None) -> str:
+    return str(text).strip().partition("\n")[0].replace("%", "%%")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,201 @@
+"""The client of a server's API, for scripts and notebooks.
+
+    from halfstep import Client
+
+    client = Client("http://127.0.0.1:8000", token)        (or HALFSTEP_URL and HALFSTEP_TOKEN)
+    run = client.submit("digits", {"training": {"steps": 400}})
+    run = client.wait(run["id"])
+    client.download(run["id"], folder)
+
+What a method returns is the API's own JSON, as /api/docs of the server describes it.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from email.message import Message
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+
+URL = "http://127.0.0.1:8000"
+ENDED = ("finished", "failed", "cancelled")
+LOOK_SECONDS = 1.0  # between two looks at a run that is waited for
+PATIENCE_SECONDS = 30.0  # for an answer
+
+
+class ApiError(Exception):
+    """The server refused, or does not answer; the message says why.
+
+    status: of the answer, 0 where there was none.  errors: a sentence a field, if fields are wrong.
+    """
+
+    def __init__(self, status: int, message: str, errors: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.errors = status, dict(errors or {})
+
+
+class Client:
+    """A connection to one server, as one user. A context manager, which closes it."""
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        """url: HALFSTEP_URL, or this machine.  token: HALFSTEP_TOKEN, made on the account page."""
+        url = url or os.environ.get("HALFSTEP_URL") or URL
+        token = token or os.environ.get("HALFSTEP_TOKEN")
+        if not token:
+            raise ApiError(0, "there is no token: make one on the account page; set HALFSTEP_TOKEN")
+        self._http = httpx2.Client(
+            base_url=url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=PATIENCE_SECONDS,
+            follow_redirects=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._http.close()
+
+    def recipes(self) -> list[dict[str, Any]]:
+        """Return what can be trained, each with the JSON Schema of its configuration."""
+        return list(self._get("/api/recipes"))
+
+    def runs(self, text: str = "", *, status: str = "", limit: int = 50) -> list[dict[str, Any]]:
+        """Return runs, newest first.
+
+        text: in name, recipe, precision, tags or owner.  status: one, or "active".
+        """
+        query = {"text": text, "status": status, "limit": limit}
+        return list(self._get("/api/runs", query)["runs"])
+
+    def run(self, run_id: int) -> dict[str, Any]:
+        """Return one run, with its configuration and history."""
+        return dict(self._get(f"/api/runs/{run_id}"))
+
+    def submit(
+        self,
+        recipe: str,
+        config: Mapping[str, Any] | None = None,
+        *,
+        name: str = "",
+        tags: Sequence[str] = (),
+        **further: Any,
+    ) -> dict[str, Any]:
+        """Queue a run. What the configuration leaves out has the recipe's default.
+
+        further: priority, devices_per_node, after_id, parent_id and parent_step.
+        Raises ApiError, whose errors name each wrong field, its value and what is allowed.
+        """
+        wanted = {"recipe": recipe, "config": dict(config or {}), "name": name}
+        return self._post("/api/runs", wanted | {"tags": ", ".join(tags), **further})
+
+    def wait(self, run_id: int) -> dict[str, Any]:
+        """Return the run once it is over, however it ended."""
+        while (run := self.run(run_id))["status"] not in ENDED:
+            time.sleep(LOOK_SECONDS)
+        return run
+
+    def cancel(self, run_id: int) -> dict[str, Any]:
+        """End a run; one that trains leaves a checkpoint first."""
+        return self._post(f"/api/runs/{run_id}/cancellation")
+
+    def pause(self, run_id: int) -> dict[str, Any]:
+        """Pause a run, with a checkpoint."""
+        return self._post(f"/api/runs/{run_id}/pause")
+
+    def resume(self, run_id: int) -> dict[str, Any]:
+        """Queue a paused run again."""
+        return self._post(f"/api/runs/{run_id}/resumption")
+
+    def checkpoints(self, run_id: int) -> list[dict[str, Any]]:
+        """Return the files that a run has saved, newest step first."""
+        return list(self._get(f"/api/runs/{run_id}/checkpoints"))
+
+    def download(
+        self, run_id: int, folder: Path | str = ".", *, step: int | None = None, kind: str = ""
+    ) -> Path:
+        """Download a file of a run's checkpoint into a folder; return where it lies.
+
+        step: the newest if not told.  kind: checkpoint, the whole state, if not told; or weights.
+        One that broke off goes on where it did. Raises ApiError if its SHA-256 is not the server's.
+        """
+        files = [f for f in self.checkpoints(run_id) if step is None or f["step"] == step]
+        wanted = [f for f in files if f["kind"] == (kind or "checkpoint")]
+        if not wanted:
+            there = ", ".join(f"{f['kind']} at step {f['step']}" for f in self.checkpoints(run_id))
+            raise ApiError(404, f"run {run_id} has no such file; there are: {there or 'none yet'}")
+        [file, *_] = wanted
+        path = f"/runs/{run_id}/checkpoints/{file['id']}/download"
+        partial = Path(folder) / f".{file['sha256']}.partial"
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        name = self._fetch(path, partial)
+        with partial.open("rb") as whole:
+            found = hashlib.file_digest(whole, "sha256").hexdigest()
+        if found != file["sha256"]:
+            partial.unlink()
+            raise ApiError(0, f"{name} is damaged: its SHA-256 is {found}, not {file['sha256']}")
+        return partial.replace(Path(folder) / name)
+
+    def _fetch(self, path: str, partial: Path) -> str:
+        """Fetch what a file lacks; return the name that the server gives it."""
+        had = partial.stat().st_size if partial.exists() else 0
+        headers = {"Range": f"bytes={had}-"} if had else {}
+        with _spoken(), self._http.stream("GET", path, headers=headers) as answer:
+            if answer.status_code == 416:  # it has come whole, but its name is not known any more
+                return _name(self._http.head(path))
+            if answer.is_error:
+                answer.read()
+                raise _refusal(answer)
+            with partial.open("ab" if answer.status_code == 206 else "wb") as file:
+                for chunk in answer.iter_raw():
+                    file.write(chunk)
+            return _name(answer)
+
+    def _get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
+        with _spoken():
+            return _content(self._http.get(path, params=query))
+
+    def _post(self, path: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        with _spoken():
+            return dict(_content(self._http.post(path, json=content)))
+
+
+@contextmanager
+def _spoken() -> Iterator[None]:
+    """Make what goes wrong on the way an ApiError."""
+    try:
+        yield
+    except (httpx2.TransportError, httpx2.InvalidURL) as error:
+        raise ApiError(0, f"the server does not answer: {error}") from error
+
+
+def _content(answer: httpx2.Response) -> Any:
+    if answer.is_error:
+        raise _refusal(answer)
+    return answer.json()
+
+
+def _refusal(answer: httpx2.Response) -> ApiError:
+    try:
+        said = answer.json()
+    except ValueError:  # no server of ours, or a page
+        return ApiError(answer.status_code, f"{answer.status_code} {answer.reason_phrase}")
+    errors = said.get("errors") or {}
+    sentences = [f"{field}: {text}" for field, text in errors.items()]
+    message = "; ".join(sentences) or str(said.get("detail", answer.reason_phrase))
+    return ApiError(answer.status_code, message, errors)
+
+
+def _name(answer: httpx2.Response) -> str:
+    """Return the name that a download has; nothing that would leave its folder."""
+    message = Message()
+    message["content-disposition"] = answer.headers.get("content-disposition", "")
+    return Path(message.get_filename("checkpoint.pt")).name

@@ -1,0 +1,163 @@
+"""The client and its commands, against a real server."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import accounts, checkpoints, queue
+from db.database import Database
+from db.settings import Settings
+from db.tables import Run, Status, User
+from halfstep import ApiError, Client
+from tests.site import free_port, halfstep
+
+BODY = bytes(range(256)) * 4096
+
+
+@pytest.fixture
+def token(database: Database, ada: User) -> str:
+    """Ada's, for scripts."""
+    with database.writing() as session:
+        made, _row = accounts.make_api_token(session, ada, "script")
+    return made
+
+
+@pytest.fixture
+def client(address: str, token: str, offered: None) -> Any:
+    """A client of a real server that digits can be submitted to."""
+    with Client(address, token) as client:
+        yield client
+
+
+@pytest.fixture
+def saved(settings: Settings, database: Database, running: Run) -> Path:
+    """A checkpoint of the running run, at step 400; where the server has it."""
+    path = settings.run_folder(running.id) / "checkpoints" / "step-00000400.pt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(BODY)
+    sha256 = hashlib.sha256(BODY).hexdigest()
+    file = {"kind": "checkpoint", "path": "", "size_bytes": len(BODY), "sha256": sha256}
+    event: dict[str, Any] = {"step": 400, "reason": "end", "request": None, "files": [file]}
+    with database.writing() as session:
+        key = path.relative_to(settings.data).as_posix()
+        checkpoints.publish(session, running.id, running.attempt, event, [key])
+    return path
+
+
+def test_submit_look_and_steer(client: Client) -> None:
+    """A run is queued, listed, looked at and cancelled, as on the pages."""
+    assert [recipe["name"] for recipe in client.recipes()] == ["digits"]
+    run = client.submit("digits", {"training": {"steps": 7}}, name="mine", tags=["a", "b"])
+    assert (run["status"], run["name"], run["tags"]) == ("queued", "mine", ["a", "b"])
+    assert client.run(run["id"])["config"]["training"]["steps"] == 7
+    assert [each["id"] for each in client.runs("mine")] == [run["id"]]
+    assert client.runs("nobody's") == []
+    client.pause(run["id"])
+    assert client.run(run["id"])["status"] == "paused"
+    assert client.resume(run["id"])["status"] == "queued"
+    client.cancel(run["id"])
+    assert client.wait(run["id"])["status"] == "cancelled"
+
+
+def test_a_wrong_field_is_named(client: Client) -> None:
+    """Field, value and what is allowed, in the message and apart."""
+    with pytest.raises(ApiError, match=r"training\.batch_size: .*1437") as refused:
+        client.submit("digits", {"training": {"batch_size": 5000}})
+    assert refused.value.status == 422
+    assert list(refused.value.errors) == ["training.batch_size"]
+    with pytest.raises(ApiError, match="There is no run 99") as missing:
+        client.run(99)
+    assert missing.value.status == 404
+
+
+def test_a_download_is_the_file(client: Client, saved: Path, tmp_path: Path) -> None:
+    """Under the server's name, compared with its SHA-256."""
+    path = client.download(1, tmp_path / "new")
+    assert path == tmp_path / "new" / "digits-fp16-run1-step400.pt"
+    assert path.read_bytes() == BODY
+    with pytest.raises(ApiError, match="there are: checkpoint at step 400"):
+        client.download(1, tmp_path, kind="weights")
+
+
+@pytest.mark.parametrize("had", [1, 5000, len(BODY)])
+def test_a_download_that_broke_off_goes_on(
+    client: Client, saved: Path, tmp_path: Path, had: int
+) -> None:
+    """What has come is not fetched again, and the whole is compared."""
+    sha256 = hashlib.sha256(BODY).hexdigest()
+    (tmp_path / f".{sha256}.partial").write_bytes(BODY[:had])
+    saved.write_bytes(b"\0" * had + BODY[had:])  # of the same size: what is fetched anew is wrong
+    path = client.download(1, tmp_path)
+    assert path.read_bytes() == BODY
+    assert path.name == "digits-fp16-run1-step400.pt"
+
+
+def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: Path) -> None:
+    """Its name and both sums are told, and no file is left."""
+    saved.write_bytes(b"x" + BODY[1:])
+    with pytest.raises(ApiError, match=r"digits-fp16-run1-step400\.pt is damaged"):
+        client.download(1, tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_who_has_no_token_is_told_where_to_make_one(
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without one nothing is asked; a wrong one is refused by the server."""
+    monkeypatch.delenv("HALFSTEP_TOKEN", raising=False)
+    with pytest.raises(ApiError, match="make one on the account page"):
+        Client(address)
+    with Client(address, "wrong") as client, pytest.raises(ApiError) as refused:
+        client.runs()
+    assert refused.value.status == 401
+
+
+def test_a_server_that_is_away_is_a_sentence() -> None:
+    """No traceback of an HTTP library."""
+    client = Client(f"http://127.0.0.1:{free_port()}", "token")
+    with pytest.raises(ApiError, match="the server does not answer"):
+        client.runs()
+
+
+def test_commands_do_what_the_client_does(
+    address: str,
+    token: str,
+    offered: None,
+    database: Database,
+    ada: User,
+) -> None:
+    """Submit with settings, list, show, cancel; a mistake ends in one sentence."""
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    words = ("digits", "--set", "training.steps=9", "--precision", "bf16", "--name", "typed")
+    assert "queued      typed  0 of 9 steps" in halfstep("submit", *words, **environment).stdout
+    assert "typed" in halfstep("runs", "typed", **environment).stdout
+    assert '"precision": "bf16"' in halfstep("show", "1", **environment).stdout
+    assert "cancelled" in halfstep("cancel", "1", **environment).stdout
+    wrong = halfstep("submit", "digits", "--set", "training.steps=0", **environment)
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("halfstep: training.steps: ")
+    assert "Traceback" not in wrong.stderr
+    unset = halfstep("submit", "digits", "--set", "training.steps", **environment)
+    assert "allowed is FIELD=VALUE" in unset.stderr
+
+
+def test_a_script_waits_for_the_end_and_hears_of_a_failure(
+    address: str,
+    token: str,
+    database: Database,
+    running: Run,
+    saved: Path,
+    tmp_path: Path,
+) -> None:
+    """`wait` returns the run however it ended; the command downloads from it."""
+    with database.writing() as session:
+        queue.end(session, running.id, running.attempt, Status.FAILED, error="no", reason="no")
+    with Client(address, token) as client:
+        assert client.wait(running.id)["status"] == "failed"
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    told = halfstep("download", "1", str(tmp_path / "got"), **environment)
+    assert told.stdout.strip() == os.fspath(tmp_path / "got" / "digits-fp16-run1-step400.pt")
