@@ -1,10 +1,13 @@
-"""How busy the devices of a run and its host are."""
+"""How busy a run's devices and its host are. A courtesy: what does not answer is left empty."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import psutil
 import pynvml
+
+from worker import gpus
 
 #: The host itself among the devices of a sample.
 HOST = -1
@@ -15,9 +18,11 @@ class SystemMonitor:
 
     def __init__(self, devices: list[int], *, cuda: bool) -> None:
         self._gpus: dict[int, Any] = {}
-        if cuda:
-            pynvml.nvmlInit()
-            self._gpus = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in devices}
+        for device in devices if cuda else ():
+            # Without the library, or of a device that it does not know, nothing is sampled.
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlInit()
+                self._gpus[device] = gpus.handle(device)
         psutil.cpu_percent()  # the first call only sets the mark that the next one measures from
 
     def take(self) -> list[dict[str, Any]]:
@@ -28,16 +33,21 @@ class SystemMonitor:
             "memory_bytes": psutil.virtual_memory().used,
             "power_watts": None,
         }
-        return [host, *(_gpu_sample(index, gpu) for index, gpu in self._gpus.items())]
+        return [host, *(_gpu_sample(device, gpu) for device, gpu in self._gpus.items())]
 
 
-def _gpu_sample(index: int, gpu: Any) -> dict[str, Any]:
-    """Return what a GPU tells; nothing of one that does not answer, which is no run's fault."""
-    sample = dict.fromkeys(("utilization", "memory_bytes", "power_watts"))
-    with suppress(pynvml.NVMLError):
-        sample = {
-            "utilization": pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
-            "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(gpu).used,
-            "power_watts": pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
-        }
-    return {"device": index, **sample}
+def _gpu_sample(device: int, gpu: Any) -> dict[str, Any]:
+    """Ask for each figure by itself: a MIG instance, for one, has memory and no utilization."""
+    return {
+        "device": device,
+        "utilization": _told(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+        "memory_bytes": _told(lambda: pynvml.nvmlDeviceGetMemoryInfo(gpu).used),
+        "power_watts": _told(lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+    }
+
+
+def _told(ask: Callable[[], float]) -> float | None:
+    try:
+        return ask()
+    except pynvml.NVMLError:
+        return None

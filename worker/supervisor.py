@@ -29,6 +29,7 @@ from db.storage import get_file, open_store
 from db.tables import Checkpoint, Status
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
+from worker import gpus
 from worker.child import Child
 from worker.recorder import CannotRecord, Recorder, may_pass, wait_for
 from worker.samples import SystemMonitor
@@ -176,9 +177,8 @@ class Supervisor:
         return str(path)
 
     def _environment(self) -> dict[str, str]:
-        visible = ",".join(map(str, self.devices)) if self.is_cuda else ""
-        # torchrun would set the same number, and say so in the run's log.
-        return {"CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "1"}
+        # torchrun would set the same number of threads, and say so in the run's log.
+        return {**gpus.environment(self.devices if self.is_cuda else []), "OMP_NUM_THREADS": "1"}
 
     def _follow(self, child: Child) -> None:
         """Record until the training has ended and all that it said is in the database."""

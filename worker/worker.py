@@ -28,6 +28,7 @@ from db.errors import Fenced, HalfstepError, Invalid
 from db.settings import Settings
 from db.storage import open_store
 from db.tables import Status
+from worker import gpus
 from worker.child import without_secrets
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
 from worker.recorder import CannotRecord, Recorder, in_short, may_pass
@@ -299,7 +300,7 @@ def probe() -> dict[str, Any]:
     """Ask a short-lived child, which may load torch, for devices, recipes and versions."""
     answer = subprocess.run(
         [sys.executable, "-m", "trainer.probe"],
-        env=without_secrets(),
+        env={**without_secrets(), **gpus.environment()},
         capture_output=True,
         text=True,
         check=False,
