@@ -161,6 +161,8 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
                     "elapsed_ms": event["elapsed_ms"],
                 }
             )
+        elif event["event"] == "length":
+            run.steps_total = event["steps"]
         elif event["event"] == "obeyed":
             obeyed.append(event["request"])
         else:

@@ -41,6 +41,12 @@ class Training(Group):
         title="Steps",
         description="Attempted optimizer steps; steps that the scaler skips count.",
     )
+    epochs: Annotated[float, Field(gt=0, le=10**6)] | None = Field(
+        None,
+        title="Epochs",
+        description="Times that each example is seen; stands in for the number of steps. Empty: as "
+        "many steps as told.",
+    )
     batch_size: int = Field(
         64,
         ge=1,
@@ -263,6 +269,11 @@ class Evaluation(Group):
         None,
         title="Every … steps",
         description="Steps between evaluations. Empty: at the end only.",
+    )
+    at_start: bool = Field(
+        False,
+        title="At the start",
+        description="Evaluate before the first step as well: what the untrained model does.",
     )
 
 

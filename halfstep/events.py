@@ -258,6 +258,7 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "files": Listed({"kind": _like(FILE_KIND, FILE_KINDS), **FILE}),
     },
     "resumed": {"step": SINCE, "exact": YES_OR_NO, "notes": Listed(WORDS)},
+    "length": {"step": SINCE, "steps": STEP},
     "artifact": {
         "step": SINCE,
         "name": _like(FILE_NAME, "a plain file name with a suffix"),

@@ -22,6 +22,7 @@ of every field; what is not within them is not written, and read as Unrecordable
     checkpoint  step, reason, request, files [{"kind", "path", "size_bytes", "sha256"}]:
                 kind "checkpoint", "weights", or "weights.<module>" where there are several
     resumed     step, exact, notes
+    length      step 0, steps: how many the run will attempt, as its epochs come to
     artifact    step, name, path "artifacts/step-00000400/<name>", size_bytes, sha256
     obeyed      step, request: a scale was set, or a step replayed, as asked
     shapes      step 0, share, count, layers, batch_size: sizes that miss tensor cores; share of

@@ -11,6 +11,7 @@ Counts: an *attempted* step is the step number; the scaler skips some; the other
 Where the host waits for the device: where a comment says so, and nowhere else. In a step, nowhere.
 """
 
+import math
 import os
 import random
 import resource
@@ -134,6 +135,10 @@ def train(
 
     recipe = make_recipe(recipe_class, config, device)  # draws the initial weights
     check_batch(training, recipe.train_size, recipe.name, ranks.world_size)
+    if training.epochs is not None:
+        config = with_steps_of_epochs(config, recipe.train_size, ranks.world_size)
+        training = config.training
+        on_event({"event": "length", "step": 0, "steps": training.steps})
     seed_everything(training.seed + ranks.rank)  # each rank has its own dropout from here on
 
     # DistributedDataParallel replaces the modules that the recipe calls; these are the plain ones.
@@ -204,6 +209,8 @@ def train(
     # ---- The loop -----------------------------------------------------------------------------
     stopwatch = Stopwatch(device, seconds_before)
     stop = None
+    if config.evaluation.at_start and step == 0:
+        _report(evaluate(recipe, autocast), step, telemetry.elapsed_ms(), on_event)
     with telemetry:  # hands over what is left in its ring, even if a step raises
         while step < training.steps and stop is None:
             step += 1
@@ -559,6 +566,18 @@ def make_deterministic(wanted: bool) -> None:
     torch.backends.cudnn.benchmark = not wanted
     # Filling every new tensor with NaN finds bugs, and costs a kernel a tensor: not here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def with_steps_of_epochs(
+    config: RunConfig[Any], train_size: int, world_size: int
+) -> RunConfig[Any]:
+    """Return the configuration with as many steps as its epochs come to, the last one whole."""
+    training = config.training
+    in_a_step = training.batch_size * training.accumulation_steps * world_size
+    steps = max(1, math.ceil((training.epochs or 0) * train_size / in_a_step))
+    # Validated anew: a warm-up, for one, has to end before the last step.
+    values = training.model_dump() | {"steps": steps}
+    return config.model_copy(update={"training": type(training)(**values)})
 
 
 def choose_fp32(*, tf32: bool) -> None:

@@ -128,3 +128,12 @@ def test_given_up_attempt_writes_nothing(database: Database, running: Run) -> No
     with pytest.raises(Fenced):
         record(database, running, make_steps([1.0]))
     assert read(database, running)["step"] == []
+
+
+def test_epochs_tell_how_long_a_run_is(database: Database, running: Run) -> None:
+    """The number of steps that the training has come to is the run's, and a metric may be at 0."""
+    events = [{"event": "length", "step": 0, "steps": 1234}, make_metric(0, 0.25)]
+    record(database, running, make_steps([1.0]), events=events)
+    with database.reading() as session:
+        assert session.get_one(Run, running.id).steps_total == 1234
+        assert [row.step for row in session.scalars(select(Metric))] == [0]

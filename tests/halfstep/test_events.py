@@ -32,6 +32,7 @@ HONEST: dict[str, dict[str, Any]] = {
     "retry": {"step": 3, "loss": float("nan"), "grad_norm": float("inf"), "applied": False},
     "histogram": make_histogram(3, make_module("head", -14, [1, 2, 3])),
     "replay": make_replay(3, module=None, largest_input=None),
+    "length": {"step": 0, "steps": 1200},
     "layer_norms": {"step": 50, "layers": ["head"], "norms": [float("inf")]},
     "failed_diagnosis": {"step": 0, "diagnosis": "replay", "error": "KeyError: 'x'"},
 }

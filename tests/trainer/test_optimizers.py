@@ -171,3 +171,37 @@ def test_examples_come_as_they_are_without_shuffle(run_loop):
 
     run_loop(Seeing, {"training": {"steps": 9, "batch_size": 8, "shuffle": False}})
     assert seen == [*range(64), *range(8)]
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 8), (2.5, 20), (0.01, 1), (3.01, 25)])
+def test_epochs_stand_in_for_steps(run_loop, epochs, steps):
+    """As many steps as see each of 64 examples so often; the page is told how many."""
+    run = run_loop(Regression, {"training": {"batch_size": 8, "epochs": epochs}})
+    assert run.records["step"].tolist() == list(range(1, steps + 1))
+    assert run.of("length") == [{"event": "length", "step": 0, "steps": steps}]
+
+
+def test_a_schedule_of_epochs_ends_with_them(run_loop):
+    """A cosine reaches 0 at the last of the steps that the epochs come to."""
+    values = {"batch_size": 8, "epochs": 2, "schedule": "cosine"}
+    assert run_loop(Regression, {"training": values}).records["lr"][-1] == 0
+
+
+def test_evaluation_can_come_before_the_first_step(run_loop, tmp_path):
+    """Of the untrained model, at step 0; a resumed run does not repeat it."""
+
+    class Evaluated(Regression):
+        def evaluate(self):
+            return {"val/weight": self.modules["model"][0].weight[0, 0].item()}
+
+    values = {
+        "training": {"steps": 4},
+        "evaluation": {"at_start": True},
+        "checkpoints": {"every_steps": 2},
+    }
+    run = run_loop(Evaluated, values, tmp_path / "a")
+    first, last = run.of("metric", name="val/weight")
+    assert (first["step"], last["step"]) == (0, 4)
+    assert first["value"] != last["value"]
+    resumed = run_loop(Evaluated, values, tmp_path / "b", resume=tmp_path / "a/step-00000002.pt")
+    assert [event["step"] for event in resumed.of("metric", name="val/weight")] == [4]
