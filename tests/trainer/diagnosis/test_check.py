@@ -9,6 +9,7 @@ from trainer.diagnosis.check import main
 TEMPLATE = Path("docs/recipe_template.py")
 STEP = 'yield Loss(F.mse_loss(outputs, targets), optimizer="adamw")'
 OUTPUTS = 'outputs = self.modules["model"](inputs).squeeze(1)  # (B,), fp16 in an fp16 run'
+BATCH = "rows = indices.to(self.device, non_blocking=True)"
 
 
 def checked(tmp_path, capsys, *changes, arguments=()):
@@ -195,6 +196,30 @@ ERRORS = {
         "x.T @ gradient",
         "RuntimeError: expected m",
     ),
+    "a loader with an order of its own": (
+        BATCH,
+        """if not hasattr(self, "order"):
+            self.order = iter(torch.randperm(self.train_size).tolist())
+        rows = torch.tensor([next(self.order) for _ in indices])""",
+        None,
+        "batch() returns other examples for the same indices",
+    ),
+    "a counter that is not in the state": (
+        STEP,
+        """self.calls = getattr(self, "calls", 0) + 1
+        yield Loss(F.mse_loss(outputs, targets) / self.calls, optimizer="adamw")""",
+        None,
+        "4 steps in a row, and 2, a resume and 2 more, differ in modules.model.0.weight",
+    ),
+    "a state that cannot be saved": (
+        "    def evaluate(self)",
+        """    def state_dict(self):
+        return {"calls": {1, 2}}
+
+    def evaluate(self)""",
+        None,
+        "it cannot be resumed: RecipeError: Recipe.state_dict()['calls'] is a set",
+    ),
     "metrics that are tensors": (
         "1 - unexplained.item()",
         "1 - unexplained",
@@ -269,6 +294,7 @@ WARNINGS = {
         'yield Loss(-torch.log(torch.sigmoid(outputs)).float().mean(), optimizer="adamw")',
         "log of a float16 value, 0.",
     ),
+    "indices that decide nothing": (BATCH, "rows = torch.arange(8)", "ignores its indices"),
     "cannot be made on meta": (
         "self.train_size = TRAIN_SIZE",
         "self.train_size = TRAIN_SIZE if inputs.to(device).sum().item() else 0",
@@ -293,6 +319,27 @@ def test_a_value_kept_away_from_zero_is_no_doubt(tmp_path, capsys, guard):
         f"chance = torch.sigmoid(outputs){guard}")  # fmt: skip
     changed = f'{step}\n        yield Loss(-torch.log(chance).float().mean(), optimizer="adamw")'
     code, text = checked(tmp_path, capsys, (STEP, changed))
+    assert code == 0
+    assert "warning" not in text
+
+
+COVERED = """if not hasattr(self, "place"):
+            self.place = 0
+        order = torch.randperm(self.train_size, generator=torch.Generator().manual_seed(7))
+        rows = order[torch.arange(self.place, self.place + len(indices))]
+        self.place += len(indices)"""
+STATE = """    def state_dict(self):
+        return {"place": getattr(self, "place", 0)}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+    def evaluate(self)"""
+
+
+def test_an_order_of_its_own_that_its_state_covers_is_fine(tmp_path, capsys):
+    """A recipe that ignores its indices, and says where it is, resumes to the last bit."""
+    code, text = checked(tmp_path, capsys, (BATCH, COVERED), ("    def evaluate(self)", STATE))
     assert code == 0
     assert "warning" not in text
 
