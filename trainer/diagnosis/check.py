@@ -1,9 +1,9 @@
 """Try a recipe before it trains for hours: `python -m trainer.diagnosis.check mine.py`.
 
-It runs five steps of the real loop in each precision on the CPU, then a step on the meta device,
-whose tensors have no values, so that whatever would make the host wait raises, and compares four
-steps with two, a resume and two more. What is wrong is said in words, with the line. Exit code 1 if
-there is an error; warnings are for judgement.
+It runs five steps of the real loop in each precision on the CPU, with CUDA's autocast, then a step
+on the meta device, whose tensors have no values, so that whatever would make the host wait raises,
+and compares four steps with two, a resume and two more. What is wrong is said in words, with the
+line. Exit code 1 if there is an error; warnings are for judgement.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from halfstep.spool import SKIPPED, STEP_DTYPE, Event, Steps
 from trainer import checkpoint
 from trainer.batches import fingerprint
 from trainer.console import nested
+from trainer.diagnosis.cuda_autocast import cudas_autocast
 from trainer.diagnosis.witness import HALF, Finding, Witness
 from trainer.registry import UnknownRecipeError, load_recipe
 from trainer.train import as_losses, make_autocast, make_scaler, seed_everything, train
@@ -82,6 +83,11 @@ def check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
 
     values: settings, as a run has them.  Raises ConfigError for those.
     """
+    with cudas_autocast():
+        return _check(recipe_class, values)
+
+
+def _check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
     report = Report()
     configs = {precision: _config(recipe_class, values, precision) for precision in PRECISIONS}
     zeros_in_fp32: set[str] = set()

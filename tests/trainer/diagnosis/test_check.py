@@ -344,6 +344,49 @@ def test_an_order_of_its_own_that_its_state_covers_is_fine(tmp_path, capsys):
     assert "warning" not in text
 
 
+FP32_ON_CUDA = {
+    "pow": "outputs.pow(2).mean()",
+    "softmax, clamped, and its logarithm": (
+        "-torch.stack([outputs, -outputs]).softmax(0).clamp(min=1e-8).log().mean()"
+    ),
+    "log_softmax and gather": (
+        "-torch.stack([outputs, -outputs], 1).log_softmax(1)"
+        ".gather(1, (targets > 0).long()[:, None]).mean()"
+    ),
+    "multilabel_soft_margin_loss": (
+        "F.multilabel_soft_margin_loss(outputs[:, None], (targets > 0).float()[:, None])"
+    ),
+    "a sum that is divided": "outputs.sum() / len(outputs)",
+    "types that CUDA promotes": "torch.dot(outputs, targets) / len(outputs)",
+}
+
+
+@pytest.mark.parametrize("loss", FP32_ON_CUDA)
+def test_losses_are_judged_by_cudas_autocast(tmp_path, capsys, loss):
+    """What CUDA takes in fp32 is no mistake, though a CPU leaves it in fp16 or refuses it."""
+    changed = f'yield Loss({FP32_ON_CUDA[loss]}, optimizer="adamw")'
+    code, text = checked(tmp_path, capsys, (STEP, changed))
+    assert "error" not in text
+    assert "warning" not in text
+    assert code == 0
+
+
+def test_a_recurrent_network_is_no_mistake_in_fp16(tmp_path, capsys):
+    """A CPU has no LSTM in fp16; CUDA has, and the check is about CUDA."""
+    lstm = """model = nn.Sequential(
+            Last(10, config.recipe.width), nn.ReLU(), nn.Linear(config.recipe.width, 1)"""
+    linear = lstm.replace("Last", "nn.Linear")
+    layer = """class Last(nn.LSTM):
+    def forward(self, inputs):
+        return super().forward(inputs[None])[0][0]
+
+
+class DiabetesConfig"""
+    code, text = checked(tmp_path, capsys, (linear, lstm), ("class DiabetesConfig", layer))
+    assert "error" not in text
+    assert code == 0
+
+
 def test_what_holds_in_one_precision_only_says_so(tmp_path, capsys):
     """A finding of fp16 alone names fp16."""
     old, new, _, message = ERRORS["log of what fp16 flushes"]
