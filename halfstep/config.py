@@ -184,7 +184,7 @@ class Scaler(Group):
     )
     # What PyTorch's scaler does not have; see policies.py. All of it is off by default.
     floor: Annotated[float, Field(ge=SMALLEST_SCALE, le=LARGEST_SCALE)] | None = Field(
-        None, title="Floor", description="The scale never falls below this. Empty: no floor."
+        None, title="Floor", description="The scale never falls below this. Empty: 2^-126."
     )
     ceiling: Annotated[float, Field(gt=0, le=LARGEST_SCALE)] | None = Field(
         None, title="Ceiling", description="The scale never grows beyond this. Empty: no ceiling."

@@ -33,13 +33,11 @@ class ScaleRule:
 
     def __init__(self, settings: Scaler, device: torch.device) -> None:
         self._hysteresis, self._tolerance = settings.hysteresis, settings.tolerance
-        self._floor, self._ceiling = settings.floor or 0.0, settings.ceiling or LARGEST_SCALE
-        self._is_torchs_own = (
-            settings.hysteresis == 1
-            and settings.tolerance == 0
-            and settings.floor is None
-            and settings.ceiling is None
-        )
+        # At a scale of 0, or one whose reciprocal is infinite, torch finds nothing wrong with
+        # gradients of 0, unscales them to NaN, and the step is applied.
+        self._floor = settings.floor or SMALLEST_SCALE
+        self._ceiling = settings.ceiling or LARGEST_SCALE
+        self._is_patient = settings.hysteresis > 1 or settings.tolerance > 0
         self.one = torch.ones((), device=device)  # scaler.scale(one) reads the scale
         # 0-dim int64 on the device: skips left, and steps and skips since the scale last changed.
         self._patience = torch.full((), settings.hysteresis, dtype=torch.int64, device=device)
@@ -48,8 +46,11 @@ class ScaleRule:
 
     def update(self, scaler: GradScaler, found_inf: list[Tensor]) -> None:
         """Move the scale once a step, after all optimizers. found_inf: one an optimizer, 0-dim."""
-        if self._is_torchs_own or not scaler.is_enabled():
+        if not scaler.is_enabled():
+            return
+        if not self._is_patient:
             scaler.update()
+            scaler.update(scaler.scale(self.one).clamp_(self._floor, self._ceiling))
             return
         before = scaler.scale(self.one)  # reads the scale on the device
         scaler.update()

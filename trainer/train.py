@@ -427,6 +427,7 @@ def update_weights(rig: Rig, watched: WatchedOptimizer) -> Update:
         torch.nn.utils.clip_grads_with_norm_(watched.parameters, training.max_grad_norm, total_norm)
     if training.max_grad_value is not None:
         # After the clip by norm: making elements smaller cannot break that bound again.
+        watched.check_elements_can_be_clipped()
         torch.nn.utils.clip_grad_value_(watched.parameters, training.max_grad_value)
         clipped_norm = torch.linalg.vector_norm(watched.gradient_norms())
 

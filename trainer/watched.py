@@ -83,6 +83,9 @@ class WatchedOptimizer:
                 f"the loss reached no parameter of its optimizer: {', '.join(self.names)} have no "
                 "gradient. Does training_step detach the model's output, or name another optimizer?"
             )
+        if any(gradient.is_sparse for gradient in gradients):
+            self._check_sparse()
+            gradients = [elements(gradient) for gradient in gradients]
         norms = iter(torch._foreach_norm(gradients, dtype=self._norm_dtype))
         return torch.stack([self._zero if p.grad is None else next(norms) for p in self.parameters])
 
@@ -97,15 +100,53 @@ class WatchedOptimizer:
         if not self._is_on_cpu or math.isfinite(norms.sum().item()):  # in host memory: no wait
             return None
         return {
-            position: (int(gradient.isinf().sum()), int(gradient.isnan().sum()))
+            position: count_nonfinite(gradient)
             for position, norm in enumerate(norms.tolist())
             if not math.isfinite(norm) and (gradient := self.parameters[position].grad) is not None
         }
+
+    def check_elements_can_be_clipped(self) -> None:
+        """Raise RecipeError if a gradient is sparse: torch clips those by their norm alone."""
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise RecipeError(
+                    f"the gradient of {name} is sparse, and torch cannot clip its elements: leave "
+                    "training.max_grad_value empty, or give its Embedding sparse=False"
+                )
+
+    def _check_sparse(self) -> None:
+        """Raise RecipeError if this optimizer has no kernel for sparse gradients."""
+        if not any(group.get("fused") for group in self.optimizer.param_groups):
+            return
+        sparse = (
+            name
+            for name, parameter in zip(self.names, self.parameters, strict=True)
+            if parameter.grad is not None and parameter.grad.is_sparse
+        )
+        raise RecipeError(
+            f"the gradient of {next(sparse)} is sparse, and torch's fused optimizers take none: "
+            "give its optimizer fused=False (SGD, Adagrad or SparseAdam), or its Embedding "
+            "sparse=False"
+        )
 
     def _keep_found_inf(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
         # Cloned, because scaler.update() adds other optimizers' flags to it in place.
         self._found_inf = self._zero if found_inf is None else found_inf.clone()
+
+
+def elements(gradient: Tensor) -> Tensor:
+    """Return what a gradient holds; of a sparse one, each row summed up and zeros left out.
+
+    On a GPU the host waits for the number of a sparse gradient's rows.
+    """
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def count_nonfinite(gradient: Tensor) -> tuple[int, int]:
+    """Return how many elements are inf, and how many are NaN. The host waits."""
+    values = elements(gradient)
+    return int(values.isinf().sum()), int(values.isnan().sum())
 
 
 def prepare_momentum(optimizers: Mapping[str, Optimizer]) -> None:

@@ -1,8 +1,9 @@
 """Try a recipe before it trains for hours: `python -m trainer.diagnosis.check mine.py`.
 
-It runs five steps of the real loop in each precision on the CPU, then a step on the meta device,
-whose tensors have no values, so that whatever would make the host wait raises. What is wrong is
-said in words, with the line. Exit code 1 if there is an error; warnings are for judgement.
+It runs five steps of the real loop in each precision on the CPU, with CUDA's autocast, then a step
+on the meta device, whose tensors have no values, so that whatever would make the host wait raises,
+and compares four steps with two, a resume and two more. What is wrong is said in words, with the
+line. Exit code 1 if there is an error; warnings are for judgement.
 """
 
 import argparse
@@ -10,9 +11,12 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,7 +26,10 @@ from torch import Tensor, nn
 from halfstep.config import ConfigError, Precision, RunConfig, parse_config
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.spool import SKIPPED, STEP_DTYPE, Event, Steps
+from trainer import checkpoint
+from trainer.batches import fingerprint
 from trainer.console import nested
+from trainer.diagnosis.cuda_autocast import cudas_autocast
 from trainer.diagnosis.witness import HALF, Finding, Witness
 from trainer.registry import UnknownRecipeError, load_recipe
 from trainer.train import as_losses, make_autocast, make_scaler, seed_everything, train
@@ -30,6 +37,9 @@ from trainer.train import as_losses, make_autocast, make_scaler, seed_everything
 STEPS = 5
 BATCH_SIZE = 8  # at most, unless it is set: fp16 is slow on a CPU
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
+RESUMED, RESUMED_AT = 4, 2  # steps
+#: Of a checkpoint: what shows, in this order, that a resumed run is another one.
+DECIDING = ("modules", "optimizers", "recipe_state", "scaler", "random", "next_batch")
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
@@ -73,6 +83,11 @@ def check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
 
     values: settings, as a run has them.  Raises ConfigError for those.
     """
+    with cudas_autocast():
+        return _check(recipe_class, values)
+
+
+def _check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
     report = Report()
     configs = {precision: _config(recipe_class, values, precision) for precision in PRECISIONS}
     zeros_in_fp32: set[str] = set()
@@ -85,8 +100,10 @@ def check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
             report.add(finding, precision)
     for finding in _compare(report.steps, configs["fp16"].scaler.init_scale):
         report.add(finding)
-    if not report.errors:  # of a recipe that does not run there is no more to ask
-        for finding in [*_asked_of_the_loss(recipe_class, values), *_waits(recipe_class, values)]:
+    for question in (_asked_of_the_loss, _asked_of_the_batch, _waits, _asked_of_a_resume):
+        if report.errors:  # of a recipe that does not run there is no more to ask
+            break
+        for finding in question(recipe_class, values):
             report.add(finding)
     return report
 
@@ -318,6 +335,88 @@ def _losses(
 
 def _optimizers(loss: Loss) -> str:
     return " and ".join(f'"{name}"' for name in loss.optimizers)
+
+
+def _asked_of_the_batch(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+    """Ask whether the indices decide what comes next, as a resumed run takes for granted."""
+    config = _config(recipe_class, values, "fp32")
+    seed_everything(0)
+    recipe = recipe_class(config, CPU)
+    state = deepcopy(recipe.state_dict())
+    indices = torch.arange(config.training.batch_size)
+
+    def drawn(indices: Tensor) -> str:
+        if state:
+            recipe.load_state_dict(deepcopy(state))
+        seed_everything(0)
+        return fingerprint(recipe.batch(indices, torch.Generator().manual_seed(0)))
+
+    first = drawn(indices)
+    if drawn(indices) != first:
+        yield Finding(
+            "error",
+            "batch() returns other examples for the same indices: it has an order of its own, and "
+            "a resumed run would go on with others. Follow indices, or keep the place in "
+            "state_dict()",
+        )
+    elif recipe.train_size > 1 and drawn(recipe.train_size - 1 - indices) == first and not state:
+        yield Finding(
+            "warning",
+            "batch() ignores its indices: it returns the same examples for others, so an epoch "
+            "need not see them all",
+        )
+
+
+def _asked_of_a_resume(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+    """Ask whether steps in a row, and the same with a resume among them, lead to the same bits."""
+    config = _config(
+        recipe_class, values | {"checkpoints": {"every_steps": RESUMED_AT}}, "fp16", steps=RESUMED
+    )
+    with TemporaryDirectory(prefix="halfstep-check-") as folder:
+        whole, resumed = Path(folder, "whole"), Path(folder, "resumed")
+        resumed.mkdir()
+
+        def run(into: Path, resume: Path | None = None) -> Mapping[str, str]:
+            train(
+                recipe_class,
+                config,
+                device=CPU,
+                on_steps=_ignore,
+                on_event=_ignore,
+                checkpoint_folder=into,
+                resume=resume,
+            )
+            return dict(_fingerprints(checkpoint.load(into / f"step-{RESUMED:08d}.pt")))
+
+        try:
+            expected = run(whole)
+            middle = f"step-{RESUMED_AT:08d}.pt"
+            found = run(resumed, (whole / middle).rename(resumed / middle))
+        except (Exception, SystemExit) as error:
+            yield Finding("error", f"it cannot be resumed: {_first_line(error)}")
+            return
+    if other := [name for name in expected if found.get(name) != expected[name]]:
+        named = ", ".join([*other[:3], *(["…"] if len(other) > 3 else [])])
+        yield Finding(
+            "error",
+            f"{RESUMED} steps in a row, and {RESUMED_AT}, a resume and {RESUMED - RESUMED_AT} "
+            f"more, differ in {named}: what decides a step besides modules, optimizers and the "
+            "global random generators belongs in state_dict()",
+        )
+
+
+def _fingerprints(state: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each value of a checkpoint that decides a step, by its place, and its fingerprint."""
+    if not place:
+        state = {name: state[name] for name in DECIDING}
+    if not isinstance(state, Mapping | list | tuple):
+        yield place, fingerprint(state)
+        return
+    for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+        yield from _fingerprints(value, f"{place}.{key}" if place else str(key))
+
+
+def _ignore(_: object) -> None: ...
 
 
 def _waits(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from halfstep.config import Diagnosis
 from halfstep.spool import Event
 from trainer.observers import Observer
-from trainer.watched import StepResult, WatchedOptimizer
+from trainer.watched import StepResult, WatchedOptimizer, elements
 
 BINS, BIAS = 256, 127
 CHUNK = 2**22  # elements
@@ -71,7 +71,7 @@ class Histogram(Observer):
         for name, parameter in zip(optimizer.names, optimizer.parameters, strict=True):
             if parameter.grad is None:
                 continue
-            for part in torch.split(parameter.grad.reshape(-1), CHUNK):
+            for part in torch.split(elements(parameter.grad).reshape(-1), CHUNK):
                 exponents = (part.to(torch.float32).view(torch.int32) >> 23) & 0xFF
                 index = exponents.to(torch.int64) + self._row[name] * BINS
                 # bincount would ask a GPU for the largest value.

@@ -47,7 +47,7 @@ from trainer.policies import Calibration
 from trainer.ranks import Ranks
 from trainer.sampler import Sampler
 from trainer.telemetry import RING_ROWS
-from trainer.watched import StepResult
+from trainer.watched import StepResult, count_nonfinite
 
 if TYPE_CHECKING:
     from trainer.train import Rig
@@ -335,7 +335,8 @@ class Replay(Observer):
                     found = trace.backward(mean_loss * scale, trained, retain=retain)
                     for parameter, gradient in zip(trained, found, strict=True):
                         if gradient is not None:
-                            gradients[parameter] = gradients.get(parameter, 0) + gradient
+                            before = gradients.get(parameter)
+                            gradients[parameter] = gradient if before is None else before + gradient
                 if losses is not None and number == losses * count:
                     break
         return total, gradients
@@ -346,8 +347,8 @@ class Replay(Observer):
         for optimizer, watched in self._rig.optimizers.items():
             for name, parameter in zip(watched.names, watched.parameters, strict=True):
                 gradient = gradients.get(parameter)
-                if gradient is not None and not bool(gradient.isfinite().all()):
-                    inf, nan = int(gradient.isinf().sum()), int(gradient.isnan().sum())
+                inf, nan = (0, 0) if gradient is None else count_nonfinite(gradient)
+                if inf or nan:
                     counted.append({"optimizer": optimizer, "name": name, "inf": inf, "nan": nan})
         return counted
 

@@ -161,7 +161,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _floating(values: Iterable[Any]) -> list[Tensor]:
-    return [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+    found = [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+    return [v._values() if v.is_sparse else v for v in found]
 
 
 def _all_finite(tensors: list[Tensor]) -> bool:

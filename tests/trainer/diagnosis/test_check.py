@@ -9,6 +9,7 @@ from trainer.diagnosis.check import main
 TEMPLATE = Path("docs/recipe_template.py")
 STEP = 'yield Loss(F.mse_loss(outputs, targets), optimizer="adamw")'
 OUTPUTS = 'outputs = self.modules["model"](inputs).squeeze(1)  # (B,), fp16 in an fp16 run'
+BATCH = "rows = indices.to(self.device, non_blocking=True)"
 
 
 def checked(tmp_path, capsys, *changes, arguments=()):
@@ -195,6 +196,30 @@ ERRORS = {
         "x.T @ gradient",
         "RuntimeError: expected m",
     ),
+    "a loader with an order of its own": (
+        BATCH,
+        """if not hasattr(self, "order"):
+            self.order = iter(torch.randperm(self.train_size).tolist())
+        rows = torch.tensor([next(self.order) for _ in indices])""",
+        None,
+        "batch() returns other examples for the same indices",
+    ),
+    "a counter that is not in the state": (
+        STEP,
+        """self.calls = getattr(self, "calls", 0) + 1
+        yield Loss(F.mse_loss(outputs, targets) / self.calls, optimizer="adamw")""",
+        None,
+        "4 steps in a row, and 2, a resume and 2 more, differ in modules.model.0.weight",
+    ),
+    "a state that cannot be saved": (
+        "    def evaluate(self)",
+        """    def state_dict(self):
+        return {"calls": {1, 2}}
+
+    def evaluate(self)""",
+        None,
+        "it cannot be resumed: RecipeError: Recipe.state_dict()['calls'] is a set",
+    ),
     "metrics that are tensors": (
         "1 - unexplained.item()",
         "1 - unexplained",
@@ -269,6 +294,7 @@ WARNINGS = {
         'yield Loss(-torch.log(torch.sigmoid(outputs)).float().mean(), optimizer="adamw")',
         "log of a float16 value, 0.",
     ),
+    "indices that decide nothing": (BATCH, "rows = torch.arange(8)", "ignores its indices"),
     "cannot be made on meta": (
         "self.train_size = TRAIN_SIZE",
         "self.train_size = TRAIN_SIZE if inputs.to(device).sum().item() else 0",
@@ -295,6 +321,70 @@ def test_a_value_kept_away_from_zero_is_no_doubt(tmp_path, capsys, guard):
     code, text = checked(tmp_path, capsys, (STEP, changed))
     assert code == 0
     assert "warning" not in text
+
+
+COVERED = """if not hasattr(self, "place"):
+            self.place = 0
+        order = torch.randperm(self.train_size, generator=torch.Generator().manual_seed(7))
+        rows = order[torch.arange(self.place, self.place + len(indices))]
+        self.place += len(indices)"""
+STATE = """    def state_dict(self):
+        return {"place": getattr(self, "place", 0)}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+    def evaluate(self)"""
+
+
+def test_an_order_of_its_own_that_its_state_covers_is_fine(tmp_path, capsys):
+    """A recipe that ignores its indices, and says where it is, resumes to the last bit."""
+    code, text = checked(tmp_path, capsys, (BATCH, COVERED), ("    def evaluate(self)", STATE))
+    assert code == 0
+    assert "warning" not in text
+
+
+FP32_ON_CUDA = {
+    "pow": "outputs.pow(2).mean()",
+    "softmax, clamped, and its logarithm": (
+        "-torch.stack([outputs, -outputs]).softmax(0).clamp(min=1e-8).log().mean()"
+    ),
+    "log_softmax and gather": (
+        "-torch.stack([outputs, -outputs], 1).log_softmax(1)"
+        ".gather(1, (targets > 0).long()[:, None]).mean()"
+    ),
+    "multilabel_soft_margin_loss": (
+        "F.multilabel_soft_margin_loss(outputs[:, None], (targets > 0).float()[:, None])"
+    ),
+    "a sum that is divided": "outputs.sum() / len(outputs)",
+    "types that CUDA promotes": "torch.dot(outputs, targets) / len(outputs)",
+}
+
+
+@pytest.mark.parametrize("loss", FP32_ON_CUDA)
+def test_losses_are_judged_by_cudas_autocast(tmp_path, capsys, loss):
+    """What CUDA takes in fp32 is no mistake, though a CPU leaves it in fp16 or refuses it."""
+    changed = f'yield Loss({FP32_ON_CUDA[loss]}, optimizer="adamw")'
+    code, text = checked(tmp_path, capsys, (STEP, changed))
+    assert "error" not in text
+    assert "warning" not in text
+    assert code == 0
+
+
+def test_a_recurrent_network_is_no_mistake_in_fp16(tmp_path, capsys):
+    """A CPU has no LSTM in fp16; CUDA has, and the check is about CUDA."""
+    lstm = """model = nn.Sequential(
+            Last(10, config.recipe.width), nn.ReLU(), nn.Linear(config.recipe.width, 1)"""
+    linear = lstm.replace("Last", "nn.Linear")
+    layer = """class Last(nn.LSTM):
+    def forward(self, inputs):
+        return super().forward(inputs[None])[0][0]
+
+
+class DiabetesConfig"""
+    code, text = checked(tmp_path, capsys, (linear, lstm), ("class DiabetesConfig", layer))
+    assert "error" not in text
+    assert code == 0
 
 
 def test_what_holds_in_one_precision_only_says_so(tmp_path, capsys):
