@@ -1,5 +1,6 @@
 """Put the server together."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -7,6 +8,7 @@ from fastapi import FastAPI
 
 from app import api, assets, downloads, errors, pages
 from app.brake import Brake
+from app.context import TURNS
 from app.live import Live
 from app.security import BodyLimit, KnownHosts, SecurityHeaders
 from db.database import Database
@@ -32,6 +34,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     )
     app.state.settings = settings
     app.state.database = database
+    app.state.turns = asyncio.Semaphore(TURNS)
     app.state.live = Live()
     app.state.brake = Brake()
     app.state.assets = assets.Assets()

@@ -44,6 +44,7 @@ class RunSummary(BaseModel):
     parent_step: int | None
     group_id: Annotated[int | None, Field(description="Comparison that it belongs to")]
     step: Annotated[int, Field(description="Attempted steps")]
+    own_steps: Annotated[int, Field(description="Those after its parent's checkpoint")]
     steps_total: int
     applied: Annotated[int, Field(description="Own steps not skipped, or retried in fp32")]
     skipped: int
@@ -91,6 +92,7 @@ def summarise(
         **row,
         owner=owner,
         tags=[tag.strip() for tag in run.tags.split(",") if tag.strip()],
+        own_steps=run.own_steps,
         applied=runs.applied(session, run),
         verdict=_verdict(session, run),
         seconds=_seconds(run),

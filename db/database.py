@@ -136,8 +136,6 @@ def is_outage(error: Exception) -> bool:
 
 def _engine(url: str, backend: str) -> Engine:
     if backend == "sqlite":
-        # A request holds its connection between threads: were there fewer than requests at once,
-        # threads would wait for connections whose holders wait for threads.
         engine = create_engine(url, max_overflow=-1, connect_args={"timeout": 30})
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_on_sqlite)

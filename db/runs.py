@@ -145,34 +145,47 @@ def statuses(session: Session, run_id: int) -> list[RunStatus]:
 
 
 def applied(session: Session, run: Run) -> int:
-    """Return how many of a run's own steps changed the weights: not skipped, or retried in fp32.
-
-    A fork's step counts its parent's as well; what was skipped or retried does not.
-    """
+    """Return how many of a run's own steps changed the weights: not skipped, or retried in fp32."""
     retried = 0
     if run.config.get("scaler", {}).get("retry_in_fp32"):
         query = select(func.count()).where(Diagnosis.run_id == run.id, Diagnosis.kind == "retry")
         # The spool brings a retry before its step.
         query = query.where(Diagnosis.content["applied"].as_boolean(), Diagnosis.step <= run.step)
         retried = session.scalar(query) or 0
-    return max(run.step - (run.parent_step or 0), 0) - run.skipped + retried
+    return run.own_steps - run.skipped + retried
 
 
 def cancel(session: Session, run_id: int, user: User) -> Run:
     """End a run: at once if it waits, with a last checkpoint if it trains.
 
-    Asked a second time it does not wait for the checkpoint. Raises Conflict if it has ended.
+    Asked again, as by who had no answer in time, it changes nothing. Raises Conflict if it has
+    ended.
     """
     run = get(session, run_id, lock=True)
     if run.status in ENDED:
         raise Conflict(f"Run {run_id} is {run.status} already, so it cannot be cancelled.")
-    run.wanted = "kill" if run.status == Status.STOPPING else "cancel"
+    if run.wanted in ("cancel", "kill"):
+        return run
+    run.wanted = "cancel"
     run.stop_reason = f"cancelled by {user.name}"
     if run.status in ACTIVE:
-        how = " at once" if run.wanted == "kill" else ""
-        set_status(session, run, Status.STOPPING, reason=run.stop_reason + how)
+        set_status(session, run, Status.STOPPING, reason=run.stop_reason)
     else:
         set_status(session, run, Status.CANCELLED, reason=run.stop_reason)
+    return run
+
+
+def kill(session: Session, run_id: int, user: User) -> Run:
+    """End a training run at once: what it did since its last checkpoint is lost.
+
+    Raises Conflict if it does not train.
+    """
+    run = get(session, run_id, lock=True)
+    if run.status not in ACTIVE:
+        raise Conflict(f"Run {run_id} is {run.status}: only one that trains can be killed.")
+    if run.wanted != "kill":
+        run.wanted, run.stop_reason = "kill", f"killed by {user.name}"
+        set_status(session, run, Status.STOPPING, reason=run.stop_reason)
     return run
 
 

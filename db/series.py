@@ -133,8 +133,8 @@ def skips(session: Session, run_id: int, *, most: int = 200) -> list[ScalerEvent
 
 def sparkline(session: Session, run: Run, points: int = 60) -> list[Any]:
     """Return the loss at evenly spaced steps, a primary-key look-up each, however long the run."""
-    count = min(points, run.step)
-    wanted = {1 + round(i * (run.step - 1) / max(count - 1, 1)) for i in range(count)}
+    count, first = min(points, run.own_steps), run.step - run.own_steps + 1
+    wanted = {first + round(i * (run.own_steps - 1) / max(count - 1, 1)) for i in range(count)}
     query = select(Step.loss).where(Step.run_id == run.id, Step.step.in_(wanted))
     return list(map(plain, session.scalars(query.order_by(Step.step))))
 

@@ -214,6 +214,11 @@ class Run(Table):
     scale: Mapped[float | None]
     steps_per_second: Mapped[float | None]
 
+    @property
+    def own_steps(self) -> int:
+        """Attempted steps after those of the parent whose checkpoint it started from."""
+        return max(self.step - (self.parent_step or 0), 0)
+
 
 class RunNode(Table):
     """One machine's part in one attempt, and its lease.

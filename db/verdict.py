@@ -24,7 +24,7 @@ COLLAPSE_RATE, OSCILLATION_RATE = 50, 2
 class Figures:
     """What a verdict goes by.
 
-    attempts: all steps of the run.  settled: steps among the last 100 since the search for the
+    attempts: all own steps of the run.  settled: steps among the last 100 since the search for the
     first scale ended, and settled_skips the skips among these.  streak: skips up to the last step;
     longest_streak: within the last 1000.
     """
@@ -54,7 +54,7 @@ class Verdict:
 def verdict(session: Session, run: Run) -> Verdict | None:
     """Judge a run; None where nothing is scaled, or nothing was attempted yet."""
     is_scaled = run.precision == "fp16" and run.config.get("scaler", {}).get("enabled", True)
-    return judge(figures(session, run)) if is_scaled and run.step else None
+    return judge(figures(session, run)) if is_scaled and run.own_steps else None
 
 
 def judge(figures: Figures) -> Verdict:
@@ -125,7 +125,10 @@ def figures(session: Session, run: Run) -> Figures:
     )
     times = dict(session.execute(ends).all()) if last else {}
     seconds = (times[run.step] - times[last]) / 1000 if last and len(times) == 2 else None
-    return count(run.step, skips, run.scale, last=last, seconds_since_skip=seconds)
+    first = run.parent_step or 0  # a fork is judged by the steps that it made
+    own = [step - first for step in skips]
+    own_last = None if last is None else last - first
+    return count(run.own_steps, own, run.scale, last=own_last, seconds_since_skip=seconds)
 
 
 def _skips(run: Run) -> Select[Any]:
@@ -145,7 +148,10 @@ def count(
     last: int | None = None,
     seconds_since_skip: float | None = None,
 ) -> Figures:
-    """Count. skips: those of the last 1000 steps, in order; last: the latest of all."""
+    """Count. skips: those of the last 1000 steps, in order; last: the latest of all.
+
+    Both are counted as attempts are.
+    """
     last = skips[-1] if skips else last
     streaks = _streaks(skips)
     settled_from = _settled_from(attempts, skips)

@@ -115,8 +115,15 @@ def get_config(run_id: RunId, session: Db, _visitor: SignedIn) -> dict[str, Any]
 
 @router.post("/{run_id}/cancellation")
 def cancel_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
-    """Cancel: a training run leaves a checkpoint first; asked again, it does not wait for it."""
+    """Cancel: a training run leaves a checkpoint first. Asked again, it changes nothing."""
     runs.cancel(session, run_id, visitor.user)
+    return _summary(session, run_id, settings)
+
+
+@router.post("/{run_id}/kill")
+def kill_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+    """End a training run at once: what it did since its last checkpoint is lost."""
+    runs.kill(session, run_id, visitor.user)
     return _summary(session, run_id, settings)
 
 

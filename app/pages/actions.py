@@ -53,6 +53,13 @@ def cancel(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     return _back(run_id)
 
 
+@router.post("/runs/{run_id}/kill")
+def kill(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Kill."""
+    runs.kill(session, run_id, visitor.user)
+    return _back(run_id)
+
+
 @router.post("/runs/{run_id}/pause")
 def pause(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Pause."""

@@ -58,6 +58,22 @@ def test_cancel_ends_a_waiting_run_and_asks_a_training_one(
         assert runs.cancel(session, running.id, ada).status == Status.STOPPING
 
 
+def test_a_repeated_cancel_still_waits_for_the_checkpoint(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Who had no answer in time asks again, and loses nothing; killing has a verb of its own."""
+    with database.writing() as session:
+        for _ in range(2):
+            run = runs.cancel(session, running.id, ada)
+            assert (run.status, run.wanted) == (Status.STOPPING, "cancel")
+        history = [row.status for row in runs.statuses(session, running.id)]
+        assert history == ["queued", "starting", "running", "stopping"]
+        for act in (runs.kill, runs.cancel):
+            assert act(session, running.id, ada).wanted == "kill"
+    with pytest.raises(Conflict, match="only one that trains"), database.writing() as session:
+        runs.kill(session, submit(session, ada).id, ada)
+
+
 def test_pause_and_resume(database: Database, running: Run, ada: User) -> None:
     """A paused run keeps its place; only a paused one resumes."""
     with database.writing() as session:

@@ -100,9 +100,10 @@ def test_actions_ask_the_training(database: Database, running: Run, script: Test
     assert script.post(f"{address}/checkpoints").status_code == 202
     assert script.post(f"{address}/pause").json()["status"] == "pausing"
     assert script.post(f"{address}/cancellation").json()["status"] == "stopping"
+    assert script.post(f"{address}/kill").json()["status"] == "stopping"
     assert script.post(f"{address}/pause").status_code == 409
     statuses = script.get(address).json()["statuses"]
-    assert statuses[-1]["reason"] == "cancelled by ada"
+    assert statuses[-1]["reason"] == "killed by ada"
 
 
 def test_paused_run_is_resumed_and_moved_forward(
