@@ -18,7 +18,7 @@ from tests.site import until
 
 def why(session: Session, run: Run, *, runs_per_user: int = 0) -> str:
     """What a queued run waits for."""
-    return waiting.reason(session, run, waiting.Queue.read(session), runs_per_user=runs_per_user)
+    return waiting.reason(run, waiting.Queue.read(session), runs_per_user=runs_per_user)
 
 
 def find_silent(session: Session) -> set[int]:

@@ -162,3 +162,14 @@ def test_a_waiting_run_is_moved_before_another(database: Database, running: Run,
         assert list(waiting.places(session)) == [b.id, a.id, d.id, c.id]
     with pytest.raises(Conflict, match="running"), database.writing() as session:
         runs.move(session, running.id, a.id)
+
+
+def test_places_never_run_out(database: Database, running: Run, ada: User) -> None:
+    """Two that are moved before a third by turns stay in order, longer than a double has halves."""
+    with database.writing() as session:
+        a, b, c = (submit(session, ada) for _ in range(3))
+        for n in range(120):
+            first, second = (a, b) if n % 2 else (b, a)
+            runs.move(session, first.id, c.id)
+            assert list(waiting.places(session)) == [second.id, first.id, c.id]
+        assert len({run.position for run in (a, b, c)}) == 3

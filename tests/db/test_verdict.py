@@ -82,7 +82,7 @@ def test_a_fork_is_judged_by_its_own_steps(
     with database.reading() as session:
         run = session.get_one(Run, fork.id)
         judged = verdict.verdict(session, run)
-        line = series.sparkline(session, run)
+        line = series.sparklines(session, [run])[run.id]
     assert judged is not None
     assert judged.word == "calibrating"
     assert "6 of the last 10 steps (60 %) skipped" in judged.reason
