@@ -5,17 +5,22 @@ a cookie must also bring the session's CSRF token. A script's token is sent on p
 """
 
 import hmac
+import logging
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Depends, Request, Response
+from fastapi import BackgroundTasks, Depends, Request, Response
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from app.context import SAFE_METHODS, Db, Posted, TheDatabase
 from db import accounts
+from db.database import Database
 from db.errors import HalfstepError
 from db.settings import Settings
 from db.tables import SignInSession, User
+
+logger = logging.getLogger(__name__)
 
 
 class SignInNeeded(HalfstepError):
@@ -43,18 +48,25 @@ class Visitor:
         return self.sign_in.csrf_token if self.sign_in else ""
 
 
-def _signed_in(request: Request, session: Db, database: TheDatabase, posted: Posted) -> Visitor:
+def _signed_in(
+    request: Request,
+    session: Db,
+    database: TheDatabase,
+    posted: Posted,
+    background: BackgroundTasks,
+) -> Visitor:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
-        user = accounts.find_api_token(session, token.strip())
-        if user is None:
+        known = accounts.find_api_token(session, token.strip())
+        if known is None:
             raise SignInNeeded
-        if not accounts.is_use_noted(session, token.strip()):
-            if request.method in SAFE_METHODS:  # whose own session only reads
-                with database.writing() as writing:
-                    accounts.note_use(writing, token.strip())
-            else:
-                accounts.note_use(session, token.strip())
+        user, is_noted = known
+        noting: set[str] = request.app.state.noting
+        if not is_noted and request.method not in SAFE_METHODS:
+            accounts.note_use(session, token.strip())
+        elif not is_noted and token not in noting:
+            noting.add(token)
+            background.add_task(_note_use, database, token, noting)
         return Visitor(user)
     secret = request.cookies.get(cookie_name(request.app.state.settings), "")
     found = accounts.find_session(session, secret)
@@ -66,6 +78,36 @@ def _signed_in(request: Request, session: Db, database: TheDatabase, posted: Pos
         if not hmac.compare_digest(sent.encode(), sign_in.csrf_token.encode()):
             raise Forgery
     return Visitor(user, sign_in)
+
+
+def who_asked(request: Request) -> Visitor | None:
+    """Return whose browser it is, for a page that tells of an error: asked anew, as there may have
+    been no sign-in, and what a failed request has read is gone with its transaction.
+    """
+    secret = request.cookies.get(cookie_name(request.app.state.settings), "")
+    if not secret:
+        return None
+    database: Database = request.app.state.database
+    try:
+        with database.reading() as session:
+            found = accounts.find_session(session, secret)
+    except DBAPIError:
+        return None
+    return Visitor(*found) if found else None
+
+
+def _note_use(database: Database, token: str, noting: set[str]) -> None:
+    """Write down that a token is used, after the answer: a reader waits for no writer.
+
+    noting: tokens that a thread sees to already; more would all wait for the same lock.
+    """
+    try:
+        with database.writing() as session:
+            accounts.note_use(session, token.strip())
+    except DBAPIError as error:
+        logger.warning("the use of a token was not noted: %s", error.orig)
+    finally:
+        noting.discard(token)
 
 
 SignedIn = Annotated[Visitor, Depends(_signed_in)]

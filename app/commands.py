@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from alembic.command import upgrade
+from sqlalchemy import make_url
 
 from db import accounts, pyramid, runs
 from db.backup import back_up
 from db.backup import restore as restore_backup
 from db.database import Database, open_database
-from db.errors import HalfstepError, Invalid
+from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.settings import Settings
 from db.storage import mend as mend_storage
 from db.storage import mismatches, open_store
@@ -91,13 +93,19 @@ def server() -> None:
 @command
 def link(user: Annotated[str, typer.Argument(help="Name of the user, new or known")]) -> None:
     """Print a link that signs a user in once, within a day."""
-    settings, database = _open()
+    settings, database = _open_installed()
     _print_link(settings, database, user)
 
 
 @command
-def migrate() -> None:
+def migrate(
+    sql: Annotated[bool, typer.Option(help="Print the SQL, and change nothing")] = False,
+) -> None:
     """Create the database, or bring it up to this version."""
+    if sql:
+        settings = Settings.read()
+        upgrade(Database(settings.database_url).migrations(sys.stdout), "head", sql=True)
+        return
     _settings, database = _open()
     typer.echo(f"{database.name} is up to date.")
 
@@ -115,7 +123,7 @@ def _check_storage(
     mend: Annotated[bool, typer.Option(help="Delete what does not match")] = False,
 ) -> None:
     """List rows and files that do not match; exit with 1 if any is left."""
-    settings, database = _open()
+    settings, database = _open_installed()
     store = open_store(settings)
     with database.reading() as session:
         found = mismatches(session, store, deep=deep)
@@ -131,7 +139,9 @@ def _check_storage(
 @command
 def backup(folder: Annotated[Path, typer.Argument(help="A new folder to write")]) -> None:
     """Back up database and checkpoints, while everything runs."""
-    settings, database = _open()
+    settings, database = _open_installed(migrates=False)
+    if not database.is_current():  # what is backed up is what there is
+        raise Conflict(f"{database.name} is not of this version: `halfstep migrate` changes that.")
     saved = back_up(database, open_store(settings), folder)
     for key in saved["left_out"]:
         typer.echo(f"left out, because it is missing or damaged: {key}")
@@ -149,7 +159,7 @@ def restore(folder: Annotated[Path, typer.Argument(help="A folder that `backup` 
 @command
 def rebuild(run: Annotated[int, typer.Argument(help="Number of the run")]) -> None:
     """Sum up a run's steps and metrics for its charts anew."""
-    _settings, database = _open()
+    _settings, database = _open_installed()
     with database.writing() as session:
         row = runs.get(session, run, lock=True)  # its recorder waits meanwhile
         pyramid.rebuild(session, run)
@@ -164,6 +174,21 @@ def _open() -> tuple[Settings, Database]:
     database = open_database(settings)
     database.migrate()
     return settings, database
+
+
+def _open_installed(*, migrates: bool = True) -> tuple[Settings, Database]:
+    """The same where an installation is already; elsewhere it would make a new one, and empty.
+
+    Raises NotFound.
+    """
+    settings = Settings.read()
+    url = make_url(settings.database_url)
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
+        raise NotFound(
+            f"There is no installation here: {url.database} is not there. Go to the folder that "
+            "`halfstep up` was started in, or name its data by HALFSTEP_DATA."
+        )
+    return _open() if migrates else (settings, open_database(settings))
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app import schemas
 from app.submission import LENGTHS, Submission, submit
-from app.summary import RunSummary, summarise
+from app.summary import RunSummary, summarise_all
 from db import groups, windows, workers
 from db.settings import Settings
 from db.tables import ENDED, Run, User
@@ -90,11 +90,11 @@ def lay_out(session: Session, group_id: int, settings: Settings) -> Comparison:
     names = [*MEASURED, "loss", *(name for name in own if name not in (*MEASURED, "loss"))]
     columns = [
         Column(
-            labels[run.id],
-            summarise(session, run, owner, settings),
-            {name: _figure(name, measured[run.id], base) for name in names},
+            labels[summary.id],
+            summary,
+            {name: _figure(name, measured[summary.id], base) for name in names},
         )
-        for run, owner in members
+        for summary in summarise_all(session, members, settings)
     ]
     differences = _differences([run.config for run, _owner in members])
     left_out = [label for label in groups.VARIANTS if label not in labels.values()]

@@ -1,6 +1,6 @@
 """What a request works with: its one transaction, the settings, the live streams."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -13,11 +13,27 @@ from db.database import Database
 from db.settings import Settings
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+#: Requests that work with the database at once; the others wait for their turn in the event loop.
+#: A request holds its connection, and on SQLite the write lock, while it goes from thread to
+#: thread: were there as many of them as the server's 40 threads, or the pool's 55 connections,
+#: threads would wait for what those hold who wait for threads.
+TURNS = 30
 
 
-def _database(request: Request) -> Database:
+async def _turn(request: Request) -> AsyncIterator[None]:
+    async with request.app.state.turns:
+        yield
+
+
+Turn = Annotated[None, Depends(_turn, scope="function")]
+
+
+def _database(request: Request, _turn: Turn) -> Database:
     database: Database = request.app.state.database
     return database
+
+
+TheDatabase = Annotated[Database, Depends(_database)]
 
 
 def _settings(request: Request) -> Settings:
@@ -35,8 +51,7 @@ def _brake(request: Request) -> Brake:
     return brake
 
 
-def _session(request: Request) -> Iterator[Session]:
-    database = _database(request)
+def _session(request: Request, database: TheDatabase) -> Iterator[Session]:
     safe = request.method in SAFE_METHODS
     with database.reading() if safe else database.writing() as session:
         yield session
@@ -49,7 +64,6 @@ async def _posted(request: Request) -> FormData:
     return FormData()
 
 
-TheDatabase = Annotated[Database, Depends(_database)]
 TheSettings = Annotated[Settings, Depends(_settings)]
 TheLive = Annotated[Live, Depends(_live)]
 TheBrake = Annotated[Brake, Depends(_brake)]

@@ -96,7 +96,8 @@ def _send(
         return Response(status_code=304, headers=headers)
     first, last, status = 0, size - 1, 200
     if request.headers.get("if-range", etag) == etag:
-        wanted = parse_range(request.headers.get("range", ""), size)
+        # Of an empty file no range can be had: it is sent whole, empty as it is.
+        wanted = parse_range(request.headers.get("range", ""), size) if size else None
         if wanted == "unsatisfiable":
             headers["Content-Range"] = f"bytes */{size}"
             return Response(status_code=416, headers=headers)

@@ -1,16 +1,21 @@
 """Errors of the database layer as answers: the one table of status codes."""
 
 import logging
+import re
 from http import HTTPStatus
+from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
+from pydantic import BaseModel, Field
 from sqlalchemy.exc import DBAPIError
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.auth import Forgery, NotForScripts, SignInNeeded
+from app.auth import Forgery, NotForScripts, SignInNeeded, who_asked
 from app.brake import TooManyTries
 from app.rendering import page
 from db import errors
@@ -30,6 +35,47 @@ STATUS_CODES: dict[type[Exception], int] = {
     TooManyTries: 429,
     errors.DatabaseUnreachable: 503,
 }
+PROBLEM_TYPE = "application/problem+json"
+FAILED = "The server failed at this. What it says of it is in its log."
+
+
+class Problem(BaseModel):
+    """Why a request was not done (RFC 9457), with a code for programs, and what is wrong."""
+
+    type: str = "about:blank"
+    title: Annotated[str, Field(description="The status in words")]
+    status: int
+    detail: Annotated[str, Field(description="The reason, for people")]
+    code: Annotated[str, Field(description="The reason, for programs: not_found, invalid, …")]
+    errors: Annotated[
+        dict[str, str] | None, Field(description="By path of each bad field, what is allowed")
+    ] = None
+
+
+class Failures:
+    """Turns an error that nobody foresaw into an answer with all headers, and logs it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        has_started = False
+
+        async def send_noting(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_noting)
+        except Exception:
+            if has_started or scope["type"] != "http":
+                raise
+            logger.exception("%s %s failed", scope["method"], scope["path"])
+            request = Request(scope)
+            response = await run_in_threadpool(_answer, request, 500, FAILED, "failed")
+            await response(scope, receive, send)
 
 
 def install(app: FastAPI) -> None:
@@ -47,7 +93,13 @@ def _on_halfstep_error(request: Request, error: Exception) -> Response:
     if isinstance(error, errors.DatabaseUnreachable):
         return _without_database(request, error)
     fields = error.errors if isinstance(error, errors.Invalid) else None
-    return _answer(request, STATUS_CODES.get(type(error), 500), str(error), fields)
+    status = STATUS_CODES.get(type(error), 500)
+    return _answer(request, status, str(error), _code(type(error)), fields)
+
+
+def _code(kind: type[Exception]) -> str:
+    """Name an error for programs: NotFound is not_found."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def _on_bad_request(request: Request, error: Exception) -> Response:
@@ -56,12 +108,14 @@ def _on_bad_request(request: Request, error: Exception) -> Response:
         ".".join(map(str, each["loc"][1:])) or "body": f"{each['input']!r}: {each['msg']}"
         for each in error.errors()
     }
-    return _answer(request, 422, "; ".join(f"{k}: {v}" for k, v in fields.items()), fields)
+    message = "; ".join(f"{k}: {v}" for k, v in fields.items())
+    return _answer(request, 422, message, "invalid", fields)
 
 
 def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
-    response = _answer(request, error.status_code, str(error.detail))
+    code = HTTPStatus(error.status_code).name.lower()
+    response = _answer(request, error.status_code, str(error.detail), code)
     response.headers.update(error.headers or {})
     return response
 
@@ -76,22 +130,28 @@ def _on_database_error(request: Request, error: Exception) -> Response:
 def _without_database(request: Request, error: BaseException | None) -> Response:
     # Where the database is and why it is silent is for the operator, not for strangers.
     logger.warning("%s %s: %s", request.method, request.url.path, error)
-    return _answer(request, 503, "The database does not answer. Nothing was changed; try again.")
+    text = "The database does not answer. Nothing was changed; try again."
+    return _answer(request, 503, text, _code(errors.DatabaseUnreachable))
 
 
 def _answer(
-    request: Request, status: int, message: str, fields: dict[str, str] | None = None
+    request: Request,
+    status: int,
+    message: str,
+    code: str,
+    fields: dict[str, str] | None = None,
 ) -> Response:
-    message = _encodable(message)
+    message, title = _encodable(message), HTTPStatus(status).phrase
     if _wants_json(request):
-        content = (
-            {"errors": {_encodable(k): _encodable(v) for k, v in fields.items()}}
-            if fields
-            else {"detail": message}
-        )
-        return JSONResponse(content, status_code=status)
-    title = HTTPStatus(status).phrase
-    return page(request, "error.html", status_code=status, title=title, message=message)
+        named = {_encodable(k): _encodable(v) for k, v in fields.items()} if fields else None
+        problem = Problem(title=title, status=status, detail=message, code=code, errors=named)
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        content = problem.model_dump(exclude_none=True)
+        return JSONResponse(content, status, headers, media_type=PROBLEM_TYPE)
+    visitor = who_asked(request) if status != 503 else None
+    return page(
+        request, "error.html", visitor=visitor, status_code=status, title=title, message=message
+    )
 
 
 def _encodable(text: str) -> str:
@@ -100,4 +160,7 @@ def _encodable(text: str) -> str:
 
 
 def _wants_json(request: Request) -> bool:
+    """Tell a program, which sends a token or asks the API, from a browser."""
+    if "authorization" in request.headers:
+        return True
     return request.url.path.startswith("/api/") and request.url.path != "/api/docs"

@@ -26,10 +26,14 @@ LIFETIME_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class News:
-    """What happened since a cursor, encoded, and the cursor of those who have seen it."""
+    """What happened since a cursor, encoded, and the cursor of those who have seen it.
+
+    is_last: nothing more will happen; the stream ends.
+    """
 
     data: str
     cursor: str
+    is_last: bool = False
 
 
 #: Return what is new since a cursor, or None. Called in a thread.
@@ -51,6 +55,9 @@ class Viewer:
         self.cursor = news.cursor
         try:
             self.news.put_nowait(news)
+            if news.is_last:
+                self.sent_away = True
+                self.news.put_nowait(None)
         except asyncio.QueueFull:
             self.end()
 

@@ -1,5 +1,6 @@
 """Put the server together."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -7,8 +8,10 @@ from fastapi import FastAPI
 
 from app import api, assets, downloads, errors, pages
 from app.brake import Brake
+from app.compact import Compact
+from app.context import TURNS
 from app.live import Live
-from app.security import BodyLimit, KnownHosts, SecurityHeaders
+from app.security import BodyLimit, Heads, KnownHosts, SecurityHeaders
 from db.database import Database
 from db.settings import Settings
 
@@ -32,10 +35,15 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     )
     app.state.settings = settings
     app.state.database = database
+    app.state.turns = asyncio.Semaphore(TURNS)
+    app.state.noting = set()
     app.state.live = Live()
     app.state.brake = Brake()
     app.state.assets = assets.Assets()
+    app.add_middleware(errors.Failures)
+    app.add_middleware(Compact)
     app.add_middleware(BodyLimit)
+    app.add_middleware(Heads)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(KnownHosts, settings=settings)
     errors.install(app)

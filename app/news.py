@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -13,11 +13,11 @@ from sqlalchemy.orm import Session
 from app.live import Look, News
 from app.rendering import fragment
 from app.rows import CheckpointFile, Event, LogLine, MetricPoint
-from app.summary import summarise
-from db import artifacts, findings, history, runs, series, waiting, windows
+from app.summary import RunSummary, summarise, summarise_all
+from db import artifacts, checkpoints, findings, history, runs, series, waiting, windows
 from db.database import Database
 from db.settings import Settings
-from db.tables import LARGEST_ID, Artifact, ScalerEvent
+from db.tables import ENDED, LARGEST_ID, Artifact, Run, ScalerEvent, Status
 from db.waiting import Queue
 
 #: Rows of the table of skipped steps; the API has all of them.
@@ -44,65 +44,146 @@ class SkippedStep:
         return self.skip.culprits if has_counts or not counted else counted
 
 
-def of_run(database: Database, settings: Settings, run_id: int) -> Look:
-    """Return what looks for news of one run."""
+def of_run(
+    database: Database,
+    settings: Settings,
+    run_id: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> Look:
+    """Return what looks for news of one run.
+
+    A message holds what changed, row by row; whole tables only where rows were taken back. What a
+    queued run waits for is looked up every few seconds.
+    """
+    mark, marked_at = 0, -math.inf
 
     def look(cursor: str) -> News | None:
+        nonlocal mark, marked_at
+        since = series.Cursor.parse(cursor)
         with database.reading() as session:
-            changes = series.changes(session, run_id, series.Cursor.parse(cursor))
+            run = runs.get(session, run_id)
+            if run.status != Status.QUEUED:
+                mark, marked_at = 0, -math.inf
+            elif clock() - marked_at >= PLACES_SECONDS:
+                mark, marked_at = waiting_mark(session, run, settings), clock()
+            changes = series.changes(session, run_id, since, waiting=mark)
             if changes is None:
-                return None
-            run, owner = runs.get_owned(session, run_id)
-            summary = summarise(session, run, owner, settings)
-            statuses = runs.statuses(session, run_id)
-            is_told = changes.events or changes.diagnoses or summary.is_over
-            skipped = skipped_steps(session, run_id) if is_told else None
-            found = findings.of_run(session, run) if is_told else None
-            files = artifacts.of_run(session, run_id)
-            forks = runs.forks(session, run_id)
-            resumptions = history.resumptions(session, run_id)
-            metrics = windows.measured(session, run_id) if changes.metrics else None
-        fragments = {
-            "facts": fragment("_facts.html", run=summary),
-            "problem": fragment("_problem.html", run=summary, statuses=statuses),
-            "history": fragment("_history.html", statuses=statuses),
-            "checkpoints": fragment(
-                "_checkpoints.html", run=summary, files=changes.checkpoints, forks=forks
-            ),
-            "artifacts": fragment("_artifacts.html", run=summary, artifacts=by_step(files)),
-        }
-        if skipped is not None:
-            fragments["skips"] = fragment("_skips.html", run=summary, skipped=skipped)
-        if found is not None:
-            fragments["findings"] = fragment("_findings.html", findings=found)
-        if metrics is not None:
-            fragments["metrics"] = fragment("_metrics.html", metrics=metrics)
-        message = {
-            "run": summary.model_dump(mode="json"),
-            "steps": changes.steps if changes.steps["step"] else None,
-            "events": _dumped(Event, changes.events),
-            "resumptions": resumptions,
-            "metrics": _dumped(MetricPoint, changes.metrics),
-            "log": _dumped(LogLine, changes.log_lines),
-            "checkpoints": _dumped(CheckpointFile, changes.checkpoints),
-            "has_histograms": any(row.kind == "histogram" for row in changes.diagnoses),
-            "fragments": fragments,
-        }
-        return News(json.dumps(message, separators=(",", ":")), str(changes.cursor))
+                return _the_end(cursor) if run.status in ENDED else None
+            message = _message(session, settings, changes)
+        text = json.dumps(message, separators=(",", ":"))
+        return News(text, str(changes.cursor), is_last=changes.is_over)
 
     return look
 
 
-def skipped_steps(session: Session, run_id: int) -> list[SkippedStep]:
-    """Return the latest skips, newest first, each with what its replay and its retry found."""
+def _the_end(cursor: str) -> News:
+    return News(json.dumps({"is_over": True}), cursor, is_last=True)
+
+
+def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
+    """Return a number that differs when what a queued run's page says of its wait does."""
+    if run.status != Status.QUEUED:
+        return 0
+    queue = Queue.read(session)
+    reason = waiting.reason(run, queue, runs_per_user=settings.runs_per_user)
+    return waiting.mark(reason, queue.places.get(run.id, 0))
+
+
+def _message(session: Session, settings: Settings, changes: series.Changes) -> dict[str, Any]:
+    run, owner = runs.get_owned(session, changes.run.id)
+    summary = summarise(session, run, owner, settings)
+    fragments = {
+        "facts": fragment("_facts.html", run=summary),
+        "problem": fragment(
+            "_problem.html", run=summary, statuses=runs.statuses(session, run.id, latest=1)
+        ),
+    }
+    if changes.events or changes.diagnoses or changes.is_over:
+        found = findings.of_run(session, run)
+        fragments["findings"] = fragment("_findings.html", findings=found)
+    if changes.goes_back:
+        skipped = skipped_steps(session, run.id)
+        fragments["skips"] = fragment("_skips.html", run=summary, skipped=skipped)
+    return {
+        "run": summary.model_dump(mode="json"),
+        "is_over": changes.is_over,
+        "steps": changes.steps if changes.steps["step"] else None,
+        "events": _dumped(Event, changes.events),
+        "resumptions": history.resumptions(session, run.id),
+        "metrics": _dumped(MetricPoint, changes.metrics),
+        "log": _dumped(LogLine, changes.log_lines),
+        "checkpoints": _dumped(CheckpointFile, changes.checkpoints),
+        "has_histograms": any(row.kind == "histogram" for row in changes.diagnoses),
+        "fragments": fragments,
+        "rows": {
+            name: rows for name, rows in _rows(session, summary, changes) if name not in fragments
+        },
+    }
+
+
+def _rows(
+    session: Session, run: RunSummary, changes: series.Changes
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows that changed, by table.
+
+    html: a table of these alone.  keys: of all rows that there are, in order; without it rows stay,
+    and new ones come last.  most: how many stay.
+    """
+    if changes.statuses:
+        yield "history", {"html": fragment("_history.html", statuses=changes.statuses)}
+    if changes.has_new_files:
+        files = checkpoints.of_run(session, run.id)
+        html = fragment(
+            "_checkpoints.html",
+            run=run,
+            files=changes.checkpoints,
+            forks=runs.forks(session, run.id) if changes.checkpoints else [],
+        )
+        in_order = sorted(files, key=lambda file: file.step)
+        yield "checkpoints", {"html": html, "keys": [str(file.id) for file in in_order]}
+    if changes.artifacts:
+        steps = {file.step for file in changes.artifacts}
+        files_by_step = by_step(artifacts.of_run(session, run.id, steps=steps))
+        yield "artifacts", {"html": fragment("_artifacts.html", run=run, artifacts=files_by_step)}
+    if steps := _shown_skips(session, changes):
+        skipped = skipped_steps(session, run.id, steps=steps)
+        html = fragment("_skips.html", run=run, skipped=skipped)
+        yield "skips", {"html": html, "most": SKIPS_SHOWN}
+    if names := {metric.name for metric in changes.metrics}:
+        measured = windows.measured(session, run.id, names=names)
+        keys = sorted(windows.metric_names(session, run.id), key=metric_order)
+        yield "metrics", {"html": fragment("_metrics.html", metrics=measured), "keys": keys}
+
+
+def metric_order(name: str) -> tuple[bool, str]:
+    """Order metrics as their table has them: what is measured of whole runs comes last."""
+    return name.startswith("run/"), name
+
+
+def _shown_skips(session: Session, changes: series.Changes) -> set[int]:
+    """Return the steps whose rows changed, of the skips that the table shows."""
+    steps = {event.step for event in changes.events if event.kind == "skip"}
+    steps |= {row.step for row in changes.diagnoses if row.kind in ("replay", "retry")}
+    if not steps:
+        return steps
+    first = series.first_skip_of_latest(session, changes.run.id, most=SKIPS_SHOWN)
+    return {step for step in steps if step >= first}
+
+
+def skipped_steps(
+    session: Session, run_id: int, *, steps: Collection[int] | None = None
+) -> list[SkippedStep]:
+    """Return the latest skips, newest first, each with what its replay and its retry found.
+
+    steps: only these.
+    """
+    skips = series.skips(session, run_id, most=SKIPS_SHOWN, steps=steps)
+    shown = {skip.step for skip in skips}
     replays, retries = (
-        {row.step: row.content for row in artifacts.diagnoses(session, run_id, kind)}
+        {row.step: row.content for row in artifacts.diagnoses(session, run_id, kind, steps=shown)}
         for kind in ("replay", "retry")
     )
-    return [
-        SkippedStep(skip, replays.get(skip.step), retries.get(skip.step))
-        for skip in series.skips(session, run_id, most=SKIPS_SHOWN)
-    ]
+    return [SkippedStep(skip, replays.get(skip.step), retries.get(skip.step)) for skip in skips]
 
 
 def by_step(files: list[Artifact]) -> dict[int, list[Artifact]]:
@@ -126,33 +207,30 @@ def of_list(
     not ended. However long the queue is, a look costs what a page shows; the places in the queue,
     which one claim changes for all, are read anew every few seconds.
     """
-    places: dict[int, int] = {}
+    queue: Queue | None = None
     read_at = -math.inf
 
     def look(cursor: str) -> News | None:
-        nonlocal places, read_at
+        nonlocal queue, read_at
         seen_newest, seen = _parse(cursor)
         with database.reading() as session:
-            if clock() - read_at >= PLACES_SECONDS:
-                places, read_at = waiting.places(session), clock()
+            if queue is None or clock() - read_at >= PLACES_SECONDS:
+                queue, read_at = Queue.read(session), clock()
             newest = runs.newest_id(session)
             new = set(range(max(seen_newest, newest - 50) + 1, newest + 1))
-            marks = waiting.live_marks(session, seen.keys() | new, places)
+            marks = waiting.live_marks(session, seen.keys() | new, queue)
             now = list_cursor(newest, marks)
             if now == cursor:
                 return None
             changed = {run_id for run_id, mark in marks.items() if seen.get(run_id) != mark}
             changed |= (seen.keys() - marks.keys()) | new
-            queue = Queue.read(session)
-            rows = {
-                run.id: fragment(
-                    "_row.html",
-                    run=summarise(session, run, owner, settings, queue),
-                    sparkline=series.sparkline(session, run),
-                )
-                for run, owner in runs.owned(session, changed)
-            }
-        return News(json.dumps({"newest": newest, "rows": rows}), now)
+            rows = runs.owned(session, changed)
+            lines = series.sparklines(session, [run for run, _owner in rows])
+            summaries = summarise_all(session, rows, settings)
+        shown = {
+            run.id: fragment("_row.html", run=run, sparkline=lines[run.id]) for run in summaries
+        }
+        return News(json.dumps({"newest": newest, "rows": shown}), now)
 
     return look
 

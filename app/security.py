@@ -60,6 +60,30 @@ class SecurityHeaders:
         await self.app(scope, receive, send_with_headers)
 
 
+class Heads:
+    """Answers HEAD as GET would, without the body, where there is no answer to HEAD by itself.
+
+    A stream has no headers worth asking for, and no end.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        if not is_head or scope["path"].endswith(("/download", "/live")):
+            await self.app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self.app({**scope, "method": "GET"}, receive, send_head)
+
+
 class KnownHosts:
     """Refuses requests for names that are not ours, against DNS rebinding.
 

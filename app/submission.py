@@ -21,6 +21,16 @@ LIMITS = {
 LENGTHS = {"name": 100, "tags": 200}
 
 
+def _bounded(name: str, default: Any, description: str) -> Any:
+    """State the bounds of a field, which `check` looks at with all others and words itself."""
+    bounds: dict[str, Any] = {}
+    if name in LIMITS:
+        bounds["minimum"], bounds["maximum"] = LIMITS[name]
+    if name in LENGTHS:
+        bounds["maxLength"] = LENGTHS[name]
+    return Field(default, description=description, json_schema_extra=bounds)
+
+
 class Submission(BaseModel):
     """A run to be queued. What the configuration leaves out has the recipe's default."""
 
@@ -28,17 +38,22 @@ class Submission(BaseModel):
 
     recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")]
     config: Annotated[dict[str, Any], Field(description="As the recipe's JSON Schema says")] = {}
-    name: Annotated[str, Field(description="Empty: recipe and precision")] = ""
-    tags: Annotated[str, Field(description="With commas between them")] = ""
-    priority: Annotated[int, Field(description="Higher starts sooner")] = 0
-    devices_per_node: Annotated[int, Field(description="Devices to train on")] = 1
-    after_id: Annotated[int | None, Field(description="Run whose end this one waits for")] = None
-    parent_id: Annotated[int | None, Field(description="Run from whose checkpoint to start")] = None
-    parent_step: Annotated[int | None, Field(description="Step of that checkpoint")] = None
+    name: str = _bounded("name", "", "Empty: recipe and precision")
+    tags: str = _bounded("tags", "", "With commas between them")
+    priority: int = _bounded("priority", 0, "Higher starts sooner")
+    devices_per_node: int = _bounded("devices_per_node", 1, "Devices to train on")
+    after_id: int | None = _bounded("after_id", None, "Run whose end this one waits for")
+    parent_id: int | None = _bounded("parent_id", None, "Run from whose checkpoint to start")
+    parent_step: int | None = _bounded("parent_step", None, "Step of that checkpoint")
 
 
-def submit(session: Session, user: User, submission: Submission) -> Run:
-    """Check and queue a run. Raises Invalid."""
+def submit(
+    session: Session, user: User, submission: Submission, *, idempotency_key: str | None = None
+) -> Run:
+    """Check and queue a run, or return the one that this key queued before. Raises Invalid."""
+    before = runs.submitted_as(session, user, idempotency_key)
+    if before is not None:
+        return before
     config, errors = check(session, submission)
     if errors:
         raise Invalid(errors)
@@ -54,6 +69,7 @@ def submit(session: Session, user: User, submission: Submission) -> Run:
         after_id=submission.after_id,
         parent_id=submission.parent_id,
         parent_step=submission.parent_step,
+        idempotency_key=idempotency_key,
     )
 
 

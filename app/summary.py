@@ -1,14 +1,16 @@
 """A run in one glance, the same for pages, API and live streams."""
 
-import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PlainSerializer
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db import runs, waiting
 from db import verdict as verdicts
+from db.database import now
 from db.series import plain
 from db.settings import Settings
 from db.tables import ACTIVE, ENDED, Run, Status
@@ -44,6 +46,7 @@ class RunSummary(BaseModel):
     parent_step: int | None
     group_id: Annotated[int | None, Field(description="Comparison that it belongs to")]
     step: Annotated[int, Field(description="Attempted steps")]
+    own_steps: Annotated[int, Field(description="Those after its parent's checkpoint")]
     steps_total: int
     applied: Annotated[int, Field(description="Own steps not skipped, or retried in fp32")]
     skipped: int
@@ -77,42 +80,59 @@ class RunSummary(BaseModel):
         return 100 * min(self.step / self.steps_total, 1.0)
 
 
-def summarise(
-    session: Session, run: Run, owner: str, settings: Settings, queue: Queue | None = None
-) -> RunSummary:
-    """Sum up a run. queue: as read once for all runs that are shown together."""
-    reason = ahead = None
-    if run.status == Status.QUEUED:
-        queue = queue or Queue.read(session)
-        reason = waiting.reason(session, run, queue, runs_per_user=settings.runs_per_user)
-        ahead = queue.places.get(run.id, 0)
-    row: dict[str, Any] = {name: getattr(run, name) for name in _COLUMNS}
-    return RunSummary(
-        **row,
-        owner=owner,
-        tags=[tag.strip() for tag in run.tags.split(",") if tag.strip()],
-        applied=runs.applied(session, run),
-        verdict=_verdict(session, run),
-        seconds=_seconds(run),
-        seconds_left=_seconds_left(run),
-        waiting=reason,
-        ahead=ahead,
-    )
+def summarise(session: Session, run: Run, owner: str, settings: Settings) -> RunSummary:
+    """Sum up a run."""
+    return summarise_all(session, [(run, owner)], settings)[0]
+
+
+def summarise_all(
+    session: Session,
+    rows: Sequence[tuple[Run, str]],
+    settings: Settings,
+    queue: Queue | None = None,
+) -> list[RunSummary]:
+    """Sum up runs, given with their owners' names, in a few queries for all of them.
+
+    queue: if it was read already.
+    """
+    some_runs = [run for run, _owner in rows]
+    if queue is None and any(run.status == Status.QUEUED for run in some_runs):
+        queue = Queue.read(session)
+    judged = verdicts.verdicts(session, some_runs)
+    applied = runs.applied_of(session, some_runs)
+    # The database's clock, which wrote when they started.
+    moment = session.scalars(select(now())).one()
+    return [
+        RunSummary(
+            **{name: getattr(run, name) for name in _COLUMNS},
+            owner=owner,
+            tags=[tag.strip() for tag in run.tags.split(",") if tag.strip()],
+            own_steps=run.own_steps,
+            applied=applied[run.id],
+            verdict=_verdict(judged.get(run.id)),
+            seconds=None if run.started_at is None else (run.ended_at or moment) - run.started_at,
+            seconds_left=_seconds_left(run),
+            **_waiting(run, queue, settings),
+        )
+        for run, owner in rows
+    ]
 
 
 _COLUMNS = RunSummary.model_fields.keys() & (set(Run.__table__.columns.keys()) - {"tags"})
 
 
-def _verdict(session: Session, run: Run) -> RunVerdict | None:
-    found = verdicts.verdict(session, run)
+def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, Any]:
+    if run.status != Status.QUEUED or queue is None:
+        return {"waiting": None, "ahead": None}
+    reason = waiting.reason(run, queue, runs_per_user=settings.runs_per_user)
+    return {"waiting": reason, "ahead": queue.places.get(run.id, 0)}
+
+
+def _verdict(found: verdicts.Verdict | None) -> RunVerdict | None:
     if found is None:
         return None
     figures = {name: plain(value) for name, value in asdict(found.figures).items()}
     return RunVerdict(word=found.word, reason=found.reason, figures=figures)
-
-
-def _seconds(run: Run) -> float | None:
-    return None if run.started_at is None else (run.ended_at or time.time()) - run.started_at
 
 
 def _seconds_left(run: Run) -> float | None:

@@ -4,7 +4,7 @@ import hashlib
 import secrets
 
 from pwdlib import PasswordHash
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from db.database import now
@@ -154,17 +154,12 @@ def delete_api_token(session: Session, user: User, token_id: int) -> None:
     session.execute(delete(ApiToken).where(ApiToken.id == token_id, ApiToken.user_id == user.id))
 
 
-def find_api_token(session: Session, token: str) -> User | None:
-    """Return whom a token belongs to, or None."""
-    query = select(User).join(ApiToken, ApiToken.user_id == User.id)
-    return session.scalar(query.where(ApiToken.token_hash == _hash(token)))
-
-
-def is_use_noted(session: Session, token: str) -> bool:
-    """Tell whether a token's use within the last minute is written down."""
-    recent = ApiToken.used_at > now() - USE_NOTED_SECONDS
-    query = select(ApiToken.id).where(ApiToken.token_hash == _hash(token), recent)
-    return session.scalar(query) is not None
+def find_api_token(session: Session, token: str) -> tuple[User, bool] | None:
+    """Return whom a token belongs to, and whether a use within the last minute is written down."""
+    recent = func.coalesce(ApiToken.used_at > now() - USE_NOTED_SECONDS, False)
+    query = select(User, recent).join(ApiToken, ApiToken.user_id == User.id)
+    row = session.execute(query.where(ApiToken.token_hash == _hash(token))).one_or_none()
+    return None if row is None else (row[0], bool(row[1]))
 
 
 def note_use(session: Session, token: str) -> None:

@@ -1,5 +1,6 @@
 """Files that recipes leave after an evaluation, and what was found out about runs and steps."""
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import select
@@ -20,11 +21,16 @@ def publish(session: Session, run_id: int, attempt: int, event: dict[str, Any], 
         session.add(row)
     row.key, row.size_bytes, row.sha256 = key, event["size_bytes"], event["sha256"]
     run.revision += 1
+    run.files_revision = row.revision = run.revision
 
 
-def of_run(session: Session, run_id: int) -> list[Artifact]:
-    """List a run's artifacts, newest step first."""
+def of_run(
+    session: Session, run_id: int, *, steps: Collection[int] | None = None
+) -> list[Artifact]:
+    """List a run's artifacts, newest step first: all, or those of some steps."""
     query = select(Artifact).where(Artifact.run_id == run_id)
+    if steps is not None:
+        query = query.where(Artifact.step.in_(steps))
     return list(session.scalars(query.order_by(Artifact.step.desc(), Artifact.name)))
 
 
@@ -36,8 +42,14 @@ def get(session: Session, run_id: int, artifact_id: int) -> Artifact:
     return row
 
 
-def diagnoses(session: Session, run_id: int, kind: str) -> list[Diagnosis]:
-    """List what was found out, in order of step: kind is histogram, replay, retry, shapes
-    or failed_diagnosis."""
+def diagnoses(
+    session: Session, run_id: int, kind: str, *, steps: Collection[int] | None = None
+) -> list[Diagnosis]:
+    """List what was found out, in order of step: all, or that of some steps.
+
+    kind: histogram, replay, retry, shapes or failed_diagnosis.
+    """
     query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
+    if steps is not None:
+        query = query.where(Diagnosis.step.in_(steps))
     return list(session.scalars(query.order_by(Diagnosis.step)))

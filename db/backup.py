@@ -14,7 +14,7 @@ from typing import Any
 
 import obstore
 from obstore.store import ObjectStore
-from sqlalchemy import Integer, Table, func, insert, select, text
+from sqlalchemy import Integer, Table, func, insert, select
 from sqlalchemy.orm import Session
 
 from db import pyramid
@@ -44,8 +44,6 @@ def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, A
     (folder / "tables").mkdir(parents=True)
     rows = 0
     with database.reading() as session:
-        if session.connection().dialect.name == "postgresql":
-            session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
         for table in TABLES:
             rows += _write_table(session, table, folder)
         saved: list[Checkpoint | Artifact] = [

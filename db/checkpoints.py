@@ -20,6 +20,8 @@ def publish(
     Publishing again, after a resume or a replayed spool, replaces the rows. Raises Fenced.
     """
     run = held(session, run_id, attempt)
+    run.revision += 1
+    run.files_revision = run.revision
     for file, key in zip(event["files"], keys, strict=True):
         row = session.scalar(
             select(Checkpoint).where(
@@ -32,6 +34,7 @@ def publish(
             row = Checkpoint(run_id=run_id, step=event["step"], kind=file["kind"])
             session.add(row)
         row.attempt, row.key, row.reason = attempt, key, event["reason"]
+        row.revision = run.revision
         row.size_bytes, row.sha256 = file["size_bytes"], file["sha256"]
     if event.get("request"):
         session.execute(
@@ -40,7 +43,6 @@ def publish(
             .where(Request.kind == "checkpoint", Request.obeyed_at.is_(None))
             .values(obeyed_at=now())
         )
-    run.revision += 1
 
 
 def of_run(session: Session, run_id: int) -> list[Checkpoint]:
@@ -91,6 +93,8 @@ def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) 
     for row in gone:
         session.delete(row)
     run.revision += 1
+    if gone:
+        run.files_revision = run.revision
     return [row.key for row in gone]
 
 

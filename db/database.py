@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, TextIO
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import (
     Connection,
     Engine,
     Float,
     create_engine,
     event,
-    func,
     make_url,
-    select,
     text,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
@@ -31,7 +31,6 @@ from db.errors import DatabaseUnreachable, Invalid
 from db.settings import Settings
 
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
-MIGRATION_LOCK = 0x68616C66  # any number that nobody else uses: "half"
 
 
 class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function that it is
@@ -68,7 +67,10 @@ class Database:
             raise Invalid({"HALFSTEP_DATABASE_URL": str(error)}) from error
         # Without its query, which may hold a password too.
         self.name = parsed.set(query={}).render_as_string(hide_password=True)
-        self._reader = self.engine.execution_options(writing=False)
+        # SQLite's transactions are snapshots anyway.
+        snapshot = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        options = snapshot if backend == "postgresql" else {}
+        self._reader = self.engine.execution_options(writing=False, **options)
         self._writer = self.engine.execution_options(writing=True)
 
     @contextmanager
@@ -86,13 +88,23 @@ class Database:
     def migrate(self) -> None:
         """Create the tables, or bring them up to this version. Raises DatabaseUnreachable."""
         self.check()
-        config = Config()
+        command.upgrade(self.migrations(), "head")
+
+    def is_current(self) -> bool:
+        """Tell whether the tables are those of this version. Raises DatabaseUnreachable."""
+        self.check()
+        newest = ScriptDirectory.from_config(self.migrations()).get_current_head()
+        with self._reader.connect() as connection:
+            return MigrationContext.configure(connection).get_current_revision() == newest
+
+    def migrations(self, output: TextIO | None = None) -> Config:
+        """Return what Alembic's commands want to know. output: where SQL goes that is asked for."""
+        config = Config(output_buffer=output)
         config.set_main_option("script_location", str(MIGRATIONS))
-        with self._writer.begin() as connection:
-            if connection.dialect.name == "postgresql":  # two that start at once take turns
-                connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+        url = self.engine.url.render_as_string(hide_password=False)
+        config.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
+        config.attributes["engine"] = self._writer
+        return config
 
     def check(self) -> None:
         """Raise DatabaseUnreachable, without the password, if the database does not answer."""
@@ -141,8 +153,6 @@ def is_outage(error: Exception) -> bool:
 
 def _engine(url: str, backend: str) -> Engine:
     if backend == "sqlite":
-        # A request holds its connection between threads: were there fewer than requests at once,
-        # threads would wait for connections whose holders wait for threads.
         engine = create_engine(url, max_overflow=-1, connect_args={"timeout": 30})
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_on_sqlite)

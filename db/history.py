@@ -6,7 +6,17 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.series import Cursor, plain
-from db.tables import FLAGGED, Diagnosis, LogLine, Metric, Run, RunNode, ScalerEvent, Step
+from db.tables import (
+    FLAGGED,
+    Diagnosis,
+    LogLine,
+    Metric,
+    Run,
+    RunNode,
+    RunStatus,
+    ScalerEvent,
+    Step,
+)
 
 
 def events(session: Session, run_id: int) -> list[ScalerEvent]:
@@ -42,8 +52,11 @@ def resumptions(session: Session, run_id: int) -> dict[int, int]:
     return {attempt: step for attempt, step in session.execute(query) if step is not None}
 
 
-def cursor_now(session: Session, run: Run) -> Cursor:
-    """Return the cursor of somebody who has seen all that there is of a run."""
+def cursor_now(session: Session, run: Run, *, waiting: int = 0) -> Cursor:
+    """Return the cursor of somebody who has seen all that there is of a run.
+
+    waiting: the mark of what it waits for.
+    """
 
     def newest(column: Any) -> int:
         query = select(func.max(column)).where(column.class_.run_id == run.id)
@@ -59,4 +72,7 @@ def cursor_now(session: Session, run: Run) -> Cursor:
         metric=newest(Metric.id),
         log=newest(LogLine.number),
         diagnosis=newest(Diagnosis.id),
+        status=newest(RunStatus.id),
+        files=run.files_revision,
+        waiting=waiting,
     )

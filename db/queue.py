@@ -58,7 +58,7 @@ def claim(
             func.coalesce(MEMORY_GIB.as_float(), 0.0) <= device_memory_bytes / GIB,
             ~exists().where(earlier.id == Run.after_id, earlier.status.not_in(ENDED)),
         )
-        .order_by(Run.priority.desc(), Run.position)
+        .order_by(Run.priority.desc(), Run.position, Run.id)
         .limit(1)
         .with_for_update(skip_locked=True, of=Run)
     )

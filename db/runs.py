@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from db.database import now
@@ -29,6 +29,7 @@ def submit(
     after_id: int | None = None,
     parent_id: int | None = None,
     parent_step: int | None = None,
+    idempotency_key: str | None = None,
 ) -> Run:
     """Queue a run behind the others of its priority. The configuration must be valid already.
 
@@ -51,14 +52,26 @@ def submit(
         after_id=after_id,
         parent_id=parent_id,
         parent_step=parent_step,
+        idempotency_key=idempotency_key,
         owner_id=owner.id,
         steps_total=config["training"]["steps"],
         position=session.scalar(select(func.coalesce(func.max(Run.position), 0.0) + 1.0)),
     )
     session.add(run)
     session.flush()
+    if parent_id is not None:
+        _show_fork(session, parent_id, parent_step)
     set_status(session, run, Status.QUEUED, reason=f"submitted by {owner.name}")
     return run
+
+
+def submitted_as(session: Session, owner: User, idempotency_key: str | None) -> Run | None:
+    """Return the run that a request of this key has queued; of two at once the second waits."""
+    if idempotency_key is None:
+        return None
+    session.execute(select(User.id).where(User.id == owner.id).with_for_update(key_share=True))
+    mine = (Run.owner_id == owner.id, Run.idempotency_key == idempotency_key)
+    return session.scalar(select(Run).where(*mine))
 
 
 def _check_parent(
@@ -79,6 +92,15 @@ def _check_parent(
     if config["training"]["steps"] <= parent_step:
         message = f"{config['training']['steps']} is not beyond the checkpoint's step {parent_step}"
         raise Invalid({"config.training.steps": message})
+
+
+def _show_fork(session: Session, parent_id: int, parent_step: int | None) -> None:
+    """Let the parent's pages show the new run beside the checkpoint that it starts from."""
+    parent = get(session, parent_id, lock=True)
+    parent.revision += 1
+    parent.files_revision = parent.revision
+    at = (Checkpoint.run_id == parent_id, Checkpoint.step == parent_step)
+    session.execute(update(Checkpoint).where(*at).values(revision=parent.revision))
 
 
 def get(session: Session, run_id: int, *, lock: bool = False) -> Run:
@@ -102,7 +124,19 @@ def newest(
     status: one status, or "active"; text: in name, recipe, precision, tags or owner; before: a run
     id, to page.
     """
-    query = select(Run, User.name).join(User, User.id == Run.owner_id).order_by(Run.id.desc())
+    query = _matching(select(Run, User.name), status, text).order_by(Run.id.desc())
+    if before is not None:
+        query = query.where(Run.id < before)
+    return [(run, owner) for run, owner in session.execute(query.limit(limit))]
+
+
+def count(session: Session, *, status: str = "", text: str = "") -> int:
+    """Count the runs that `newest` would list, page by page."""
+    return session.scalar(_matching(select(func.count()), status, text)) or 0
+
+
+def _matching(query: Any, status: str, text: str) -> Any:
+    query = query.select_from(Run).join(User, User.id == Run.owner_id)
     if status == "active":
         query = query.where(Run.status.in_((Status.QUEUED, *ACTIVE)))
     elif status:
@@ -110,9 +144,7 @@ def newest(
     if text:
         columns = (Run.name, Run.recipe, Run.precision, Run.tags, User.name)
         query = query.where(or_(*(column.icontains(text, autoescape=True) for column in columns)))
-    if before is not None:
-        query = query.where(Run.id < before)
-    return [(run, owner) for run, owner in session.execute(query.limit(limit))]
+    return query
 
 
 def owned(session: Session, run_ids: Collection[int]) -> list[tuple[Run, str]]:
@@ -138,41 +170,62 @@ def newest_id(session: Session) -> int:
     return session.scalar(select(func.max(Run.id))) or 0
 
 
-def statuses(session: Session, run_id: int) -> list[RunStatus]:
-    """Return the history of a run's status, oldest first."""
-    query = select(RunStatus).where(RunStatus.run_id == run_id).order_by(RunStatus.id)
-    return list(session.scalars(query))
+def statuses(session: Session, run_id: int, *, latest: int | None = None) -> list[RunStatus]:
+    """Return the history of a run's status, oldest first: all of it, or the latest few."""
+    query = select(RunStatus).where(RunStatus.run_id == run_id).order_by(RunStatus.id.desc())
+    return list(reversed(session.scalars(query.limit(latest)).all()))
 
 
 def applied(session: Session, run: Run) -> int:
-    """Return how many of a run's own steps changed the weights: not skipped, or retried in fp32.
+    """Return how many of a run's own steps changed the weights: not skipped, or retried in fp32."""
+    return applied_of(session, [run])[run.id]
 
-    A fork's step counts its parent's as well; what was skipped or retried does not.
-    """
-    retried = 0
-    if run.config.get("scaler", {}).get("retry_in_fp32"):
-        query = select(func.count()).where(Diagnosis.run_id == run.id, Diagnosis.kind == "retry")
+
+def applied_of(session: Session, some_runs: Collection[Run]) -> dict[int, int]:
+    """Return it of each run, in one query."""
+    retrying = [run.id for run in some_runs if run.config.get("scaler", {}).get("retry_in_fp32")]
+    retried: dict[int, int] = {}
+    if retrying:
+        query = select(Diagnosis.run_id, func.count()).join(Run, Run.id == Diagnosis.run_id)
+        query = query.where(Diagnosis.run_id.in_(retrying), Diagnosis.kind == "retry")
         # The spool brings a retry before its step.
-        query = query.where(Diagnosis.content["applied"].as_boolean(), Diagnosis.step <= run.step)
-        retried = session.scalar(query) or 0
-    return max(run.step - (run.parent_step or 0), 0) - run.skipped + retried
+        query = query.where(Diagnosis.content["applied"].as_boolean(), Diagnosis.step <= Run.step)
+        rows = session.execute(query.group_by(Diagnosis.run_id))
+        retried = {row[0]: row[1] for row in rows}
+    return {run.id: run.own_steps - run.skipped + retried.get(run.id, 0) for run in some_runs}
 
 
 def cancel(session: Session, run_id: int, user: User) -> Run:
     """End a run: at once if it waits, with a last checkpoint if it trains.
 
-    Asked a second time it does not wait for the checkpoint. Raises Conflict if it has ended.
+    Asked again, as by who had no answer in time, it changes nothing. Raises Conflict if it has
+    ended.
     """
     run = get(session, run_id, lock=True)
     if run.status in ENDED:
         raise Conflict(f"Run {run_id} is {run.status} already, so it cannot be cancelled.")
-    run.wanted = "kill" if run.status == Status.STOPPING else "cancel"
+    if run.wanted in ("cancel", "kill"):
+        return run
+    run.wanted = "cancel"
     run.stop_reason = f"cancelled by {user.name}"
     if run.status in ACTIVE:
-        how = " at once" if run.wanted == "kill" else ""
-        set_status(session, run, Status.STOPPING, reason=run.stop_reason + how)
+        set_status(session, run, Status.STOPPING, reason=run.stop_reason)
     else:
         set_status(session, run, Status.CANCELLED, reason=run.stop_reason)
+    return run
+
+
+def kill(session: Session, run_id: int, user: User) -> Run:
+    """End a training run at once: what it did since its last checkpoint is lost.
+
+    Raises Conflict if it does not train.
+    """
+    run = get(session, run_id, lock=True)
+    if run.status not in ACTIVE:
+        raise Conflict(f"Run {run_id} is {run.status}: only one that trains can be killed.")
+    if run.wanted != "kill":
+        run.wanted, run.stop_reason = "kill", f"killed by {user.name}"
+        set_status(session, run, Status.STOPPING, reason=run.stop_reason)
     return run
 
 
@@ -217,24 +270,52 @@ def move(session: Session, run_id: int, before_id: int) -> Run:
 
     Raises Conflict if one of them does not wait.
     """
-    run, other = get(session, run_id, lock=True), get(session, before_id, lock=True)
+    _make_room(session, before_id)
+    locked = {each: get(session, each, lock=True) for each in sorted({run_id, before_id})}
+    run, other = locked[run_id], locked[before_id]
     for each in (run, other):
         if each.status != Status.QUEUED:
             raise Conflict(f"Run {each.id} is {each.status}: only queued ones have a place.")
-    ahead = select(func.max(Run.position)).where(
-        Run.priority == other.priority, Run.position < other.position, Run.id != run.id
-    )
-    previous = session.scalar(ahead)
-    gap = 1.0 if previous is None else other.position - previous
-    run.priority, run.position = other.priority, other.position - gap / 2
+    run.priority, run.position = other.priority, _position_before(session, other, run_id)
     run.revision += 1
     return run
+
+
+def _make_room(session: Session, before_id: int) -> None:
+    """Number the waiting runs anew if the numbers between two of them have run out.
+
+    A position is halfway between two others, and there are 52 halves in a double.
+    """
+    other = get(session, before_id)
+    if _position_before(session, other) < other.position:
+        return
+    unended = select(Run).where(Run.status.not_in(ENDED))
+    # By id, as everybody locks runs: two that lock in other orders would wait for each other.
+    rows = session.scalars(unended.order_by(Run.id).with_for_update()).all()
+    for place, row in enumerate(sorted(rows, key=lambda row: (row.position, row.id))):
+        row.position = float(place)
+    session.flush()
+
+
+def _position_before(session: Session, other: Run, moved_id: int | None = None) -> float:
+    """Return a position before a run and behind the one ahead of it, or its own if there is none.
+
+    moved_id: a run that leaves its place.
+    """
+    same = (Run.priority == other.priority, Run.status.not_in(ENDED))
+    others = Run.id.not_in([other.id, moved_id or 0])
+    ahead = tuple_(Run.position, Run.id) < tuple_(other.position, other.id)
+    previous = session.scalar(select(func.max(Run.position)).where(*same, others, ahead))
+    if previous is None:
+        return other.position - 1.0
+    halfway = (previous + other.position) / 2
+    return halfway if previous < halfway < other.position else other.position
 
 
 def move_to_front(session: Session, run_id: int) -> Run:
     """Put a waiting run before all others. Raises Conflict if it does not wait."""
     waiting = select(Run.id).where(Run.status == Status.QUEUED)
-    first = session.scalar(waiting.order_by(Run.priority.desc(), Run.position).limit(1))
+    first = session.scalar(waiting.order_by(Run.priority.desc(), Run.position, Run.id).limit(1))
     return get(session, run_id) if first == run_id else move(session, run_id, first or run_id)
 
 

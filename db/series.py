@@ -1,28 +1,39 @@
 """Read what trainings told: charts, events, log lines, and what is new since a cursor."""
 
 import math
+from collections.abc import Collection
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, tuple_
 from sqlalchemy.orm import Session
 
 from db.tables import (
+    ENDED,
+    FLAGGED,
     LARGEST_COUNT,
     LARGEST_ID,
+    Artifact,
     Checkpoint,
     Diagnosis,
     LogLine,
     Metric,
     Run,
+    RunStatus,
     ScalerEvent,
     Step,
 )
 
+#: Rows that one query looks up by their keys: both databases take so many parameters.
+LOOKED_UP = 10_000
+
 
 @dataclass(frozen=True)
 class Cursor:
-    """How much of a run somebody has seen; `str` and `parse` carry it through an address."""
+    """How much of a run somebody has seen; `str` and `parse` carry it through an address.
+
+    files: the run's files_revision.  waiting: a mark of what a queued run waits for.
+    """
 
     attempt: int = 0
     revision: int = -1
@@ -31,11 +42,14 @@ class Cursor:
     metric: int = 0
     log: int = 0
     diagnosis: int = 0
+    status: int = 0
+    files: int = 0
+    waiting: int = 0
 
     @property
     def _is_possible(self) -> bool:
-        ids = (self.attempt, self.event, self.metric, self.diagnosis)
-        counts = (self.revision, self.step, self.log)
+        ids = (self.attempt, self.event, self.metric, self.diagnosis, self.status)
+        counts = (self.revision, self.step, self.log, self.files, self.waiting)
         return all(0 <= n <= LARGEST_ID for n in ids) and all(
             -1 <= n <= LARGEST_COUNT for n in counts
         )
@@ -55,7 +69,12 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Changes:
-    """Everything about a run that lies between two cursors."""
+    """Everything about a run that lies between two cursors.
+
+    checkpoints, artifacts: those that changed; has_new_files: also if they were merely deleted.
+    goes_back: steps were taken back, so that whoever shows events begins anew.
+    is_over: nothing more will come.
+    """
 
     run: Run
     steps: dict[str, list[Any]]
@@ -63,21 +82,29 @@ class Changes:
     metrics: list[Metric]
     log_lines: list[LogLine]
     diagnoses: list[Diagnosis]
+    statuses: list[RunStatus]
     checkpoints: list[Checkpoint]
+    artifacts: list[Artifact]
+    has_new_files: bool
+    goes_back: bool
+    is_over: bool
     cursor: Cursor
 
 
-def changes(session: Session, run_id: int, since: Cursor, *, most: int = 5000) -> Changes | None:
+def changes(
+    session: Session, run_id: int, since: Cursor, *, waiting: int = 0, most: int = 5000
+) -> Changes | None:
     """Return what is new since a cursor, at most `most` rows of each kind, or None.
 
     After a resume the cursor is taken back to the step of its checkpoint: whoever applies the
     changes replaces from their first step on.
     """
     run = session.get(Run, run_id, populate_existing=True)
-    if run is None or run.revision == since.revision:
+    if run is None or (run.revision, waiting) == (since.revision, since.waiting):
         return None
     seen, attempt = since.step, since.attempt
-    if run.attempt != attempt and run.resumed_step is not None:
+    goes_back = run.attempt != attempt and run.resumed_step is not None
+    if goes_back and run.resumed_step is not None:
         seen, attempt = min(seen, run.resumed_step), run.attempt
         since = replace(
             since,
@@ -90,7 +117,9 @@ def changes(session: Session, run_id: int, since: Cursor, *, most: int = 5000) -
     metrics = _after(session, Metric, Metric.id, run_id, since.metric, most)
     log_lines = _after(session, LogLine, LogLine.number, run_id, since.log, most)
     diagnoses = _after(session, Diagnosis, Diagnosis.id, run_id, since.diagnosis, most)
-    kinds = (steps["step"], events, metrics, log_lines, diagnoses)
+    statuses = _after(session, RunStatus, RunStatus.id, run_id, since.status, most)
+    has_new_files = run.files_revision != since.files
+    kinds = (steps["step"], events, metrics, log_lines, diagnoses, statuses)
     full = any(len(rows) == most for rows in kinds)
     cursor = Cursor(
         attempt=attempt,
@@ -101,10 +130,25 @@ def changes(session: Session, run_id: int, since: Cursor, *, most: int = 5000) -
         metric=metrics[-1].id if metrics else since.metric,
         log=log_lines[-1].number if log_lines else since.log,
         diagnosis=diagnoses[-1].id if diagnoses else since.diagnosis,
+        status=statuses[-1].id if statuses else since.status,
+        files=run.files_revision,
+        waiting=waiting,
     )
-    query = select(Checkpoint).where(Checkpoint.run_id == run_id)
-    saved = list(session.scalars(query.order_by(Checkpoint.step.desc(), Checkpoint.kind)))
-    return Changes(run, steps, events, metrics, log_lines, diagnoses, saved, cursor)
+    return Changes(
+        run=run,
+        steps=steps,
+        events=events,
+        metrics=metrics,
+        log_lines=log_lines,
+        diagnoses=diagnoses,
+        statuses=statuses,
+        checkpoints=_changed(session, Checkpoint, run_id, since.files) if has_new_files else [],
+        artifacts=_changed(session, Artifact, run_id, since.files) if has_new_files else [],
+        has_new_files=has_new_files,
+        goes_back=goes_back,
+        is_over=run.status in ENDED and not full,
+        cursor=cursor,
+    )
 
 
 def raw_steps(
@@ -135,23 +179,59 @@ def raw_steps(
     return {name: list(map(plain, column)) for name, column in zip(names, columns, strict=True)}
 
 
-def skips(session: Session, run_id: int, *, most: int = 200) -> list[ScalerEvent]:
-    """Return the latest skips with their culprits, newest first."""
+def skips(
+    session: Session, run_id: int, *, most: int = 200, steps: Collection[int] | None = None
+) -> list[ScalerEvent]:
+    """Return the latest skips with their culprits, newest first: of all steps, or of some."""
+    if steps is None:
+        where = ScalerEvent.step >= first_skip_of_latest(session, run_id, most=most)
+    else:
+        where = ScalerEvent.step.in_(steps)
     query = (
         select(ScalerEvent)
-        .where(ScalerEvent.run_id == run_id, ScalerEvent.kind == "skip")
+        .where(ScalerEvent.run_id == run_id, ScalerEvent.kind == "skip", where)
         .order_by(ScalerEvent.step.desc(), ScalerEvent.optimizer)
         .limit(most)
     )
     return list(session.scalars(query))
 
 
-def sparkline(session: Session, run: Run, points: int = 60) -> list[Any]:
-    """Return the loss at evenly spaced steps, a primary-key look-up each, however long the run."""
-    count = min(points, run.step)
-    wanted = {1 + round(i * (run.step - 1) / max(count - 1, 1)) for i in range(count)}
-    query = select(Step.loss).where(Step.run_id == run.id, Step.step.in_(wanted))
-    return list(map(plain, session.scalars(query.order_by(Step.step))))
+def first_skip_of_latest(session: Session, run_id: int, *, most: int) -> int:
+    """Return the earliest of the latest skipped steps, 0 if there is none.
+
+    It is found by the index that holds these alone, not among all that the scaler did.
+    """
+    latest = (
+        select(Step.step)
+        .with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
+        .where(Step.run_id == run_id, FLAGGED["skipped"])
+        .order_by(Step.step.desc())
+        .limit(most)
+    )
+    return session.scalar(select(func.min(latest.subquery().c.step))) or 0
+
+
+def sparklines(
+    session: Session, some_runs: Collection[Run], points: int = 60
+) -> dict[int, list[Any]]:
+    """Return each run's loss at evenly spaced steps: primary-key look-ups, however long it is."""
+    wanted = [(run.id, step) for run in some_runs for step in _spread(run, points)]
+    query = select(Step.run_id, Step.loss).order_by(Step.run_id, Step.step)
+    found: dict[int, list[Any]] = {run.id: [] for run in some_runs}
+    for start in range(0, len(wanted), LOOKED_UP):
+        some = wanted[start : start + LOOKED_UP]
+        rows = session.execute(query.where(tuple_(Step.run_id, Step.step).in_(some)))
+        for run_id, loss in rows:
+            found[run_id].append(plain(loss))
+    return found
+
+
+def _spread(run: Run, points: int) -> list[int]:
+    """Return steps from a run's first own one to its last."""
+    count, first = min(points, run.own_steps), run.step - run.own_steps + 1
+    return sorted(
+        {first + round(i * (run.own_steps - 1) / max(count - 1, 1)) for i in range(count)}
+    )
 
 
 def log_lines(
@@ -175,6 +255,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value).replace("inf", "Infinity")
     return value
+
+
+def _changed(session: Session, table: Any, run_id: int, seen: int) -> list[Any]:
+    query = select(table).where(table.run_id == run_id, table.revision > seen)
+    return list(session.scalars(query.order_by(table.step, table.id)))
 
 
 def _newest_id(session: Session, table: Any, run_id: int, step: int) -> int:

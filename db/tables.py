@@ -100,6 +100,7 @@ class Table(DeclarativeBase):
         dict[str, Any]: JSON,
         list[dict[str, Any]]: JSON,
         list[int]: JSON,
+        list[str]: JSON,
     }
 
 
@@ -155,6 +156,8 @@ class Worker(Table):
 
     devices: [{kind, index, name, memory_bytes, compute_capability, fp16, bf16}]
     recipes: [{name, title, description, schema}], or [{name, error}] for one that cannot load
+    recipe_names: of those that can; the schemas are long, and whoever asks who offers what is
+    asked often
     """
 
     __tablename__ = "workers"
@@ -165,6 +168,7 @@ class Worker(Table):
     pid: Mapped[int]
     devices: Mapped[list[dict[str, Any]]]
     recipes: Mapped[list[dict[str, Any]]]
+    recipe_names: Mapped[list[str]] = mapped_column(server_default="[]")
     versions: Mapped[dict[str, Any]]
     started_at: Mapped[float] = mapped_column(default=now())
     seen_at: Mapped[float] = mapped_column(default=now())
@@ -178,10 +182,15 @@ class Run(Table):
     change, so that a viewer can tell whether it has seen the row. All writes of an attempt name it.
     stalled_attempts counts those in a row that were killed without a new step.
     resumed_step is the last step before this attempt's own, NULL until it has made one.
+    files_revision is the revision at which its checkpoints or artifacts last changed.
+    idempotency_key names the request that submitted it, so that a repeated one does not.
     """
 
     __tablename__ = "runs"
-    __table_args__ = (Index("ix_runs_queue", "status", "priority", "position"),)
+    __table_args__ = (
+        Index("ix_runs_queue", "status", "priority", "position"),
+        Index("ix_runs_idempotency_key", "owner_id", "idempotency_key", unique=True),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str]
@@ -190,10 +199,11 @@ class Run(Table):
     precision: Mapped[str]
     tags: Mapped[str] = mapped_column(default="")
     owner_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
-    parent_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))
+    parent_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"), index=True)
     parent_step: Mapped[int | None] = mapped_column(BigInteger)
-    group_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))
+    group_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"), index=True)
     after_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))  # waits for its end
+    idempotency_key: Mapped[str | None]
 
     status: Mapped[Status] = mapped_column(Text, default=Status.QUEUED)
     wanted: Mapped[str] = mapped_column(default="run")  # run, pause, cancel or kill
@@ -213,6 +223,7 @@ class Run(Table):
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
     revision: Mapped[int] = mapped_column(BigInteger, default=0)
+    files_revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
     step: Mapped[int] = mapped_column(BigInteger, default=0)
     steps_total: Mapped[int] = mapped_column(BigInteger)
@@ -220,6 +231,11 @@ class Run(Table):
     loss: Mapped[float | None]
     scale: Mapped[float | None]
     steps_per_second: Mapped[float | None]
+
+    @property
+    def own_steps(self) -> int:
+        """Attempted steps after those of the parent whose checkpoint it started from."""
+        return max(self.step - (self.parent_step or 0), 0)
 
 
 class RunNode(Table):
@@ -329,7 +345,10 @@ class ScalerEvent(Table):
     """
 
     __tablename__ = "scaler_events"
-    __table_args__ = (UniqueConstraint("run_id", "step", "kind", "optimizer"),)
+    __table_args__ = (
+        UniqueConstraint("run_id", "step", "kind", "optimizer"),
+        Index(None, "run_id", "id"),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
@@ -346,7 +365,7 @@ class Metric(Table):
     """A number that a recipe names itself: val/accuracy, run/seconds."""
 
     __tablename__ = "metrics"
-    __table_args__ = (UniqueConstraint("run_id", "name", "step"),)
+    __table_args__ = (UniqueConstraint("run_id", "name", "step"), Index(None, "run_id", "id"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
@@ -362,6 +381,7 @@ class Checkpoint(Table):
     Of several modules each has its own, of kind "weights.<module>".
 
     key is its path in the store. reason: interval, end, request, cancel, pause or preempt.
+    revision is the run's when the row last changed.
     """
 
     __tablename__ = "checkpoints"
@@ -376,11 +396,15 @@ class Checkpoint(Table):
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str]
     reason: Mapped[str]
+    revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     created_at: Mapped[float] = mapped_column(default=now())
 
 
 class Artifact(Table):
-    """A file that a recipe left after an evaluation: a text sample, a picture."""
+    """A file that a recipe left after an evaluation: a text sample, a picture.
+
+    revision is the run's when the row last changed.
+    """
 
     __tablename__ = "artifacts"
     __table_args__ = (UniqueConstraint("run_id", "step", "name"),)
@@ -392,6 +416,7 @@ class Artifact(Table):
     key: Mapped[str]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str]
+    revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
 
 class Diagnosis(Table):
@@ -401,7 +426,7 @@ class Diagnosis(Table):
     """
 
     __tablename__ = "diagnoses"
-    __table_args__ = (UniqueConstraint("run_id", "kind", "step"),)
+    __table_args__ = (UniqueConstraint("run_id", "kind", "step"), Index(None, "run_id", "id"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))

@@ -1,10 +1,11 @@
 """Whether the loss scaling of a run is well: one word, and the figures that led to it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Select, select
+from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from db.tables import FLAGGED, Run, Step
@@ -24,7 +25,7 @@ COLLAPSE_RATE, OSCILLATION_RATE = 50, 2
 class Figures:
     """What a verdict goes by.
 
-    attempts: all steps of the run.  settled: steps among the last 100 since the search for the
+    attempts: all own steps of the run.  settled: steps among the last 100 since the search for the
     first scale ended, and settled_skips the skips among these.  streak: skips up to the last step;
     longest_streak: within the last 1000.
     """
@@ -53,8 +54,19 @@ class Verdict:
 
 def verdict(session: Session, run: Run) -> Verdict | None:
     """Judge a run; None where nothing is scaled, or nothing was attempted yet."""
-    is_scaled = run.precision == "fp16" and run.config.get("scaler", {}).get("enabled", True)
-    return judge(figures(session, run)) if is_scaled and run.step else None
+    return verdicts(session, [run]).get(run.id)
+
+
+def verdicts(session: Session, some_runs: Collection[Run]) -> dict[int, Verdict]:
+    """Judge runs; those are left out where nothing is scaled, or nothing was attempted yet."""
+    judged = [run for run in some_runs if is_scaled(run.config) and run.own_steps]
+    found = figures_of(session, judged) if judged else {}
+    return {run_id: judge(each) for run_id, each in found.items()}
+
+
+def is_scaled(config: dict[str, Any]) -> bool:
+    """Tell whether a configuration has a loss scale."""
+    return config["precision"] == "fp16" and bool(config.get("scaler", {}).get("enabled", True))
 
 
 def judge(figures: Figures) -> Verdict:
@@ -116,24 +128,68 @@ def _seconds(found: Figures) -> str:
 
 
 def figures(session: Session, run: Run) -> Figures:
-    """Read them: a few rows of the index that holds skips alone, however long the run."""
-    newest_first = _skips(run).order_by(Step.step.desc())
-    skips = list(session.scalars(newest_first.where(Step.step > run.step - WINDOW)))[::-1]
-    last = skips[-1] if skips else session.scalar(newest_first.limit(1))
-    ends = select(Step.step, Step.elapsed_ms).where(
-        Step.run_id == run.id, Step.step.in_([last, run.step])
-    )
-    times = dict(session.execute(ends).all()) if last else {}
-    seconds = (times[run.step] - times[last]) / 1000 if last and len(times) == 2 else None
-    return count(run.step, skips, run.scale, last=last, seconds_since_skip=seconds)
+    """Read the figures of one run."""
+    return figures_of(session, [run])[run.id]
 
 
-def _skips(run: Run) -> Select[Any]:
+def figures_of(session: Session, some_runs: Collection[Run]) -> dict[int, Figures]:
+    """Read the figures of runs: two queries, a few rows each of the index that holds skips alone,
+    however many and long the runs.
+    """
+    latest, found = _latest_skips(session, some_runs), {}
+    for run in some_runs:
+        first = run.parent_step or 0  # a fork is judged by the steps that it made
+        last, last_ms, end_ms = latest.ends[run.id]
+        found[run.id] = count(
+            run.own_steps,
+            [step - first for step in latest.steps.get(run.id, ())],
+            run.scale,
+            last=None if last is None else last - first,
+            seconds_since_skip=_seconds_between(last_ms, end_ms) if last != run.step else None,
+        )
+    return found
+
+
+def _seconds_between(start_ms: int | None, end_ms: int | None) -> float | None:
+    return None if start_ms is None or end_ms is None else (end_ms - start_ms) / 1000
+
+
+class _Latest(NamedTuple):
+    """steps: the skips of the last 1000 steps.  ends: of each run, the latest skip of all, and when
+    it and the run's last step were.
+    """
+
+    steps: dict[int, list[int]]
+    ends: dict[int, Any]
+
+
+def _latest_skips(session: Session, some_runs: Collection[Run]) -> _Latest:
+    mine = Run.id.in_([run.id for run in some_runs])
+    skipped = and_(Step.run_id == Run.id, FLAGGED["skipped"])
     # Left alone, SQLite would read all steps rather than the index that holds just these.
-    return (
-        select(Step.step)
+    recent = (
+        select(Run.id, Step.step)
+        .join(Step, skipped & (Step.step > Run.step - WINDOW))
         .with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
-        .where(Step.run_id == run.id, FLAGGED["skipped"])
+        .where(mine)
+    )
+    steps: dict[int, list[int]] = {}
+    for run_id, step in session.execute(recent):
+        steps.setdefault(run_id, []).append(step)
+
+    def newest(column: Any) -> Any:
+        skips = select(column).with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
+        skips = skips.where(skipped).order_by(Step.step.desc()).limit(1)
+        return skips.correlate(Run).scalar_subquery()
+
+    at_end = select(Step.elapsed_ms).where(Step.run_id == Run.id, Step.step == Run.step)
+    end = at_end.correlate(Run).scalar_subquery()
+    ends = session.execute(
+        select(Run.id, newest(Step.step), newest(Step.elapsed_ms), end).where(mine)
+    )
+    return _Latest(
+        {run_id: sorted(found) for run_id, found in steps.items()},
+        {run_id: tuple(rest) for run_id, *rest in ends},
     )
 
 
@@ -145,7 +201,10 @@ def count(
     last: int | None = None,
     seconds_since_skip: float | None = None,
 ) -> Figures:
-    """Count. skips: those of the last 1000 steps, in order; last: the latest of all."""
+    """Count. skips: those of the last 1000 steps, in order; last: the latest of all.
+
+    Both are counted as attempts are.
+    """
     last = skips[-1] if skips else last
     streaks = _streaks(skips)
     settled_from = _settled_from(attempts, skips)

@@ -5,40 +5,71 @@ import sys
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from zlib import crc32
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
-from db import runs, workers
+from db import workers
 from db.queue import GIB
-from db.tables import ACTIVE, ENDED, Run, Status, Worker
+from db.tables import ACTIVE, ENDED, Run, RunNode, Status, Worker
 
 
 @dataclass(frozen=True)
 class Queue:
-    """The workers that are up, each queued run's place (0: next), runs in training by owner."""
+    """What queued runs wait for, read once for all that are shown together.
+
+    workers: those that are up.  places: of each queued run, 0 for the next.  awaited: runs that
+    have not ended, and whose end others wait for.  training: runs in training by owner.
+    used: devices in use by worker.
+    """
 
     workers: list[Worker]
     places: dict[int, int]
+    awaited: set[int]
     training: Counter[int]
+    used: Counter[int]
 
     @classmethod
     def read(cls, session: Session) -> "Queue":
-        """Read it once for all runs that are shown together."""
-        alive = [worker for worker, is_alive in workers.everyone(session) if is_alive]
+        """Read it: four queries, however many runs and workers there are."""
         own = select(Run.owner_id, func.count()).where(Run.status.in_(ACTIVE))
-        training = {row[0]: row[1] for row in session.execute(own.group_by(Run.owner_id))}
-        return cls(alive, places(session), Counter(training))
+        training = session.execute(own.group_by(Run.owner_id))
+        used: Counter[int] = Counter()
+        nodes = select(RunNode.worker_id, RunNode.devices).where(RunNode.ended_at.is_(None))
+        for worker_id, devices in session.execute(nodes):
+            used[worker_id] += len(devices)
+        queued = _queued(session)
+        return cls(
+            workers=workers.alive(session),
+            places={run_id: place for place, (run_id, _awaited) in enumerate(queued)},
+            awaited={awaited for _run_id, awaited in queued if awaited is not None},
+            training=Counter({row[0]: row[1] for row in training}),
+            used=used,
+        )
+
+    @property
+    def mark(self) -> str:
+        """Something that changes when the workers or their free devices do."""
+        free = [(worker.id, len(worker.devices) - self.used[worker.id]) for worker in self.workers]
+        return f"{crc32(repr((free, sorted(self.awaited))).encode()) % 0xFFFF:x}"
 
 
 def places(session: Session) -> dict[int, int]:
     """Return how many runs are ahead of each queued one."""
-    query = select(Run.id).where(Run.status == Status.QUEUED)
-    ordered = session.scalars(query.order_by(Run.priority.desc(), Run.position))
-    return {run_id: place for place, run_id in enumerate(ordered)}
+    return {run_id: place for place, (run_id, _awaited) in enumerate(_queued(session))}
 
 
-def reason(session: Session, run: Run, queue: Queue, *, runs_per_user: int = 0) -> str:
+def _queued(session: Session) -> list[tuple[int, int | None]]:
+    """List queued runs, next first, each with the run whose end it waits for."""
+    earlier = aliased(Run)
+    query = select(Run.id, earlier.id).where(Run.status == Status.QUEUED)
+    query = query.outerjoin(earlier, (earlier.id == Run.after_id) & earlier.status.not_in(ENDED))
+    ordered = query.order_by(Run.priority.desc(), Run.position, Run.id)
+    return [(run_id, awaited) for run_id, awaited in session.execute(ordered)]
+
+
+def reason(run: Run, queue: Queue, *, runs_per_user: int = 0) -> str:
     """Say in words what a queued run waits for, the hardest obstacle first."""
     if not queue.workers:
         return "no worker is up"
@@ -59,12 +90,17 @@ def reason(session: Session, run: Run, queue: Queue, *, runs_per_user: int = 0) 
     most = max(len(worker.devices) for worker in able)
     if most < run.devices_per_node:
         return f"it needs {run.devices_per_node} devices, and no worker has more than {most}"
-    if run.after_id is not None and runs.get(session, run.after_id).status not in ENDED:
+    if run.after_id in queue.awaited:
         return f"it waits for the end of run {run.after_id}"
     if runs_per_user and queue.training[run.owner_id] >= runs_per_user:
         return f"its owner has {runs_per_user} runs in training, as many as are allowed"
     ahead = queue.places.get(run.id, 0)
-    return f"{ahead} ahead of it" if ahead else "it is next: no device is free"
+    if ahead:
+        return f"{ahead} ahead of it"
+    free = max(len(worker.devices) - queue.used[worker.id] for worker in able)
+    if free >= run.devices_per_node:
+        return "it is next: a worker is about to take it"
+    return "it is next: no device is free"
 
 
 def _memory_gib(run: Run) -> float:
@@ -73,16 +109,22 @@ def _memory_gib(run: Run) -> float:
     return float(wanted) if wanted <= sys.float_info.max else math.inf
 
 
-def live_marks(
-    session: Session, run_ids: Collection[int], places: dict[int, int]
-) -> dict[int, str]:
+def mark(reason: str, ahead: int) -> int:
+    """Return a number that differs when what a run waits for does."""
+    return crc32(f"{ahead} {reason}".encode())
+
+
+def live_marks(session: Session, run_ids: Collection[int], queue: Queue) -> dict[int, str]:
     """Return a mark for each of these runs that has not ended, newest first.
 
     When it differs, so does what a list shows.
     """
+    workers_mark = queue.mark
     query = select(Run.id, Run.status, Run.revision).order_by(Run.id.desc())
     query = query.where(Run.id.in_(run_ids), Run.status.not_in(ENDED))
     return {
-        run_id: f"{revision}q{places.get(run_id, '')}" if status == Status.QUEUED else str(revision)
+        run_id: f"{revision}q{queue.places.get(run_id, '')}w{workers_mark}"
+        if status == Status.QUEUED
+        else str(revision)
         for run_id, status, revision in session.execute(query)
     }

@@ -5,7 +5,7 @@ buckets and raw steps, so that nothing from outside leaks in. Drawn buckets are 
 their edges multiples of them, so they never move while the run grows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -129,6 +129,11 @@ def metrics(
     return lines
 
 
+def metric_names(session: Session, run_id: int) -> list[str]:
+    """Return the names of a run's metrics, in order."""
+    return [source.key["name"] for source in metrics_of(session, run_id)]
+
+
 @dataclass(frozen=True)
 class Measured:
     """One metric summed up: the latest value and its step, the finite extremes, its points."""
@@ -141,11 +146,18 @@ class Measured:
     points: int
 
 
-def measured(session: Session, run_id: int) -> list[Measured]:
-    """Sum up each metric of a run by name, from its largest buckets, however many its points."""
+def measured(
+    session: Session, run_id: int, *, names: Collection[str] | None = None
+) -> list[Measured]:
+    """Sum up each metric of a run by name, from its largest buckets, however many its points.
+
+    names: only these.
+    """
     connection, top = session.connection(), SIZES[-1]
     found = []
     for source in metrics_of(session, run_id):
+        if names is not None and source.key["name"] not in names:
+            continue
         points = source.points.c
         latest = select(points.step, points.value).where(*source.of(source.points))
         step, value = connection.execute(latest.order_by(points.step.desc()).limit(1)).one()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sqlalchemy import select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from db.database import now
 from db.errors import Conflict, NotFound
@@ -39,6 +39,7 @@ def register(
         session.add(worker)
     worker.host, worker.pid = host, pid
     worker.devices, worker.recipes, worker.versions = devices, recipes, versions
+    worker.recipe_names = [recipe["name"] for recipe in recipes if "schema" in recipe]
     worker.started_at = worker.seen_at = now()
     worker.stopped_at = None
     session.flush()
@@ -68,6 +69,12 @@ def everyone(session: Session) -> list[tuple[Worker, bool]]:
     """List workers, each with whether it is alive now."""
     rows = session.execute(select(Worker, ALIVE).order_by(Worker.name))
     return [(worker, bool(is_alive)) for worker, is_alive in rows]
+
+
+def alive(session: Session) -> list[Worker]:
+    """List the workers that are alive now, without the long schemas of their recipes."""
+    query = select(Worker).options(defer(Worker.recipes, raiseload=True)).where(ALIVE)
+    return list(session.scalars(query.order_by(Worker.name)))
 
 
 def precisions(devices: list[dict[str, Any]]) -> list[str]:
@@ -105,12 +112,12 @@ def precisions_for(session: Session, recipe: str) -> set[str]:
     """Return the precisions that the living workers which offer a recipe can train it in."""
     return {
         precision
-        for worker, is_alive in everyone(session)
-        if is_alive and offers(worker, recipe)
+        for worker in alive(session)
+        if offers(worker, recipe)
         for precision in precisions(worker.devices)
     }
 
 
 def offers(worker: Worker, recipe: str) -> bool:
     """Tell whether a worker can run a recipe."""
-    return any(offer["name"] == recipe and "schema" in offer for offer in worker.recipes)
+    return recipe in worker.recipe_names

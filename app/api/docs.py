@@ -1,11 +1,13 @@
 """What the API can do: as OpenAPI for tools, and as a page for people, with nothing from a CDN."""
 
+from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse
 
-from app.auth import SignedIn
+from app.auth import SignedIn, cookie_name
+from app.errors import PROBLEM_TYPE, Problem
 from app.rendering import page
 
 router = APIRouter(include_in_schema=False)
@@ -14,14 +16,13 @@ router = APIRouter(include_in_schema=False)
 @router.get("/openapi.json")
 def openapi(request: Request, _visitor: SignedIn) -> dict[str, Any]:
     """Return the OpenAPI description."""
-    description: dict[str, Any] = request.app.openapi()
-    return description
+    return describe(request.app)
 
 
 @router.get("/docs")
 def docs(request: Request, visitor: SignedIn) -> HTMLResponse:
     """Show it."""
-    description = request.app.openapi()
+    description = describe(request.app)
     by_tag: dict[str, list[dict[str, Any]]] = {}
     for path, methods in description["paths"].items():
         for method, operation in methods.items():
@@ -33,6 +34,39 @@ def docs(request: Request, visitor: SignedIn) -> HTMLResponse:
     return page(
         request, "docs.html", visitor=visitor, address=address, by_tag=by_tag, schemas=schemas
     )
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """Return what FastAPI knows of the routes, with how to sign in and what an error looks like."""
+    description = app.openapi()
+    components = description["components"]
+    if "securitySchemes" in components:  # done before: FastAPI keeps the description
+        return description
+    cookie = {"type": "apiKey", "in": "cookie", "name": cookie_name(app.state.settings)}
+    components["securitySchemes"] = {
+        "token": {"type": "http", "scheme": "bearer"},
+        "cookie": cookie,
+    }
+    components["schemas"]["Problem"] = Problem.model_json_schema()
+    description["security"] = [{"token": []}, {"cookie": []}]
+    content = {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    for operations in description["paths"].values():
+        for method, operation in operations.items():
+            for status in _refusals(method, operation):
+                answer = {
+                    "description": HTTPStatus(status).phrase,
+                    "content": content,
+                }
+                operation["responses"][str(status)] = answer
+    return description
+
+
+def _refusals(method: str, operation: dict[str, Any]) -> list[int]:
+    """List the status codes of an operation's errors."""
+    found = [401, 422, 503]
+    if any(each["in"] == "path" for each in operation.get("parameters", ())):
+        found.append(404)
+    return found if method in ("get", "head") else [*found, 403, 409]
 
 
 def _shapes(operation: dict[str, Any]) -> list[tuple[str, str]]:

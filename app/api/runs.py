@@ -2,25 +2,28 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, Field
 
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.parameters import RunId, StatusFilter, Text
 from app.submission import Submission, submit
-from app.summary import RunSummary, summarise
+from app.summary import RunSummary, summarise, summarise_all
 from db import runs
 from db.tables import Status
-from db.waiting import Queue
 
 router = APIRouter(prefix="/runs", tags=["runs"])
 
 
 class RunList(BaseModel):
-    """Runs, newest first."""
+    """A page of runs, newest first. total: of all pages; next: what `before` is for the next one,
+    null on the last.
+    """
 
     runs: list[RunSummary]
+    total: int
+    next: int | None
 
 
 class StatusChange(BaseModel):
@@ -82,16 +85,26 @@ def list_runs(
 ) -> RunList:
     """List runs, newest first."""
     rows = runs.newest(session, status=status, text=text, before=before, limit=limit)
-    queue = Queue.read(session)
-    return RunList(runs=[summarise(session, run, owner, settings, queue) for run, owner in rows])
+    return RunList(
+        runs=summarise_all(session, rows, settings),
+        total=runs.count(session, status=status, text=text),
+        next=rows[-1][0].id if len(rows) == limit else None,
+    )
 
 
 @router.post("", status_code=201)
 def submit_run(
-    submission: Submission, session: Db, settings: TheSettings, visitor: SignedIn
+    submission: Submission,
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
+    idempotency_key: Annotated[
+        Text | None,
+        Header(max_length=200, description="A request that repeats it queues no second run"),
+    ] = None,
 ) -> RunSummary:
     """Queue a run. 422 names each bad field, its value and what is allowed."""
-    run = submit(session, visitor.user, submission)
+    run = submit(session, visitor.user, submission, idempotency_key=idempotency_key)
     return summarise(session, run, visitor.user.name, settings)
 
 
@@ -115,8 +128,15 @@ def get_config(run_id: RunId, session: Db, _visitor: SignedIn) -> dict[str, Any]
 
 @router.post("/{run_id}/cancellation")
 def cancel_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
-    """Cancel: a training run leaves a checkpoint first; asked again, it does not wait for it."""
+    """Cancel: a training run leaves a checkpoint first. Asked again, it changes nothing."""
     runs.cancel(session, run_id, visitor.user)
+    return _summary(session, run_id, settings)
+
+
+@router.post("/{run_id}/kill")
+def kill_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+    """End a training run at once: what it did since its last checkpoint is lost."""
+    runs.kill(session, run_id, visitor.user)
     return _summary(session, run_id, settings)
 
 

@@ -17,10 +17,10 @@ router = APIRouter()
 @router.post("/runs/cancellation")
 def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectResponse:
     """Cancel the ticked runs that have not ended."""
-    for run_id in [as_run_id("run", str(text)) for text in posted.getlist("run")]:
-        run = runs.get(session, run_id)
-        if run.ended_at is None:
-            runs.cancel(session, run.id, visitor.user)
+    # By id, as everybody locks runs: two that lock in other orders would wait for each other.
+    for run_id in sorted({as_run_id("run", str(text)) for text in posted.getlist("run")}):
+        if runs.get(session, run_id, lock=True).ended_at is None:
+            runs.cancel(session, run_id, visitor.user)
     return _back_to_list(posted)
 
 
@@ -50,6 +50,13 @@ def set_priority(
 def cancel(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Cancel."""
     runs.cancel(session, run_id, visitor.user)
+    return _back(run_id)
+
+
+@router.post("/runs/{run_id}/kill")
+def kill(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Kill."""
+    runs.kill(session, run_id, visitor.user)
     return _back(run_id)
 
 

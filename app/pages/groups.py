@@ -10,6 +10,7 @@ from app.news import list_cursor
 from app.parameters import RunId
 from app.rendering import page
 from db import runs, waiting
+from db.waiting import Queue
 
 router = APIRouter()
 
@@ -28,7 +29,7 @@ def show_group(
     """Lay the runs side by side; the browser fetches the page anew while they change."""
     laid_out = comparison.lay_out(session, group_id, settings)
     shown = [column.run.id for column in laid_out.columns]
-    marks = waiting.live_marks(session, shown, waiting.places(session))
+    marks = waiting.live_marks(session, shown, Queue.read(session))
     return page(
         request,
         "group.html",

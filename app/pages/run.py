@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from app import comparison, schemas
 from app.auth import SignedIn
 from app.context import Db, TheSettings
-from app.news import by_step, skipped_steps
+from app.news import by_step, skipped_steps, waiting_mark
 from app.parameters import RunId
 from app.rendering import page
 from app.summary import summarise
@@ -33,7 +33,7 @@ def show_run(
         "run.html",
         visitor=visitor,
         run=summarise(session, run, owner, settings),
-        cursor=history.cursor_now(session, run),
+        cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
         statuses=runs.statuses(session, run_id),
         skipped=skipped_steps(session, run_id),
         findings=findings.of_run(session, run),

@@ -8,8 +8,8 @@ from app.context import Db, TheSettings
 from app.news import list_cursor
 from app.parameters import STATUSES, RunId, StatusFilter, Text
 from app.rendering import page
-from app.summary import summarise
-from db import runs, series, waiting, workers
+from app.summary import summarise_all
+from db import runs, series, waiting
 from db.waiting import Queue
 
 router = APIRouter()
@@ -30,19 +30,20 @@ def list_runs(
     """Show the runs, newest first; the filter is in the address."""
     rows = runs.newest(session, status=status, text=text, before=before, limit=PAGE_SIZE)
     newest, queue = runs.newest_id(session), Queue.read(session)
-    marks = waiting.live_marks(session, [run.id for run, _owner in rows], queue.places)
+    marks = waiting.live_marks(session, [run.id for run, _owner in rows], queue)
+    lines = series.sparklines(session, [run for run, _owner in rows])
     return page(
         request,
         "runs.html",
         visitor=visitor,
         rows=[
-            (summarise(session, run, owner, settings, queue), series.sparkline(session, run))
-            for run, owner in rows
+            (summary, lines[summary.id])
+            for summary in summarise_all(session, rows, settings, queue)
         ],
         older=rows[-1][0].id if len(rows) == PAGE_SIZE else None,
         newest=newest,
         cursor=list_cursor(newest, marks),
-        workers_up=sum(alive for _worker, alive in workers.everyone(session)),
+        workers_up=len(queue.workers),
         status=status,
         text=text,
         before=before,

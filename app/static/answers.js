@@ -1,22 +1,39 @@
 // What the server answers, and never an error's text taken for it.
 
 const RETRY_MS = 1000
-export const pause = () => new Promise((resolve) => { setTimeout(resolve, RETRY_MS) })
+const LONGEST_MS = 30_000
+export const pause = (ms = RETRY_MS) => new Promise((resolve) => { setTimeout(resolve, ms) })
+
+/** How long to wait before each next try: twice as long each time, and never all pages at once. */
+export const patience = () => {
+  let tries = 0
+  return {
+    next: () => Math.min(RETRY_MS * 2 ** tries++, LONGEST_MS) * (0.5 + Math.random() / 2),
+    reset: () => { tries = 0 },
+  }
+}
+
+class Refusal extends Error {}
+/** Asking again leads nowhere: the server has understood, and will not. @param {number} status */
+const isFinal = (status) => status >= 400 && status < 500 && status !== 408 && status !== 429
 
 /** @param {string} url @returns {Promise<Response>} */
 export const fetched = async (url) => {
   const answer = await fetch(url)
+  if (isFinal(answer.status)) throw new Refusal(`${url}: ${answer.status}`)
   if (!answer.ok) throw new Error(`${url}: ${answer.status}`)
   return answer
 }
 
-/** Ask until there is an answer. @param {string} url @returns {Promise<Response>} */
+/** Ask until there is an answer, or a refusal. @param {string} url @returns {Promise<Response>} */
 export const insisted = async (url) => {
+  const waits = patience()
   for (;;) {
     try {
       return await fetched(url)
-    } catch {
-      await pause()
+    } catch (error) {
+      if (error instanceof Refusal) throw error
+      await pause(waits.next())
     }
   }
 }

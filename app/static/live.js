@@ -1,39 +1,68 @@
 // The only place that opens an EventSource. A hidden page lets go of its stream, since browsers
 // allow six connections to a server, and takes it up again at the cursor that it had.
 
+import { patience } from 'answers'
+
+/** Answers after which asking again leads nowhere: signed out, or there is no such thing. */
+const FINAL = { 401: 'signed out: sign in again', 403: 'not allowed', 404: 'this is gone' }
+
 /**
  * @param {string} url
  * @param {string} cursor of what the page shows already
- * @param {(news: any) => void} onNews
+ * @param {(news: any) => void} onNews news that say is_over are the last
  */
 export const watch = (url, cursor, onNews) => {
   const badge = document.querySelector('[data-connection]')
   let source = null
   let retry = 0
+  let isOver = false
+  const waits = patience()
 
   const open = () => {
-    source = new EventSource(`${url}?after=${encodeURIComponent(cursor)}`)
+    const address = `${url}?after=${encodeURIComponent(cursor)}`
+    source = new EventSource(address)
     source.onopen = () => { badge.hidden = true }
     source.onmessage = (event) => {
-      onNews(JSON.parse(event.data))
+      waits.reset()
+      const news = JSON.parse(event.data)
       cursor = event.lastEventId
+      if (news.is_over) end()
+      onNews(news)
     }
     // The browser's own reconnection repeats the first address; ours knows the latest cursor, and
     // comes back after an error too.
     source.onerror = () => {
+      const wasRefused = source?.readyState === EventSource.CLOSED
       badge.hidden = false
       close()
-      retry = setTimeout(open, 1000)
+      retry = setTimeout(() => (wasRefused ? ask(address) : open()), waits.next())
     }
+  }
+  /** An EventSource does not tell why it was refused; it may be for good. @param {string} address */
+  const ask = async (address) => {
+    const control = new AbortController()
+    const status = await fetch(address, { signal: control.signal }).then((answer) => answer.status, () => 0)
+    control.abort()
+    if (!(status in FINAL)) {
+      if (!document.hidden && !isOver && !source) open()
+      return
+    }
+    end()
+    badge.hidden = false
+    badge.textContent = FINAL[status]
   }
   const close = () => {
     clearTimeout(retry)
     source?.close()
     source = null
   }
+  const end = () => {
+    isOver = true
+    close()
+  }
   const follow = () => {
     close()
-    if (!document.hidden) open()
+    if (!document.hidden && !isOver) open()
   }
   document.addEventListener('visibilitychange', follow)
   addEventListener('pagehide', close)

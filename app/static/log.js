@@ -1,11 +1,16 @@
 // The log: follows its end unless somebody scrolled up, searches, fetches earlier lines.
 
+/** Codes for a terminal's colours and cursor, which formats.py takes out too. */
+const CODES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])/g
+/** @param {string} text */
+const withoutCodes = (text) => text.replace(CODES, '')
+
 /** @param {{number: number, stream: string, text: string}} line */
 const element = ({ number, stream, text }) => {
   const row = document.createElement('div')
   row.className = stream
   row.dataset.number = String(number)
-  row.textContent = text
+  row.textContent = withoutCodes(text)
   return row
 }
 
@@ -21,20 +26,27 @@ export const createLog = (section, api) => {
   const filter = (row, text) => { row.hidden = text !== '' && !row.textContent.toLowerCase().includes(text) }
   const searchText = () => search.value.trim().toLowerCase()
 
+  const countHits = () => {
+    const hits = box.querySelectorAll(':scope > :not([hidden])').length
+    found.textContent = searchText() ? `${hits} of ${box.children.length} lines` : ''
+  }
+
   box.addEventListener('scroll', () => {
     follow.checked = box.scrollHeight - box.scrollTop - box.clientHeight < 30
   })
   follow.addEventListener('change', toEnd)
   search.addEventListener('input', () => {
     for (const row of box.children) filter(row, searchText())
-    const hits = box.querySelectorAll(':scope > :not([hidden])').length
-    found.textContent = searchText() ? `${hits} of ${box.children.length} lines` : ''
+    countHits()
   })
   earlier.addEventListener('click', async () => {
     const first = Number(box.firstElementChild?.dataset.number ?? 1)
     const lines = await (await fetch(`${api}/log?before=${first}`)).json()
     const height = box.scrollHeight
-    box.prepend(...lines.map(element))
+    const rows = lines.map(element)
+    for (const row of rows) filter(row, searchText())
+    box.prepend(...rows)
+    countHits()
     box.scrollTop += box.scrollHeight - height
     earlier.hidden = lines.length === 0 || lines[0].number === 1
   })

@@ -24,10 +24,10 @@ document.addEventListener('click', async (event) => {
   }
 })
 
-/** Why not, in words: one reason, or one a field. @param {Response} answer */
+/** Why not, in words. @param {Response} answer */
 const problem = async (answer) => {
-  const { detail, errors } = await answer.json()
-  return detail ?? Object.entries(errors).map(([field, text]) => `${field}: ${text}`).join('; ')
+  const { detail } = await answer.json()
+  return detail
 }
 
 document.addEventListener('submit', async (event) => {

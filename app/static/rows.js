@@ -54,20 +54,42 @@ export const replaceRows = (body, html) => {
   return missing
 }
 
+/** @param {Element|null} body @returns {Map<string, Element>} */
+const byKey = (body) => new Map([...(body?.children ?? [])].map((row) => [row.dataset.key, row]))
+
 /** Make a table body hold exactly these rows. @param {Element} body @param {Element} fresh */
 export const matchRows = (body, fresh) => {
-  const old = new Map([...body.children].map((row) => [row.dataset.key, row]))
-  const rows = [...fresh.children].map((row) => {
-    const html = row.outerHTML
-    const known = old.get(row.dataset.key)
-    if (known) {
-      if (sources.get(known) !== html) update(known, row, html)
-      return known
-    }
-    sources.set(row, html)
-    localTimes(row)
-    return row
-  })
+  const old = byKey(body)
+  arrange(body, [...fresh.children].map((row) => brought(old.get(row.dataset.key), row)))
+}
+
+/** The row that is there, brought up to date, or a new one. @param {Element|undefined} known @param {Element} row */
+const brought = (known, row) => {
+  const html = row.outerHTML
+  if (known) {
+    if (sources.get(known) !== html) update(known, row, html)
+    return known
+  }
+  sources.set(row, html)
+  localTimes(row)
+  return row
+}
+
+/** Bring a table up to date by the rows that changed; all others stay.
+ * @param {Element} box @param {{html: string, keys?: string[], most?: number}} changed as app/news.py makes them */
+export const mergeRows = (box, { html, keys, most = Infinity }) => {
+  const body = box.querySelector('tbody')
+  const fresh = byKey(parsed(html).querySelector('tbody'))
+  if (!body) return show(box, html)
+  sources.delete(box)
+  const old = byKey(body)
+  const order = keys ?? [...new Set([...old.keys(), ...fresh.keys()])]
+  const rows = order.slice(-most).map((key) => (fresh.has(key) ? brought(old.get(key), fresh.get(key)) : old.get(key)))
+  arrange(body, rows.filter(Boolean))
+}
+
+/** @param {Element} body @param {Element[]} rows that it shall hold */
+const arrange = (body, rows) => {
   // A row that stays is not moved: that would take the focus from what is in it.
   const staying = new Set(rows)
   for (const row of [...body.children]) if (!staying.has(row)) row.remove()

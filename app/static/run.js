@@ -8,7 +8,7 @@ import { watch } from 'live'
 import { createLog } from 'log'
 import { toNewest } from 'newest'
 import { Points } from 'points'
-import { show } from 'rows'
+import { mergeRows, show } from 'rows'
 import { still } from 'still'
 import { createSystem } from 'system'
 import { readView, writeView } from 'view'
@@ -86,10 +86,13 @@ const renew = () => {
   renewing ??= refetch().then(draw).finally(() => { renewing = null })
 }
 
-const changeView = async () => {
+const showView = () => {
   writeView(view)
   section.querySelector('[data-smooth]').textContent = String(view.smooth)
   section.querySelector('[data-reset-zoom]').hidden = !view.range && !Object.keys(view.rows).length
+}
+const changeView = async () => {
+  showView()
   await refetch()
   draw()
 }
@@ -103,7 +106,9 @@ for (const input of section.querySelectorAll('[data-view]')) {
     // The same numbers would mean another stretch.
     if (name === 'x') view.range = null
     if (name === 'loss') delete view.rows.loss
-    changeView()
+    if (name === 'x') return changeView()
+    showView() // the same numbers, drawn in another way
+    draw()
   })
 }
 section.querySelector('[data-reset-zoom]').addEventListener('click', () => {
@@ -123,18 +128,19 @@ const system = createSystem(article.querySelector('[data-system]'), api)
 /** Words are for reading, and each change of them lays out the page: so often at most. */
 const WORDS_MS = 500
 const title = document.title
-let words = null // the run and the fragments to show next
+let words = null // the run, the fragments and the changed rows to show next
 let isReading = false
 const showWords = () => {
   if (words && !isReading) still(replaceWords)
 }
 const replaceWords = () => {
-  const { run, fragments } = words
+  const { run, fragments, rows } = words
   words = null
   article.dataset.status = run.status
   for (const [name, html] of Object.entries(fragments)) {
     show(article.querySelector(`[data-fragment=${name}]`), html)
   }
+  for (const [name, changed] of rows) mergeRows(article.querySelector(`[data-fragment=${name}]`), changed)
   document.title = run.status === 'running' ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
   previewTexts(article)
   toNewest(article)
@@ -144,7 +150,12 @@ const replaceWords = () => {
 
 if (article.dataset.over === 'false') {
   watch(`${api}/live`, article.dataset.cursor, (news) => {
-    words = { run: news.run, fragments: { ...words?.fragments, ...news.fragments } }
+    if (!news.run) return // it is over, and all was told
+    words = {
+      run: news.run,
+      fragments: { ...words?.fragments, ...news.fragments },
+      rows: [...(words?.rows ?? []).filter(([name]) => !(name in news.fragments)), ...Object.entries(news.rows)],
+    }
     showWords()
     if (news.has_histograms) gradients?.refresh()
     system.refresh()

@@ -29,8 +29,22 @@ export const readView = () => {
   }
 }
 
+/** Safari allows a hundred changes of the address in thirty seconds, and a slider makes more. */
+const WRITE_MS = 300
+let [writing, unwritten] = [0, null]
+
 /** @param {View} view */
 export const writeView = (view) => {
+  unwritten = view
+  if (!writing) write()
+}
+
+const write = () => {
+  writing = 0
+  if (!unwritten) return
+  writing = setTimeout(write, WRITE_MS)
+  const view = unwritten
+  unwritten = null
   const address = new URL(location.href)
   const set = (name, value, usual) =>
     (value === usual ? address.searchParams.delete(name) : address.searchParams.set(name, value))
@@ -42,3 +56,4 @@ export const writeView = (view) => {
   for (const [name, range] of Object.entries(view.rows)) set(ROW + name, rangeText(range), null)
   history.replaceState(null, '', address)
 }
+addEventListener('pagehide', write)

@@ -2,13 +2,19 @@
 
 import re
 
+import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
+from sqlalchemy import select, update
 from starlette.testclient import TestClient
 
 from app.auth import local_path
+from db import accounts
+from db.database import Database
+from db.tables import ApiToken, User
 from tests.app.conftest import csrf_token
+from tests.site import until
 
 PUBLIC = {"/", "/sign-in", "/healthz", "/static/{name}"}
 
@@ -58,6 +64,25 @@ def test_csrf_token_may_be_a_form_field(browser: TestClient) -> None:
 def test_scripts_need_no_csrf_token(script: TestClient) -> None:
     """A Bearer token is sent on purpose only, so it may change things by itself."""
     assert script.post("/api/tokens", json={"name": "another"}).status_code == 201
+
+
+def test_a_reader_with_a_token_waits_for_no_writer(
+    database: Database, ada: User, address: str
+) -> None:
+    """That the token was used is written down after the answer, when the lock is free."""
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, ada, "script")
+    with database.writing() as session:
+        session.execute(update(ApiToken).values(name="held"))  # SQLite's lock, PostgreSQL's row
+        headers = {"Authorization": f"Bearer {token}"}
+        answer = httpx2.get(f"{address}/api/runs", headers=headers, timeout=None)
+        assert answer.status_code == 200
+
+    def is_noted() -> bool:
+        with database.reading() as session:
+            return session.scalars(select(ApiToken.used_at)).one() is not None
+
+    until(is_noted)
 
 
 @pytest.mark.parametrize("header", ["Bearer wrong", "Bearer", "Basic YTpi"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx2
 import psutil
 import pytest
+from alembic import command
 from sqlalchemy import select, update
 
 from db.database import Database
@@ -53,6 +54,7 @@ def test_what_is_written_is_its_users_alone(site: Site) -> None:
     data = site.data / "data"
     environment = {"HALFSTEP_DATA": str(data), "HALFSTEP_WORKER_NAME": "w1"}
     database = Database(f"sqlite:///{data / 'halfstep.db'}")
+    assert halfstep("migrate", **environment).returncode == 0
     assert "/?token=" in halfstep("link", "ada", **environment).stdout
     own = Site(data, database, str(database.engine.url), site.owner)
     with own.worker():
@@ -99,8 +101,8 @@ def test_folder_that_cannot_be_written_is_named(data: str) -> None:
 )
 def test_database_that_does_not_answer_is_named(tmp_path: Path, url: str, message: str) -> None:
     """A wrong database URL ends in one sentence, without the password."""
-    for command in ("up", "server", "worker", "migrate"):
-        ended = halfstep(command, HALFSTEP_DATA=str(tmp_path), HALFSTEP_DATABASE_URL=url)
+    for word in ("up", "server", "worker", "migrate"):
+        ended = halfstep(word, HALFSTEP_DATA=str(tmp_path), HALFSTEP_DATABASE_URL=url)
         assert ended.returncode == 1
         assert message in ended.stderr
         assert "HALFSTEP_DATABASE_URL" in ended.stderr
@@ -128,6 +130,24 @@ def test_link_makes_a_user(site: Site) -> None:
     assert "/?token=" in halfstep("link", "bob", **environment).stdout
     ended = halfstep("link", "x" * 65, **environment)
     assert "1 to 64 are allowed" in ended.stderr
+
+
+def test_commands_for_an_installation_make_none(tmp_path: Path) -> None:
+    """In a folder without one they say so, and leave no empty database behind."""
+    for words in (("link", "bob"), ("backup", "here"), ("rebuild", "1"), ("storage", "check")):
+        ended = halfstep(*words, HALFSTEP_DATA=str(tmp_path / "data"))
+        assert ended.returncode == 1
+        assert "There is no installation here" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_backup_migrates_nothing(site: Site, tmp_path: Path) -> None:
+    """Who backs up before an upgrade keeps what was there; `halfstep migrate` is another word."""
+    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+    command.downgrade(site.database.migrations(), "0005")
+    ended = halfstep("backup", str(tmp_path / "backup"), **environment)
+    assert "is not of this version: `halfstep migrate` changes that" in ended.stderr
+    assert not site.database.is_current()
 
 
 def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -> None:

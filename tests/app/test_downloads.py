@@ -11,6 +11,7 @@ from db import checkpoints
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run
+from tests.e2e.test_artifacts import publish
 
 BODY = bytes(range(256)) * 8192  # two chunks
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -41,6 +42,25 @@ def test_whole_file_has_its_name_length_and_etag(saved: None, script: TestClient
     assert headers["etag"] == f'"{SHA256}"'
     assert headers["accept-ranges"] == "bytes"
     assert headers["content-disposition"].endswith('filename="digits-fp16-run1-step400.pt"')
+
+
+def test_a_bad_token_is_refused_where_a_browser_would_be_asked(
+    saved: None, stranger: TestClient
+) -> None:
+    """A script gets 401, never a sign-in page that it would take for the file."""
+    answer = stranger.get(PATH, headers={"Authorization": "Bearer hs_wrong"})
+    assert (answer.status_code, answer.json()["code"]) == (401, "sign_in_needed")
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert stranger.get(PATH).status_code == 303
+
+
+def test_an_empty_file_is_sent_empty(
+    settings: Settings, database: Database, running: Run, script: TestClient
+) -> None:
+    """The page asks for the beginning of a text, and an empty one has none."""
+    publish(settings, database, running, "empty.txt", b"")
+    answer = script.get("/runs/1/artifacts/1/download", headers={"Range": "bytes=0-4095"})
+    assert (answer.status_code, answer.content) == (200, b"")
 
 
 def test_head_has_the_headers_alone(saved: None, script: TestClient) -> None:

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from app.errors import STATUS_CODES
@@ -26,10 +27,39 @@ def test_every_error_of_the_database_layer_has_a_status() -> None:
 def test_api_answers_json_and_pages_answer_html(browser: TestClient) -> None:
     """What is not there is said in the form that was asked for."""
     answer = browser.get("/api/runs/9")
-    assert (answer.status_code, answer.json()) == (404, {"detail": "There is no run 9."})
-    page = browser.get("/runs/9")
-    assert page.status_code == 404
-    assert "There is no run 9." in page.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json() == {
+        "type": "about:blank",
+        "title": "Not Found",
+        "status": 404,
+        "detail": "There is no run 9.",
+        "code": "not_found",
+    }
+    for path, message in (("/runs/9", "There is no run 9."), ("/nowhere", "Not Found")):
+        page = browser.get(path)
+        assert page.status_code == 404
+        assert message in page.text
+        assert '<nav aria-label="Main">' in page.text  # one finds back
+
+
+def test_an_error_that_nobody_foresaw_is_an_answer_like_others(
+    app: FastAPI, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has the headers that every answer has, tells strangers nothing, and is logged."""
+
+    @app.get("/api/broken")
+    @app.get("/broken")
+    def break_down() -> None:
+        raise RuntimeError("sesame")
+
+    with TestClient(app, base_url="http://localhost") as client:
+        answers = [client.get(path) for path in ("/api/broken", "/broken")]
+    for answer in answers:
+        assert answer.status_code == 500
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "sesame" not in answer.text
+    assert answers[0].json()["code"] == "failed"
+    assert caplog.text.count("RuntimeError: sesame") == 2
 
 
 def test_bad_parameters_are_named(script: TestClient) -> None:

@@ -97,6 +97,21 @@ def test_slow_viewer_is_sent_away_and_comes_back_by_its_cursor() -> None:
     _run(play)
 
 
+def test_the_last_news_end_the_stream_and_the_task() -> None:
+    """What is over is looked at no more, however many pages stay open."""
+
+    async def play(live: Live, story: Story) -> None:
+        story.last = 1
+        stream = live.watch(
+            "story", "", lambda _cursor: News("the end", "1", is_last=True), seconds=0.001
+        )
+        assert [event.raw_data for event in await _all(stream)] == [None, "the end"]
+        while live.subjects:
+            await asyncio.sleep(0)
+
+    _run(play)
+
+
 def test_nobody_watching_costs_nothing() -> None:
     """The task ends with its last viewer, and starts again for the next."""
 

@@ -1,15 +1,18 @@
 """What live streams say, from rows of both databases."""
 
 import json
+import re
 from itertools import count
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from app import news
-from db import queue, runs, waiting
+from db import artifacts, checkpoints, queue, runs, waiting
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
-from tests.app.conftest import submit
+from tests.app.conftest import offer_digits, submit
 from tests.db.telemetry_made import make_events, make_metric, make_steps, record
 
 
@@ -29,14 +32,111 @@ def test_run_tells_what_was_recorded_since(
     assert first["steps"]["grad_norm"][1] == "Infinity"
     assert [event["kind"] for event in first["events"]] == ["skip", "backoff"]
     assert first["run"]["applied"] == 4
-    assert first["fragments"].keys() >= {"facts", "skips", "history", "checkpoints"}
+    assert first["fragments"].keys() == {"facts", "problem", "findings", "skips"}
+    assert first["rows"].keys() == {"history"}
     assert look(cursor) is None
 
     record(database, running, make_steps([float("nan")], first=6), events=[make_metric(6, 0.5)])
     second, _cursor = _told(look(cursor))
     assert (second["steps"]["step"], second["steps"]["loss"]) == ([6], [None])
-    assert "val/accuracy" in second["fragments"]["metrics"]
-    assert "skips" not in second["fragments"]
+    assert "val/accuracy" in second["rows"]["metrics"]["html"]
+    assert second["rows"].keys() == {"metrics"}
+
+
+def test_a_message_holds_what_changed_however_much_there_is(
+    database: Database, settings: Settings, running: Run
+) -> None:
+    """One step, one skip, one file: a row each, not the tables that they stand in."""
+    look = news.of_run(database, settings, running.id)
+    skipped = range(1, 151)
+    record(database, running, make_steps([1.0] * 200, skipped=skipped), events=make_events(skipped))
+    with database.writing() as session:
+        for step in range(100):
+            for name in ("a.txt", "b.txt"):
+                _leave(session, running, step, name)
+            _save(session, running, step)
+    whole, cursor = _told(look(""))
+    assert len(json.dumps(whole)) > 100_000
+    record(database, running, make_steps([1.0], first=201))
+    step, cursor = _told(look(cursor))
+    assert (step["rows"], len(json.dumps(step)) < 6000) == ({}, True)
+
+    record(database, running, make_steps([1.0], first=202), events=make_events([202]))
+    with database.writing() as session:
+        _leave(session, running, 202, "a.txt")
+        _save(session, running, 202)
+    parts, cursor = _told(look(cursor))
+    keys = {
+        name: re.findall('data-key="(.*?)"', part["html"]) for name, part in parts["rows"].items()
+    }
+    assert keys == {"skips": ["202-SGD"], "artifacts": ["202"], "checkpoints": ["101"]}
+    assert parts["rows"]["checkpoints"]["keys"] == [str(n) for n in range(1, 102)]
+
+    with database.writing() as session:
+        checkpoints.retire(session, running.id, running.attempt, {"keep_last": 1})
+    retired, _cursor = _told(look(cursor))
+    assert retired["rows"]["checkpoints"]["keys"] == ["101"]
+
+
+def test_an_end_is_told_once_and_ends_the_stream(
+    database: Database, settings: Settings, running: Run
+) -> None:
+    """Nobody looks for news of a run that is over, not even for one who comes back."""
+    look = news.of_run(database, settings, running.id)
+    first = look("")
+    assert first is not None
+    assert not first.is_last
+    with database.writing() as session:
+        queue.end(session, running.id, running.attempt, Status.FINISHED)
+    for cursor in (first.cursor, ""):
+        told = look(cursor)
+        assert told is not None
+        assert (told.is_last, json.loads(told.data)["run"]["status"]) == (True, "finished")
+    again = look(told.cursor)
+    assert again is not None
+    assert (again.is_last, json.loads(again.data)) == (True, {"is_over": True})
+
+
+def test_a_queued_run_tells_what_it_waits_for(
+    database: Database, settings: Settings, ada: User
+) -> None:
+    """Its place and its reason change by what others do; its page and its row follow."""
+    clock = count(step=news.PLACES_SECONDS)
+    first, second = submit(database, ada), submit(database, ada)
+    looks = [
+        make(lambda: next(clock))
+        for make in (
+            lambda clock: news.of_run(database, settings, second.id, clock),
+            lambda clock: news.of_list(database, settings, clock),
+        )
+    ]
+    cursors = ["", "0"]
+
+    def told() -> str:
+        found = [_told(look(cursor)) for look, cursor in zip(looks, cursors, strict=True)]
+        cursors[:] = [cursor for _message, cursor in found]
+        run, rows = (message for message, _cursor in found)
+        assert run["run"]["waiting"] in rows["rows"][str(second.id)]
+        return f"{run['run']['ahead']}: {run['run']['waiting']}"
+
+    assert told() == "1: no worker is up"
+    offer_digits(database)
+    assert told() == "1: 1 ahead of it"
+    with database.writing() as session:
+        runs.cancel(session, first.id, ada)
+    assert told() == "0: it is next: a worker is about to take it"
+    assert [look(cursor) for look, cursor in zip(looks, cursors, strict=True)] == [None, None]
+
+
+def _leave(session: Session, run: Run, step: int, name: str) -> None:
+    event = {"step": step, "name": name, "size_bytes": 1, "sha256": "ab" * 32}
+    artifacts.publish(session, run.id, run.attempt, event, f"{step}/{name}")
+
+
+def _save(session: Session, run: Run, step: int) -> None:
+    file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "ab" * 32}
+    event = {"step": step, "reason": "interval", "request": None, "files": [file]}
+    checkpoints.publish(session, run.id, run.attempt, event, [f"{step}.pt"])
 
 
 def test_list_tells_rows_that_changed(
@@ -90,10 +190,10 @@ def test_a_long_queue_costs_what_the_page_shows(
     seconds = 0.0
     look = news.of_list(database, settings, lambda: seconds)
     with database.reading() as session:
-        newest, places = runs.newest_id(session), waiting.places(session)
+        newest, places = runs.newest_id(session), waiting.Queue.read(session)
         shown = [running.id, *range(newest, newest - 20, -1)]
         cursor = news.list_cursor(newest, waiting.live_marks(session, shown, places))
-    assert len(cursor) < 300
+    assert len(cursor) < 400
     assert look(cursor) is None
     with database.writing() as session:
         runs.cancel(session, running.id + 1, ada)

@@ -16,6 +16,14 @@ def test_every_answer_permits_only_this_server(stranger: TestClient, path: str) 
     assert headers["referrer-policy"] == "same-origin"
 
 
+@pytest.mark.parametrize("path", ["/runs", "/sign-in", "/api/runs", "/healthz", "/nowhere"])
+def test_head_is_answered_as_get_is(browser: TestClient, path: str) -> None:
+    """The same status and kind, and no body."""
+    head, answer = browser.head(path), browser.get(path)
+    assert (head.status_code, head.content) == (answer.status_code, b"")
+    assert head.headers["content-type"] == answer.headers["content-type"]
+
+
 def test_the_import_map_has_a_fresh_nonce(stranger: TestClient) -> None:
     """The only inline script carries the nonce of its own answer."""
     answers = [stranger.get("/sign-in") for _ in range(2)]

@@ -43,6 +43,17 @@ def test_failed_transaction_leaves_nothing(database: Database) -> None:
         assert session.scalars(select(User)).all() == []
 
 
+def test_a_reader_sees_one_snapshot(database: Database, ada: User) -> None:
+    """What others write meanwhile comes with the next session; and a reader writes nothing."""
+    with database.reading() as session:
+        before = session.scalars(select(User.name)).all()
+        with database.writing() as other:
+            accounts.user_named(other, "bob")
+        assert session.scalars(select(User.name)).all() == before
+    with database.reading() as session:
+        assert len(session.scalars(select(User)).all()) == 2
+
+
 def test_silent_database_is_named_without_its_password() -> None:
     """A database that does not answer gives an error with its address and no secret."""
     url = "postgresql+psycopg://halfstep:sesame@127.0.0.1:9/halfstep?password=sesame"

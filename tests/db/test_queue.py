@@ -18,7 +18,7 @@ from tests.site import until
 
 def why(session: Session, run: Run, *, runs_per_user: int = 0) -> str:
     """What a queued run waits for."""
-    return waiting.reason(session, run, waiting.Queue.read(session), runs_per_user=runs_per_user)
+    return waiting.reason(run, waiting.Queue.read(session), runs_per_user=runs_per_user)
 
 
 def find_silent(session: Session) -> set[int]:
@@ -376,14 +376,14 @@ def test_a_cancelled_run_that_is_killed_ends_cancelled(
 def test_a_run_that_is_killed_as_wished_says_so(
     database: Database, running: Run, ada: User
 ) -> None:
-    """A second cancel does not wait: that its process was killed then is nobody's fault."""
+    """That its process was killed then is nobody's fault."""
     with database.writing() as session:
         runs.cancel(session, running.id, ada)
-        runs.cancel(session, running.id, ada)
+        runs.kill(session, running.id, ada)
         limits = {"max_attempts": 1, "max_stalled_attempts": 1}
         queue.end_killed(session, running.id, 1, reason="killed by SIGKILL", **limits)
         last = runs.statuses(session, running.id)[-1]
-    assert (last.status, last.reason, last.fault) == ("cancelled", "cancelled by ada", None)
+    assert (last.status, last.reason, last.fault) == ("cancelled", "killed by ada", None)
 
 
 @pytest.mark.parametrize("act", [runs.cancel, runs.pause], ids=lambda f: f.__name__)

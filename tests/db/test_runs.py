@@ -58,6 +58,22 @@ def test_cancel_ends_a_waiting_run_and_asks_a_training_one(
         assert runs.cancel(session, running.id, ada).status == Status.STOPPING
 
 
+def test_a_repeated_cancel_still_waits_for_the_checkpoint(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Who had no answer in time asks again, and loses nothing; killing has a verb of its own."""
+    with database.writing() as session:
+        for _ in range(2):
+            run = runs.cancel(session, running.id, ada)
+            assert (run.status, run.wanted) == (Status.STOPPING, "cancel")
+        history = [row.status for row in runs.statuses(session, running.id)]
+        assert history == ["queued", "starting", "running", "stopping"]
+        for act in (runs.kill, runs.cancel):
+            assert act(session, running.id, ada).wanted == "kill"
+    with pytest.raises(Conflict, match="only one that trains"), database.writing() as session:
+        runs.kill(session, submit(session, ada).id, ada)
+
+
 def test_pause_and_resume(database: Database, running: Run, ada: User) -> None:
     """A paused run keeps its place; only a paused one resumes."""
     with database.writing() as session:
@@ -146,3 +162,14 @@ def test_a_waiting_run_is_moved_before_another(database: Database, running: Run,
         assert list(waiting.places(session)) == [b.id, a.id, d.id, c.id]
     with pytest.raises(Conflict, match="running"), database.writing() as session:
         runs.move(session, running.id, a.id)
+
+
+def test_places_never_run_out(database: Database, running: Run, ada: User) -> None:
+    """Two that are moved before a third by turns stay in order, longer than a double has halves."""
+    with database.writing() as session:
+        a, b, c = (submit(session, ada) for _ in range(3))
+        for n in range(120):
+            first, second = (a, b) if n % 2 else (b, a)
+            runs.move(session, first.id, c.id)
+            assert list(waiting.places(session)) == [second.id, first.id, c.id]
+        assert len({run.position for run in (a, b, c)}) == 3

@@ -81,7 +81,14 @@ def test_a_viewer_sees_what_a_resumed_attempt_made_of_the_steps(
 
 def test_a_cursor_that_makes_no_sense_is_as_good_as_none() -> None:
     """A cursor from an address may be anything."""
-    for text in ("1.2.three", "", "1.1.99999999999999999999.0.0.0", "-2", "1.2.3.4.5.6.7.8", "²"):
+    for text in (
+        "1.2.three",
+        "",
+        "1.1.99999999999999999999.0.0.0",
+        "-2",
+        ".".join(["1"] * 11),
+        "²",
+    ):
         assert Cursor.parse(text) == Cursor()
     assert Cursor.parse(str(Cursor())) == Cursor()
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from db import verdict
+from db import checkpoints, series, verdict
 from db.database import Database
-from db.tables import Run, User
-from tests.db.conftest import config, submit
+from db.tables import Run, User, Worker
+from tests.db.conftest import claim, config, submit
 from tests.db.telemetry_made import make_steps, record
 from trainer.policies import CALIBRATED_AFTER
 
@@ -63,6 +63,31 @@ def test_figures_come_from_the_rows(database: Database, running: Run) -> None:
     assert (found.skips_100, found.streak, found.applied_500) == (31, 31, 469)
     assert judged is not None
     assert judged.word == "collapsing"
+
+
+def test_a_fork_is_judged_by_its_own_steps(
+    database: Database, running: Run, ada: User, worker: Worker
+) -> None:
+    """What its parent attempted tells nothing of it: not the word, nor the shares, nor the line."""
+    file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "aa"}
+    event = {"step": 4000, "reason": "interval", "request": None, "files": [file]}
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, 1, event, ["key"])
+        submit(session, ada, config=config(9000), parent_id=running.id, parent_step=4000)
+        fork = claim(session, worker)
+        assert fork is not None
+    skipped = range(4001, 4007)
+    losses = [float(step) for step in range(4001, 4011)]
+    record(database, fork, make_steps(losses, first=4001, skipped=skipped))
+    with database.reading() as session:
+        run = session.get_one(Run, fork.id)
+        judged = verdict.verdict(session, run)
+        line = series.sparklines(session, [run])[run.id]
+    assert judged is not None
+    assert judged.word == "calibrating"
+    assert "6 of the last 10 steps (60 %) skipped" in judged.reason
+    assert (judged.figures.attempts, judged.figures.steps_since_skip) == (10, 4)
+    assert (run.own_steps, line) == (10, losses)
 
 
 @pytest.mark.parametrize(

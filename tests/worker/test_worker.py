@@ -347,7 +347,7 @@ def test_a_second_worker_of_the_same_name_is_refused(site: Site) -> None:
 def test_a_training_that_is_stuck_is_waited_for_no_longer_than_wanted(
     site: Site, tmp_path: Path
 ) -> None:
-    """A stopping worker gives it the grace and no more; a second cancel ends it at once."""
+    """A stopping worker gives it the grace and no more; a kill ends it at once."""
     recipe = tmp_path / "stuck.py"
     recipe.write_text(
         "import time\n"
@@ -365,8 +365,8 @@ def test_a_training_that_is_stuck_is_waited_for_no_longer_than_wanted(
     assert site.run(run_id).status == Status.QUEUED
     with site.worker(**environment):
         until(lambda: site.log(run_id).count("stuck now") == 2)
-        for _ in range(2):
+        for act in (runs.cancel, runs.kill):
             with site.database.writing() as session:
-                runs.cancel(session, run_id, site.owner)
+                act(session, run_id, site.owner)
         run = site.wait(run_id)
     assert (run.status, run.attempt) == (Status.CANCELLED, 2)

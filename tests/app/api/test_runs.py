@@ -123,9 +123,10 @@ def test_actions_ask_the_training(database: Database, running: Run, script: Test
     assert script.post(f"{address}/checkpoints").status_code == 202
     assert script.post(f"{address}/pause").json()["status"] == "pausing"
     assert script.post(f"{address}/cancellation").json()["status"] == "stopping"
+    assert script.post(f"{address}/kill").json()["status"] == "stopping"
     assert script.post(f"{address}/pause").status_code == 409
     statuses = script.get(address).json()["statuses"]
-    assert statuses[-1]["reason"] == "cancelled by ada"
+    assert statuses[-1]["reason"] == "killed by ada"
 
 
 def test_paused_run_is_resumed_and_moved_forward(
@@ -139,3 +140,61 @@ def test_paused_run_is_resumed_and_moved_forward(
     assert script.put("/api/runs/1/priority", json={"priority": 500}).status_code == 422
     with database.reading() as session:
         assert runs.get(session, 1).status == Status.QUEUED
+
+
+def test_a_repeated_submission_queues_one_run(offered: None, script: TestClient) -> None:
+    """With the same key a retry gets the run that the first request queued."""
+    body = {"recipe": "digits"}
+    key = {"Idempotency-Key": "once"}
+    answers = [script.post("/api/runs", json=body, headers=key).json()["id"] for _ in range(2)]
+    other = script.post("/api/runs", json=body, headers={"Idempotency-Key": "again"}).json()["id"]
+    plain = [script.post("/api/runs", json=body).json()["id"] for _ in range(2)]
+    assert [*answers, other, *plain] == [1, 1, 2, 3, 4]
+
+
+def test_pages_of_the_list_lead_to_each_other(
+    database: Database, ada: User, script: TestClient
+) -> None:
+    """Each tells how many there are, and where the next begins."""
+    for _ in range(5):
+        submit(database, ada)
+    seen, before = [], None
+    while True:
+        query = {"limit": 2} | ({"before": before} if before else {})
+        page = script.get("/api/runs", params=query).json()
+        assert page["total"] == 5
+        seen += [run["id"] for run in page["runs"]]
+        if (before := page["next"]) is None:
+            break
+    assert seen == [5, 4, 3, 2, 1]
+    assert script.get("/api/runs", params={"text": "gpt"}).json()["total"] == 0
+
+
+def test_what_is_known_is_not_sent_again(database: Database, ada: User, script: TestClient) -> None:
+    """An answer has an ETag, and is compressed for whoever takes that."""
+    submit(database, ada)
+    path = "/api/runs/1/config"
+    first = script.get(path)
+    again = script.get(path, headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    longer = script.get("/api/openapi.json")
+    assert longer.headers["content-encoding"] == "gzip"
+    plain = script.get("/api/openapi.json", headers={"Accept-Encoding": "identity"})
+    assert plain.json() == longer.json()
+    assert "content-encoding" not in plain.headers
+    assert len(plain.content) > int(longer.headers["content-length"])
+
+
+def test_the_description_says_who_may_and_what_is_refused(script: TestClient) -> None:
+    """Ways to sign in, bounds of what is submitted, and one shape for every error."""
+    description = script.get("/api/openapi.json").json()
+    assert description["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    fields = description["components"]["schemas"]["Submission"]["properties"]
+    assert (fields["priority"]["minimum"], fields["priority"]["maximum"]) == (-100, 100)
+    assert fields["name"]["maxLength"] == 100
+    answers = description["paths"]["/api/runs/{run_id}/cancellation"]["post"]["responses"]
+    assert answers.keys() >= {"200", "401", "403", "404", "409", "422"}
+    for status in ("401", "404", "422"):
+        [(kind, content)] = answers[status]["content"].items()
+        assert kind == "application/problem+json"
+        assert content["schema"]["$ref"].endswith("/Problem")

@@ -86,4 +86,4 @@ def test_series_of_no_run(script: TestClient) -> None:
 def test_stream_of_a_run_that_there_is_not(script: TestClient) -> None:
     """Nobody waits for news that cannot come."""
     answer = script.get("/api/runs/9/live")
-    assert (answer.status_code, answer.json()) == (404, {"detail": "There is no run 9."})
+    assert (answer.status_code, answer.json()["detail"]) == (404, "There is no run 9.")

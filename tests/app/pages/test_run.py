@@ -112,7 +112,7 @@ def test_log_and_configuration(database: Database, running: Run, browser: TestCl
 
 def test_buttons_ask_and_lead_back(running: Run, browser: TestClient) -> None:
     """Each button works as a plain form too."""
-    for action in ("checkpoints", "pause", "cancellation"):
+    for action in ("checkpoints", "pause", "cancellation", "kill"):
         answer = browser.post(f"/runs/1/{action}")
         assert (answer.status_code, answer.headers["location"]) == (303, "/runs/1")
     answer = browser.post("/runs/1/resumption")

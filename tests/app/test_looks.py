@@ -1,0 +1,120 @@
+"""What a look at a run or at the list costs, however long runs are and however many."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import event, insert
+
+from app import news
+from app.summary import summarise_all
+from db import history, runs, series, telemetry
+from db.database import Database
+from db.settings import Settings
+from db.tables import Diagnosis, Metric, Run, ScalerEvent, User
+from tests.app.conftest import submit
+from tests.db.telemetry_made import make_metric, make_replay, make_skip, make_steps, record
+
+INSTRUCTIONS = 100
+
+
+@contextmanager
+def counted(database: Database) -> Iterator[list[int]]:
+    """Count what SQLite's machine does, in hundreds of instructions: no clock is as exact."""
+    hundreds = [0]
+
+    def tick() -> int:
+        hundreds[0] += 1
+        return 0
+
+    def listen(connection: object, *_: object) -> None:
+        connection.set_progress_handler(tick, INSTRUCTIONS)  # type: ignore[attr-defined]
+
+    event.listen(database.engine, "checkout", listen)
+    yield hundreds
+    event.remove(database.engine, "checkout", listen)
+
+
+def fill(database: Database, run: Run, rows: int) -> None:
+    """Give a run a long history of metrics, events and replays."""
+    mine = {"run_id": run.id, "step": 0}
+    scaler = {"kind": "growth", "scale_before": 1.0, "scale_after": 2.0, "culprits": []}
+    kinds = (
+        (Metric, {"name": "val/loss", "value": 1.0, "elapsed_ms": 1}),
+        (ScalerEvent, scaler),
+        (Diagnosis, {"kind": "replay", "content": make_replay(1)}),
+    )
+    with database.writing() as session:
+        for table, values in kinds:
+            many = [{**mine, **values, "step": -step} for step in range(rows)]
+            session.execute(insert(table), many)
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_look_costs_what_is_new(database: Database, running: Run, settings: Settings) -> None:
+    """With 3,000 points, events and replays behind a run a look reads no more than with none."""
+    look = news.of_run(database, settings, running.id)
+    costs = []
+    for steps in itertools.count(1):
+        record(database, running, make_steps([1.0], first=2 * steps - 1))
+        with database.reading() as session:
+            cursor = str(history.cursor_now(session, runs.get(session, running.id)))
+        assert look(cursor) is None
+        events = [make_metric(2 * steps, 0.5), make_skip(2 * steps, "a.b")]
+        record(
+            database,
+            running,
+            make_steps([1.0], first=2 * steps, skipped=[2 * steps]),
+            events=events,
+        )
+        with counted(database) as hundreds:
+            assert look(cursor) is not None
+        costs.append(hundreds[0])
+        if steps == 2:
+            break
+        fill(database, running, 3000)
+    assert costs[1] < costs[0] + 30, costs
+
+
+@pytest.mark.only_on("sqlite")
+def test_forks_and_groups_are_found_by_an_index(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Among many runs, those of one parent or group are looked up."""
+    for _ in range(300):
+        submit(database, ada)
+    with counted(database) as hundreds, database.reading() as session:
+        assert runs.forks(session, running.id) == []
+    assert hundreds[0] < 5
+
+
+def test_a_list_of_many_takes_few_queries(
+    database: Database, running: Run, ada: User, settings: Settings
+) -> None:
+    """Sixty runs, of which some wait for others, are summed up in as many queries as two."""
+    for n in range(60):
+        submit(database, ada, after_id=running.id if n % 2 else None)
+    flush = telemetry.Flush(steps=[make_steps([1.0] * 9, skipped=[2])])
+    with database.writing() as session:
+        telemetry.record(session, running.id, running.attempt, flush)
+    statements: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    with database.reading() as session:
+        rows = runs.newest(session, limit=200)
+        summaries = summarise_all(session, rows, settings)
+        lines = series.sparklines(session, [run for run, _owner in rows])
+    event.remove(database.engine, "before_cursor_execute", note)
+    assert len(summaries) == 61
+    assert summaries[-1].verdict is not None
+    assert lines[running.id] == [1.0] * 9
+    assert [run.waiting for run in summaries[:2]] == [
+        f"it waits for the end of run {running.id}",
+        "58 ahead of it",
+    ]
+    assert len(statements) <= 10, statements  # with BEGIN, where it is one
+    assert not any("workers.recipes" in statement for statement in statements)

@@ -1,0 +1,109 @@
+"""Migrations of databases that have rows, there and back."""
+
+import io
+from typing import Any
+
+import pytest
+from alembic import command
+from alembic.script import ScriptDirectory
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Float,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    func,
+    insert,
+    select,
+)
+
+from db.database import Database
+from db.tables import Worker
+
+REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007"]
+
+
+def a_value(column: Any) -> Any:
+    """Something of a column's type; what is a key points to the first row."""
+    if isinstance(column.type, Boolean):
+        return True
+    if isinstance(column.type, Integer):
+        return 1
+    if isinstance(column.type, Float):
+        return 1.0
+    if isinstance(column.type, JSON):
+        return []
+    return b"x" if isinstance(column.type, LargeBinary) else "x"
+
+
+def tables(database: Database) -> list[Table]:
+    """The tables as they are now, those that others point to first."""
+    metadata = MetaData()
+    metadata.reflect(database.engine)
+    return [table for table in metadata.sorted_tables if table.name != "alembic_version"]
+
+
+def counts(database: Database) -> dict[str, int]:
+    found = tables(database)
+    with database.engine.connect() as connection:
+        return {
+            table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for table in found
+        }
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_rows_outlive_every_migration(database: Database, revision: str) -> None:
+    """From each revision to the newest and back to the first, rows of all tables are kept."""
+    config = database.migrations()
+    command.downgrade(config, "base")
+    command.upgrade(config, revision)
+    found = tables(database)
+    with database.engine.begin() as connection:
+        for table in found:
+            row = {column.name: a_value(column) for column in table.columns}
+            connection.execute(insert(table).values(row))
+    filled = counts(database)
+    assert set(filled.values()) == {1}
+    for go, target in ((command.upgrade, "head"), (command.downgrade, "0001")):
+        go(config, target)
+        kept = counts(database)
+        assert all(count == 1 for name, count in kept.items() if name in filled)
+    command.upgrade(config, "head")
+
+
+def test_every_revision_is_tried() -> None:
+    """A new revision stands in this module's list."""
+    script = ScriptDirectory.from_config(Database("sqlite:///unused.db").migrations())
+    assert [each.revision for each in script.walk_revisions()][::-1] == REVISIONS
+
+
+@pytest.mark.only_on("sqlite")
+def test_foreign_keys_are_on_after_a_migration(database: Database) -> None:
+    """They are off while tables are built anew, and no longer."""
+    database.migrate()
+    with database.engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == 1
+
+
+def test_workers_that_were_there_keep_their_recipes(database: Database) -> None:
+    """What a worker offers is found in what it had said of itself."""
+    recipes = [{"name": "digits", "schema": {}}, {"name": "broken", "error": "no"}]
+    who: dict[str, Any] = {"name": "w", "host": "h", "pid": 1, "devices": [], "versions": {}}
+    with database.writing() as session:
+        session.add(Worker(**who, recipes=recipes))
+    for go, target in ((command.downgrade, "0005"), (command.upgrade, "head")):
+        go(database.migrations(), target)
+    with database.reading() as session:
+        assert session.scalars(select(Worker)).one().recipe_names == ["digits"]
+
+
+@pytest.mark.only_on("postgresql")
+def test_sql_is_printed_without_a_change(database: Database) -> None:
+    """Who may not let a program alter a database gets what it would do."""
+    text = io.StringIO()
+    command.upgrade(database.migrations(text), "0001:head", sql=True)
+    assert "CREATE INDEX ix_metrics_run_id_id ON metrics (run_id, id)" in text.getvalue()
+    assert "'0007'" in text.getvalue()
