@@ -25,6 +25,7 @@ lint: $(VENV)/.installed-test ## Run lint, types and import contracts alone
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
 bench: $(VENV)/.installed-test ## Run every benchmark and print one table
 	$(BIN)/python -m benchmarks
@@ -40,7 +41,7 @@ $(VENV)/.installed: pyproject.toml halfstep/pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV); the first time this takes a minute or more."
 	@$(PIP) torch
-	@$(PIP) --editable ./halfstep --editable .
+	@$(PIP) --editable ./halfstep --editable '.[worker]'
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed .ci/system-packages

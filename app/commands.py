@@ -57,7 +57,9 @@ def up() -> None:
     listening = _listen(settings)
     server = _server(settings, database)
     # A session of its own, so that a Ctrl-C reaches the worker once: from us.
-    worker = subprocess.Popen([sys.executable, "-m", "worker.worker"], start_new_session=True)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "halfstep.cli", "worker"], start_new_session=True
+    )
     watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
     watcher.start()
     try:

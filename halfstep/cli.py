@@ -19,7 +19,11 @@ def main(words: list[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else words
     installed = {point.name: point for point in entry_points(group=GROUP)}
     if words and words[0] in installed:
-        installed[words[0]].load()(words[1:])
+        try:
+            command = installed[words[0]].load()
+        except ModuleNotFoundError as error:
+            sys.exit(f"halfstep: `{words[0]}` {_lacks(error)}")
+        command(words[1:])
         return
     _parser(installed).parse_args(words or ["--help"])
 
@@ -39,9 +43,16 @@ def _parser(installed: dict[str, EntryPoint]) -> argparse.ArgumentParser:
 def _help(point: EntryPoint) -> str:
     try:
         text = str(point.load().__doc__)
+    except ModuleNotFoundError as error:
+        text = _lacks(error)
     except Exception as error:  # somebody's broken package must not hide the others
         text = f"cannot be loaded: {type(error).__name__}: {error}"
     return text.strip().partition("\n")[0].replace("%", "%%")
+
+
+def _lacks(error: ModuleNotFoundError) -> str:
+    """Say what an installation without some extra has not: a server has no `worker`."""
+    return f"needs {error.name}, which is not installed here"
 
 
 if __name__ == "__main__":
