@@ -180,7 +180,10 @@ def _server(settings: Settings, database: Database) -> "Server":
 def _serve(
     server: "Server", listening: socket.socket, settings: Settings, database: Database
 ) -> None:
-    with suppress(KeyboardInterrupt):  # which uvicorn raises once more when it has stopped
+    # Stopped by a signal, uvicorn raises it once more, and SIGTERM would end us before `up` has
+    # stopped its worker.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
         _print_link(settings, database)
         server.run(sockets=[listening])
 
