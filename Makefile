@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-faults lint bench screenshots lock
+.PHONY: help up test test-faults image-test lint bench screenshots lock
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,6 +19,11 @@ test: $(VENV)/.installed-test ## Run lint, types, import contracts and every tes
 
 test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes; about an hour
 	HALFSTEP_FAULTS=full $(BIN)/pytest tests/faults
+
+image-test: $(VENV)/.installed-test ## Build both images and train a run in them (Debian, root)
+	@sh .ci/system-packages buildah debootstrap
+	$(BIN)/python -m tests.images.builder
+	unshare --net $(BIN)/pytest tests/images/trial.py
 
 lint: $(VENV)/.installed-test ## Run lint, types and import contracts alone
 	$(BIN)/ruff check .
