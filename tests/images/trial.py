@@ -61,6 +61,8 @@ class Service:
         for volume in self.service["volumes"]:
             source, target = volume.split(":")
             mounted[folder / source] = target
+            # Or buildah would mount a volume of its own there too, now below, now above.
+            buildah("config", f"--volume={target}-", self.container)
         environment = self.service["environment"]
         self.options = [
             f"--hostname={name}",
