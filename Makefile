@@ -6,7 +6,7 @@ GPU_PYTHON ?= $(BIN)/python
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-faults gpu lint bench screenshots lock
+.PHONY: help up test test-faults image-test gpu lint bench screenshots lock
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,11 +27,17 @@ gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=pyt
 	$(GPU_PYTHON) -m benchmarks.gpu_amp | tee benchmarks/results/gpu.md
 	$(GPU_PYTHON) -m benchmarks.gpu_loop | tee -a benchmarks/results/gpu.md
 
+image-test: $(VENV)/.installed-test ## Build both images and train a run in them (Debian, root)
+	@sh .ci/system-packages buildah debootstrap
+	$(BIN)/python -m tests.images.builder
+	unshare --net $(BIN)/pytest tests/images/trial.py
+
 lint: $(VENV)/.installed-test ## Run lint, types and import contracts alone
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
 bench: $(VENV)/.installed-test ## Run every benchmark and print one table
 	$(BIN)/python -m benchmarks
@@ -47,7 +53,7 @@ $(VENV)/.installed: pyproject.toml halfstep/pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV); the first time this takes a minute or more."
 	@$(PIP) torch
-	@$(PIP) --editable ./halfstep --editable .
+	@$(PIP) --editable ./halfstep --editable '.[worker]'
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed .ci/system-packages

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,17 +57,11 @@ def up() -> None:
     settings, database = _open()
     listening = _listen(settings)
     server = _server(settings, database)
-
-    def stop(*_signal: Any) -> None:
-        server.should_exit = True
-
-    # Before there is a worker that could be left behind. When uvicorn has stopped it sends itself
-    # once more what it was stopped by, which by default would end this process there and then.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, stop)
+    _heed_signals(server)  # before there is a worker that could be left behind
     # A session of its own, so that a Ctrl-C reaches the worker once: from us.
-    worker = subprocess.Popen([sys.executable, "-m", "worker.worker"], start_new_session=True)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "halfstep.cli", "worker"], start_new_session=True
+    )
     watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
     watcher.start()
     try:
@@ -87,7 +80,9 @@ def server() -> None:
     """Start the server alone."""
     settings, database = _open()
     listening = _listen(settings)
-    _serve(_server(settings, database), listening, settings, database)
+    server = _server(settings, database)
+    _heed_signals(server)
+    _serve(server, listening, settings, database)
 
 
 @command
@@ -209,12 +204,26 @@ def _server(settings: Settings, database: Database) -> "Server":
     return Server(settings, database)
 
 
+def _heed_signals(server: "Server") -> None:
+    """Let each signal that means the end stop the server, and nothing else.
+
+    When uvicorn has stopped it sends itself once more what it was stopped by, which by default
+    would end this process there and then.
+    """
+
+    def stop(*_signal: Any) -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, stop)
+
+
 def _serve(
     server: "Server", listening: socket.socket, settings: Settings, database: Database
 ) -> None:
-    with suppress(KeyboardInterrupt):  # which uvicorn raises once more when it has stopped
-        _print_link(settings, database)
-        server.run(sockets=[listening])
+    _print_link(settings, database)
+    server.run(sockets=[listening])
 
 
 def _stop_with(worker: "subprocess.Popen[bytes]", server: "Server") -> None:

@@ -21,7 +21,11 @@ def main(words: list[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else words
     installed = {point.name: point for point in entry_points(group=GROUP)}
     if words and words[0] in installed:
-        installed[words[0]].load()(words[1:])
+        try:
+            command = installed[words[0]].load()
+        except ModuleNotFoundError as error:
+            sys.exit(f"halfstep: `{words[0]}` {_lacks(error)}")
+        command(words[1:])
     elif words and words[0] in OWN:
         _run(words[0], words[1:])
     else:
@@ -57,12 +61,19 @@ def _parser(installed: dict[str, EntryPoint]) -> argparse.ArgumentParser:
 def _help(point: EntryPoint) -> str:
     try:
         return _first_line(point.load().__doc__)
+    except ModuleNotFoundError as error:
+        return _first_line(_lacks(error))
     except Exception as error:  # somebody's broken package must not hide the others
         return _first_line(f"cannot be loaded: {type(error).__name__}: {error}")
 
 
 def _first_line(text: str | None) -> str:
     return str(text).strip().partition("\n")[0].replace("%", "%%")
+
+
+def _lacks(error: ModuleNotFoundError) -> str:
+    """Say what an installation without some extra has not: a server has no `worker`."""
+    return f"needs {error.name}, which is not installed here"
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def postgresql_server() -> Iterator[str]:
     """Run a PostgreSQL server of our own on a Unix socket; yield its URL without a database."""
     folder = Path(tempfile.mkdtemp(prefix="halfstep-pg-", dir="/tmp"))
-    if user := _postgresql_user():
+    if user := postgresql_user():
         os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
     _postgresql("initdb", folder, "-U", "halfstep", "-A", "trust", "-N", "-E", "UTF8")
     postgresql_control(folder, "start")
@@ -59,16 +59,16 @@ def postgresql_control(folder: Path, action: str, *arguments: str) -> None:
 
 
 def _postgresql(program: str, folder: Path, *arguments: str) -> None:
-    command = [f"{_postgresql_binaries()}/{program}", "-D", str(folder / "data"), *arguments]
-    subprocess.run(command, check=True, capture_output=True, user=_postgresql_user(), cwd=folder)
+    command = [f"{postgresql_binaries()}/{program}", "-D", str(folder / "data"), *arguments]
+    subprocess.run(command, check=True, capture_output=True, user=postgresql_user(), cwd=folder)
 
 
-def _postgresql_user() -> str | None:
+def postgresql_user() -> str | None:
     """PostgreSQL will not run as root; Debian's package brings a user for it."""
     return "postgres" if os.geteuid() == 0 else None
 
 
-def _postgresql_binaries() -> str:
+def postgresql_binaries() -> str:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if found:
         return str(found[-1].parent)

@@ -1,6 +1,6 @@
 """The worker: a small daemon without torch that offers its devices, claims runs and keeps watch.
 
-    python -m worker.worker          (or: halfstep worker)
+    python -m worker.worker          (or: halfstep worker; `--check` tells whether it is well)
 
 Each run has a supervisor of its own, which outlives this process: a worker that dies and comes back
 finds its supervisors again.
@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -36,6 +37,9 @@ from worker.recorder import CannotRecord, Recorder, in_short, may_pass
 TICK_SECONDS = 0.5
 BEAT_SECONDS = 3.0
 
+#: A turn of the loop takes less, even while it waits in vain for database and disk.
+LONGEST_TURN_SECONDS = 60.0
+
 #: An attempt: run id and number.
 Attempt = tuple[int, int]
 
@@ -50,7 +54,7 @@ class Worker:
     def __init__(self, settings: Settings, database: Database) -> None:
         self.settings = settings
         self.database = database
-        self.name = settings.worker_name or socket.gethostname()
+        self.name = _name(settings)
         self.engine = SubprocessEngine()
         self.store = open_store(settings)
         self.running: dict[Attempt, tuple[Handle, list[int]]] = {}
@@ -66,6 +70,7 @@ class Worker:
         reached_since, is_away = time.monotonic(), False
         while not self.stopping.wait(TICK_SECONDS):
             try:
+                os.utime(self._name_lock.fileno())  # what `is_turning` looks at
                 self._reap()
                 self._claim()
                 if time.monotonic() >= beat_due:
@@ -88,7 +93,7 @@ class Worker:
 
     def _lock_name(self) -> None:
         """Two workers of one name would adopt each other's runs. Raises Invalid."""
-        self._name_lock = (self.settings.data / f"worker-{self.name}.lock").open("w")
+        self._name_lock = _lock_path(self.settings).open("w")
         try:
             fcntl.flock(self._name_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -296,6 +301,27 @@ class Worker:
         self._reap()  # what waits for a bucket that is away, the next worker of this name finds
 
 
+def is_turning(settings: Settings) -> bool:
+    """Tell whether the worker of this machine and name goes round its loop.
+
+    Not asked of the database: while that is away a worker is well and its trainings go on, and
+    whoever replaces what is ill would end them.
+    """
+    try:
+        turned_at = _lock_path(settings).stat().st_mtime
+    except FileNotFoundError:
+        return False
+    return time.time() - turned_at < LONGEST_TURN_SECONDS
+
+
+def _lock_path(settings: Settings) -> Path:
+    return settings.data / f"worker-{_name(settings)}.lock"
+
+
+def _name(settings: Settings) -> str:
+    return settings.worker_name or socket.gethostname()
+
+
 def probe() -> dict[str, Any]:
     """Ask a short-lived child, which may load torch, for devices, recipes and versions."""
     answer = subprocess.run(
@@ -317,13 +343,21 @@ def _say(text: str) -> None:
 
 def main(words: list[str] | None = None) -> None:
     """Start a worker alone: it offers this machine's devices, and trains what is queued."""
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="halfstep worker",
         description="Offer this machine's devices to the server whose database "
         "HALFSTEP_DATABASE_URL names, and train, until SIGTERM or Ctrl-C.",
-    ).parse_args(words)
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="exit with 0 if the worker started here is well, else 1",
+    )
+    asked = parser.parse_args(words)
     try:
         settings = Settings.read()
+        if asked.check:
+            sys.exit(not is_turning(settings))
         database = open_database(settings)
         database.migrate()
         worker = Worker(settings, database)

@@ -14,12 +14,12 @@ from db.database import Database
 from db.tables import StepBucket
 from tests.app.conftest import offer_digits, start_run
 from tests.db.telemetry_made import make_steps, record
-from tests.site import Site, answers, halfstep, is_running, until, up
+from tests.site import SECONDS, Site, answers, halfstep, is_running, until, up
 
 
 def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
-    """The printed link signs in once; Ctrl-C stops server and worker, twice in a row."""
-    for _ in range(2):
+    """The printed link signs in once; Ctrl-C stops server and worker, SIGTERM the next time."""
+    for number in (signal.SIGINT, signal.SIGTERM):
         with up(HALFSTEP_DATA=str(tmp_path)) as (process, link):
             base = link.split("/?")[0]
             until(lambda base=base: answers(base))
@@ -33,6 +33,8 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
                 assert stranger.get(f"{base}/runs").url.path != "/runs"
             family = psutil.Process(process.pid).children(recursive=True)
             assert family
+            process.send_signal(number)
+            process.wait(SECONDS)
         assert process.returncode == 0
         assert not any(map(is_running, family))
 

@@ -14,7 +14,7 @@ from sqlalchemy import func, literal_column, select, update
 from app.summary import summarise
 from db import checkpoints, queue, runs
 from db.tables import Request, Run, ScalerEvent, Status
-from tests.site import Site, is_running, until
+from tests.site import Site, halfstep, is_running, until
 from tests.spool_made import spool_raw
 from worker.engine import Handle
 
@@ -342,6 +342,26 @@ def test_a_second_worker_of_the_same_name_is_refused(site: Site) -> None:
         )
     assert ended.returncode == 1
     assert "a worker named 'w1' runs here already" in ended.stderr
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_worker_tells_whether_it_goes_round_its_loop(site: Site) -> None:
+    """`--check` is well while the loop turns, database or not; ill before, and when it hangs."""
+
+    def is_well() -> bool:
+        there = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": "postgresql://nowhere/x"}
+        return halfstep("worker", "--check", HALFSTEP_WORKER_NAME="w1", **there).returncode == 0
+
+    lock = site.data / "worker-w1.lock"
+    assert not is_well()
+    with site.worker() as worker:
+        until(lambda: site.offers("digits"))
+        os.utime(lock, (0, 0))
+        until(is_well)
+        worker.send_signal(signal.SIGSTOP)
+        os.utime(lock, (0, 0))
+        assert not is_well()
+        worker.send_signal(signal.SIGCONT)
 
 
 def test_a_training_that_is_stuck_is_waited_for_no_longer_than_wanted(

@@ -1,0 +1,51 @@
+"""A server's installation: without the extra `worker`, and so without torch."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.match(r"[\w.-]+", each)[0] for each in requirements}
+
+
+def run_without_worker(code: str) -> str:
+    """Run code where nothing that the extra alone brings can be imported; return its output."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    only = names(project["optional-dependencies"]["worker"]) - names(project["dependencies"])
+    modules = [
+        module
+        for module, distributions in packages_distributions().items()
+        if any(each.lower() in only for each in distributions)
+    ]
+    assert {"torch", "sklearn", "psutil"} <= set(modules)
+    block = f"import sys; sys.modules.update(dict.fromkeys({modules}))\n"
+    return subprocess.run(
+        [sys.executable, "-c", block + code], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_server_and_database_need_nothing_of_the_extra() -> None:
+    """Every module of `app` and `db` is imported without it."""
+    code = """
+import app, db
+from importlib import import_module
+from pkgutil import walk_packages
+for package in (app, db):
+    for module in walk_packages(package.__path__, f"{package.__name__}."):
+        print(import_module(module.name).__name__)
+"""
+    assert {"app.main", "app.serve", "db.database"} <= set(run_without_worker(code).split())
+
+
+def test_help_says_what_the_worker_needs() -> None:
+    """The server's commands are explained; the worker's names what is not there."""
+    text = run_without_worker("from halfstep.cli import main; main(['--help'])")
+    text = re.sub(r"\s+", " ", text)
+    assert "server Start the server alone" in text
+    assert re.search(r"worker needs \w+, which is not installed here", text)

@@ -1,0 +1,1 @@
+"""The images, built and tried without an engine: `make image-test`."""
