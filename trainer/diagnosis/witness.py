@@ -6,7 +6,7 @@ Only `check` uses it: looking at each call, and at values, costs far too much fo
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -47,6 +47,8 @@ class Witness(TorchFunctionMode):
         super().__init__()
         self.precision, self.device_type, self.file = precision, device_type, file
         self.in_batch = False
+        self.is_looking = False  # the recipe runs, and not the loop
+        self.has_stepped_itself = False
         self.findings: dict[Finding, None] = {}  # a set that keeps its order
         self.zeros: set[str] = set()
         self._zeros_in_fp32 = zeros_in_fp32
@@ -55,6 +57,37 @@ class Witness(TorchFunctionMode):
     def found(self, severity: Literal["error", "warning"], text: str, place: str = "") -> None:
         """Keep a finding, once."""
         self.findings.setdefault(Finding(severity, text, place))
+
+    def __enter__(self) -> Self:
+        """Look at what is called from here on."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self.is_looking = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Look away."""
+        self.is_looking = False
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def see_own_step(self, place: str = "") -> None:
+        """Say that the recipe does what is the loop's; once is enough."""
+        if not self.has_stepped_itself:
+            self.has_stepped_itself = True
+            self.found(
+                "error",
+                "training_step changes weights or gradients itself: backward() and "
+                "optimizer.step() are the loop's; yield the loss",
+                place,
+            )
+
+    def see_nondeterminism(self, operation: str) -> None:
+        """Say that an operation will raise on CUDA."""
+        self.found(
+            "error",
+            f"{operation} has no deterministic form on CUDA, where training.deterministic makes it "
+            "raise: set that to False, or compute it in another way",
+            self.place(),
+        )
 
     def summarise(self) -> None:
         """Say what only all steps together show."""
@@ -77,7 +110,9 @@ class Witness(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in PRODUCTS:
+        if name == "backward":
+            self.see_own_step(self.place())
+        elif name in PRODUCTS:
             self._see_product(result)
         elif name == "binary_cross_entropy":
             self._see_binary_cross_entropy()
@@ -181,10 +216,15 @@ class Witness(TorchFunctionMode):
 
     def place(self) -> str:
         """Return the line of the recipe's file that is being executed."""
-        for file, line in _frames():
-            if file == self.file:
-                return f"{file.rpartition('/')[2]}:{line}"
-        return ""
+        return line_of(self.file)
+
+
+def line_of(recipe_file: str) -> str:
+    """Return the line of this file that is being executed, as "mine.py:31"; "" if none is."""
+    for file, line in _frames():
+        if file == recipe_file:
+            return f"{file.rpartition('/')[2]}:{line}"
+    return ""
 
 
 def _frames() -> Iterator[tuple[str, int]]:

@@ -4,12 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from trainer.diagnosis import questions
 from trainer.diagnosis.check import main
 
 TEMPLATE = Path("docs/recipe_template.py")
 STEP = 'yield Loss(F.mse_loss(outputs, targets), optimizer="adamw")'
 OUTPUTS = 'outputs = self.modules["model"](inputs).squeeze(1)  # (B,), fp16 in an fp16 run'
 BATCH = "rows = indices.to(self.device, non_blocking=True)"
+PENALTY = """inputs = inputs.clone().requires_grad_()
+        outputs = self.modules["model"](inputs).squeeze(1)
+        scale = {scale}
+        [inner] = torch.autograd.grad(outputs.float().mean() * scale, inputs, create_graph=True)
+        penalty = ((inner * {inverse}).norm(dim=1) - 1).square().mean()
+        yield Loss(F.mse_loss(outputs, targets) + penalty, optimizer="adamw")"""
 
 
 def checked(tmp_path, capsys, *changes, arguments=()):
@@ -122,8 +129,90 @@ ERRORS = {
         loss.backward()
         self.optimizers["adamw"].step()
         yield Loss(F.mse_loss(self.modules["model"](inputs).squeeze(1), targets), "adamw")""",
+        "loss.backward()",
+        "training_step changes weights or gradients itself",
+    ),
+    "weights written to before the loss": (
+        STEP,
+        """with torch.no_grad():
+            self.modules["model"][2].bias.add_(1)
+        yield Loss(F.mse_loss(outputs, targets), "adamw")""",
         None,
         "training_step changes weights or gradients itself",
+    ),
+    "backward after the yield": (
+        STEP,
+        f"""{STEP}
+        F.mse_loss(self.modules["model"](inputs).squeeze(1), targets).backward()""",
+        "targets).backward()",
+        "training_step changes weights or gradients itself",
+    ),
+    "a step after the yield": (
+        STEP,
+        f"""{STEP}
+        self.optimizers["adamw"].step()""",
+        'self.optimizers["adamw"].step()',
+        "training_step changes weights or gradients itself",
+    ),
+    "a scaler of its own": (
+        STEP,
+        """self.own = torch.amp.GradScaler(self.device.type, init_scale=1.0)
+        yield Loss(F.mse_loss(outputs, targets), optimizer="adamw")""",
+        "self.own =",
+        "a GradScaler of the recipe's own is on in an fp32 run",
+    ),
+    "a penalty that is not unscaled": (
+        STEP,
+        PENALTY.format(scale="self.scaler.scale(torch.ones(()))", inverse="1"),
+        None,
+        'the loss of "adamw" changes with the loss scale',
+    ),
+    "a penalty that is not scaled": (
+        STEP,
+        PENALTY.format(scale="1", inverse="1"),
+        "torch.autograd.grad(",
+        "an inner gradient is taken of a loss that is not scaled",
+    ),
+    "a hook that clips scaled gradients": (
+        'self.modules = {"model": model}',
+        """self.modules = {"model": model}
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient.clamp(-1, 1))""",
+        None,
+        "the gradient of model.0.weight does not follow the loss scale",
+    ),
+    "a hook on an activation": (
+        STEP,
+        f"""outputs.register_hook(lambda gradient: gradient / gradient.norm())
+        {STEP}""",
+        None,
+        "does not follow the loss scale",
+    ),
+    "no deterministic kernel on CUDA": (
+        STEP,
+        'yield Loss(outputs.cumsum(0).square().mean(), optimizer="adamw")',
+        "outputs.cumsum",
+        "cumsum of floating-point numbers has no deterministic form on CUDA",
+    ),
+    "a tensor left on the CPU": (
+        STEP,
+        """weights = torch.linspace(0.5, 1.5, len(inputs))
+        yield Loss((outputs * weights - targets).square().mean(), optimizer="adamw")""",
+        "outputs * weights",
+        "a tensor or a module that the step uses was left on the CPU",
+    ),
+    "a module left on the CPU": (
+        "        ).to(device)\n        self.modules",
+        "        )\n        self.modules",
+        None,
+        'module "model" was left on the CPU',
+    ),
+    "momentum that is dropped": (
+        STEP,
+        f"""self.optimizers["adamw"].state.clear()
+        {STEP}""",
+        None,
+        'optimizer "adamw" is a fused SGD whose momentum was dropped',
     ),
     "item": (
         STEP,
@@ -228,6 +317,7 @@ ERRORS = {
     ),
 }  # fmt: skip
 BESIDES = {
+    "momentum that is dropped": [("torch.optim.AdamW(", "torch.optim.SGD(momentum=0.9, params=")],
     "divided twice": [
         (
             "        self.device = device\n",
@@ -385,6 +475,107 @@ class DiabetesConfig"""
     code, text = checked(tmp_path, capsys, (linear, lstm), ("class DiabetesConfig", layer))
     assert "error" not in text
     assert code == 0
+
+
+def test_a_gradient_penalty_as_documented_is_no_mistake(tmp_path, capsys):
+    """Scaled, and divided by the scale again."""
+    one = "torch.ones((), device=inputs.device)"
+    penalty = PENALTY.format(scale=f"self.scaler.scale({one})", inverse="(1 / scale)")
+    code, text = checked(tmp_path, capsys, (STEP, penalty))
+    assert "error" not in text
+    assert code == 0
+
+
+def test_a_penalty_without_half_precision_needs_no_scale(tmp_path, capsys):
+    """In a region that is off nothing underflows that fp32 holds."""
+    step = """penalised, model = inputs.clone().requires_grad_(), self.modules["model"]
+        with torch.autocast(self.device.type, enabled=False):
+            score = model(penalised).mean()
+            [inner] = torch.autograd.grad(score, penalised, create_graph=True)
+        yield Loss(F.mse_loss(outputs, targets) + inner.norm(dim=1).mean(), optimizer="adamw")"""
+    code, text = checked(tmp_path, capsys, (STEP, step))
+    assert "error" not in text
+    assert code == 0
+
+
+REFUSED_ON_CUDA = {
+    "ctc_loss": """F.ctc_loss(
+            outputs[:4].view(4, 1, 1).expand(4, 1, 2).log_softmax(2).float(),
+            torch.ones(1, 2).long(), torch.full((1,), 4), torch.full((1,), 2)
+        )""",
+    "grid_sample": """F.grid_sample(
+            outputs[:4].view(1, 1, 2, 2), torch.zeros(1, 2, 2, 2), align_corners=False
+        ).float().mean()""",
+    "adaptive_avg_pool2d": "F.adaptive_avg_pool2d(outputs[:4].view(1, 1, 1, 4), 2).float().mean()",
+    "nll_loss (or cross_entropy) of images": """F.cross_entropy(
+            outputs[:4].view(1, 2, 1, 2), torch.zeros(1, 1, 2).long()
+        )""",
+    'pad(mode="reflect")': 'F.pad(outputs[None], (1, 1), mode="reflect").float().mean()',
+    "median along a dimension": "outputs.float().median(dim=0).values",
+}
+
+
+@pytest.mark.parametrize("operation", REFUSED_ON_CUDA)
+def test_what_determinism_refuses_on_cuda_is_named(tmp_path, capsys, operation):
+    """Each is an error, unless the run does without determinism."""
+    step = f'yield Loss({REFUSED_ON_CUDA[operation]}, optimizer="adamw")'
+    message = f"{operation} has no deterministic form on CUDA"
+    code, text = checked(tmp_path, capsys, (STEP, step))
+    assert code == 1
+    assert message in text
+    off = ["--set", "training.deterministic=false"]
+    assert message not in checked(tmp_path, capsys, (STEP, step), arguments=off)[1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "F.adaptive_avg_pool2d(outputs[:4].view(1, 1, 2, 2), 1)",  # a mean
+        'F.interpolate(outputs[:4].view(1, 1, 2, 2), scale_factor=2, mode="bilinear")',
+        "outputs * (targets > 0).long().cumsum(0)",  # whole numbers
+        "F.cross_entropy(torch.stack([outputs, -outputs], 1), (targets > 0).long())",  # rows
+    ],
+)
+def test_what_determinism_allows_is_no_mistake(tmp_path, capsys, value):
+    """Forms of such operations that have a deterministic kernel."""
+    step = f'yield Loss(({value}).float().mean(), optimizer="adamw")'
+    assert "deterministic" not in checked(tmp_path, capsys, (STEP, step))[1]
+
+
+def test_an_operation_without_a_meta_kernel_is_no_wait(tmp_path, capsys):
+    """How far the check has looked is a warning; that the step waits would be a guess."""
+    step = f'yield Loss({REFUSED_ON_CUDA["ctc_loss"]}, optimizer="adamw")'
+    off = ["--set", "training.deterministic=false"]
+    code, text = checked(tmp_path, capsys, (STEP, step), arguments=off)
+    assert code == 0
+    assert "asks the device for a value" not in text
+    assert "torch has no ctc_loss on its meta device" in text
+
+
+def test_a_recipe_of_one_batch_size_is_a_doubt(tmp_path, capsys):
+    """What the check could not ask is said, with the line, and the check goes on."""
+    step = 'yield Loss(F.mse_loss(outputs.view(8), targets), optimizer="adamw")'
+    code, text = checked(tmp_path, capsys, (STEP, step))
+    assert code == 0
+    place = line_of(tmp_path, "view(8)")
+    assert f"warning: {place}: the check tried other batches, and it raised: RuntimeError" in text
+
+
+def test_a_shape_that_the_values_decide_is_a_wait(tmp_path, capsys):
+    """unique() has no meta kernel either, and for a reason."""
+    step = 'yield Loss(F.mse_loss(outputs, targets) * targets.unique().numel(), "adamw")'
+    code, text = checked(tmp_path, capsys, (STEP, step))
+    assert code == 1
+    assert "the step asks the device for a value" in text
+
+
+def test_a_compiler_under_a_path_with_a_space_is_named(tmp_path, capsys, monkeypatch):
+    """torch hands such a path to the linker in two pieces, whose message nobody understands."""
+    monkeypatch.setattr(questions, "TORCH_LIB_PATH", "/home/a b/torch/lib")
+    code, text = checked(tmp_path, capsys, arguments=["--set", "training.compile=true"])
+    assert code == 1
+    assert "-L/home/a b/torch/lib unquoted, and the path has a space" in text
+    assert checked(tmp_path, capsys)[0] == 0
 
 
 def test_what_holds_in_one_precision_only_says_so(tmp_path, capsys):
