@@ -114,6 +114,7 @@ def _message(session: Session, settings: Settings, changes: series.Changes) -> d
         "log": _dumped(LogLine, changes.log_lines),
         "checkpoints": _dumped(CheckpointFile, changes.checkpoints),
         "has_histograms": any(row.kind == "histogram" for row in changes.diagnoses),
+        "has_layers": any(row.kind == "layer_norms" for row in changes.diagnoses),
         "fragments": fragments,
         "rows": {
             name: rows for name, rows in _rows(session, summary, changes) if name not in fragments

@@ -1,4 +1,4 @@
-"""Where the gradients of a run lay, step by step, as the training counted their exponents."""
+"""Where the gradients of a run lay, step by step: their exponents, and the norm of each layer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,9 @@ from sqlalchemy.orm import Session
 from db.tables import Diagnosis
 
 
-def newest(session: Session, run_id: int) -> Diagnosis | None:
-    """Return the last histogram of a run."""
-    query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == "histogram")
+def newest(session: Session, run_id: int, kind: str = "histogram") -> Diagnosis | None:
+    """Return the last histogram of a run, or its last layer_norms."""
+    query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
     return session.scalar(query.order_by(Diagnosis.step.desc()).limit(1))
 
 
@@ -23,17 +23,36 @@ def of_module(
     module: None for all of them together. A sample has step, scale, lowest_exponent, counts (one
     an exponent, upwards), zeros and nonfinite.
     """
-    mine = (Diagnosis.run_id == run_id, Diagnosis.kind == "histogram")
+    return [
+        {"step": row.step, "scale": row.content["scale"]}
+        | together([each for each in row.content["modules"] if module in (None, each["name"])])
+        for row in _thinned(session, run_id, "histogram", most)
+    ]
+
+
+def layer_norms(session: Session, run_id: int, *, most: int) -> dict[str, Any]:
+    """Return steps, layers in forward order and norms, a list a layer, thinned as samples are.
+
+    A norm is an L2 norm of unscaled gradients, before the clip; None where a layer was not there.
+    """
+    rows = _thinned(session, run_id, "layer_norms", most)
+    norms = [dict(zip(row.content["layers"], row.content["norms"], strict=True)) for row in rows]
+    layers = list(dict.fromkeys(name for each in norms for name in each))
+    return {
+        "steps": [row.step for row in rows],
+        "layers": layers,
+        "norms": [[each.get(name) for each in norms] for name in layers],
+    }
+
+
+def _thinned(session: Session, run_id: int, kind: str, most: int) -> Sequence[Diagnosis]:
+    mine = (Diagnosis.run_id == run_id, Diagnosis.kind == kind)
     steps = session.scalars(select(Diagnosis.step).where(*mine).order_by(Diagnosis.step)).all()
     chosen = steps[:: -(-len(steps) // most) or 1]
     if steps and chosen[-1] != steps[-1]:
         chosen = [*chosen, steps[-1]]
     query = select(Diagnosis).where(*mine, Diagnosis.step.in_(chosen)).order_by(Diagnosis.step)
-    return [
-        {"step": row.step, "scale": row.content["scale"]}
-        | together([each for each in row.content["modules"] if module in (None, each["name"])])
-        for row in session.scalars(query)
-    ]
+    return session.scalars(query).all()
 
 
 def together(modules: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.auth import SignedIn
 from app.context import Db
 from app.parameters import RunId
+from app.summary import Number
 from db import artifacts, findings, histograms, runs
 
 router = APIRouter(prefix="/runs/{run_id}", tags=["diagnosis"])
@@ -40,6 +41,14 @@ class Histograms(BaseModel):
 
     modules: list[str]
     samples: list[Sample]
+
+
+class LayerNorms(BaseModel):
+    """How large each layer's gradients were: L2, unscaled, before the clip."""
+
+    steps: list[int]
+    layers: Annotated[list[str], Field(description="In forward order")]
+    norms: Annotated[list[list[Number]], Field(description="A list a layer, a number a step")]
 
 
 class ArtifactFile(BaseModel):
@@ -75,6 +84,18 @@ def get_histograms(
     names = [each["name"] for each in newest.content["modules"]] if newest else []
     samples = histograms.of_module(session, run_id, module, most=most)
     return Histograms(modules=names, samples=[Sample(**each) for each in samples])
+
+
+@router.get("/layer-norms")
+def get_layer_norms(
+    run_id: RunId,
+    session: Db,
+    _visitor: SignedIn,
+    most: Annotated[int, Query(ge=2, le=2000)] = MOST_SAMPLES,
+) -> LayerNorms:
+    """Return the gradient norm of each layer over time, evenly thinned where there are many."""
+    runs.get(session, run_id)
+    return LayerNorms(**histograms.layer_norms(session, run_id, most=most))
 
 
 @router.get("/replays")

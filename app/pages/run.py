@@ -38,6 +38,7 @@ def show_run(
         skipped=skipped_steps(session, run_id),
         findings=findings.of_run(session, run),
         histogram=histograms.newest(session, run_id),
+        layers=histograms.newest(session, run_id, "layer_norms"),
         artifacts=by_step(artifacts.of_run(session, run_id)),
         files=checkpoints.of_run(session, run_id),
         forks=runs.forks(session, run_id),

@@ -4,6 +4,7 @@ import { previewTexts } from 'artifacts'
 import { createCharts } from 'charts'
 import { count } from 'formats'
 import { createGradients } from 'gradients'
+import { createLayers } from 'layers'
 import { watch } from 'live'
 import { createLog } from 'log'
 import { toNewest } from 'newest'
@@ -123,6 +124,8 @@ previewTexts(article)
 toNewest(article)
 const gradientSection = article.querySelector('[data-gradients]')
 const gradients = gradientSection && createGradients(gradientSection, api)
+const layerSection = article.querySelector('[data-layers]')
+const layers = layerSection && createLayers(layerSection, api)
 const system = createSystem(article.querySelector('[data-system]'), api)
 
 /** Words are for reading, and each change of them lays out the page: so often at most. */
@@ -158,6 +161,7 @@ if (article.dataset.over === 'false') {
     }
     showWords()
     if (news.has_histograms) gradients?.refresh()
+    if (news.has_layers) layers?.refresh()
     system.refresh()
     if (news.log.length) still(() => log.add(news.log)) // measuring where the end is lays out the page
     skipped = news.run.skipped

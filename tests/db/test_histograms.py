@@ -1,5 +1,7 @@
 """Histograms as they come out of both databases."""
 
+from typing import Any
+
 from db import histograms
 from db.database import Database
 from db.tables import Run
@@ -43,3 +45,29 @@ def test_run_without_histograms_has_none(database: Database, running: Run) -> No
     with database.reading() as session:
         assert histograms.of_module(session, running.id, None, most=4) == []
         assert histograms.newest(session, running.id) is None
+
+
+def make_layers(step: int, **norms: float | str) -> dict[str, Any]:
+    """Make the event of layers' norms, as it comes out of a spool."""
+    told = {"layers": list(norms), "norms": list(norms.values())}
+    return {"event": "layer_norms", "step": step, **told}
+
+
+def test_norms_of_layers_are_rows_in_forward_order(database: Database, running: Run) -> None:
+    """A list a layer, a number a step; one that was not there yet has none; inf is kept."""
+    events = [make_layers(50, body=1.0, head="Infinity"), make_layers(100, body=2.0, tail=3.0)]
+    record(database, running, events=events)
+    with database.reading() as session:
+        found = histograms.layer_norms(session, running.id, most=10)
+    assert found["steps"] == [50, 100]
+    assert found["layers"] == ["body", "head", "tail"]
+    assert found["norms"] == [[1.0, 2.0], ["Infinity", None], [None, 3.0]]
+
+
+def test_many_norms_of_layers_are_thinned_evenly(database: Database, running: Run) -> None:
+    """At most about as many as are asked for, the last one always there."""
+    record(database, running, events=[make_layers(step, body=1.0) for step in range(1, 102)])
+    with database.reading() as session:
+        steps = histograms.layer_norms(session, running.id, most=10)["steps"]
+    assert len(steps) <= 11
+    assert steps[-1] == 101

@@ -138,3 +138,14 @@ def test_live_news_bring_diagnoses(
     assert look(second.cursor) is None
     titles = [each["title"] for each in browser.get("/api/runs/1/findings").json()]
     assert titles == ["Gradients underflow"]
+
+
+def test_page_has_the_norms_of_layers(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A section of the page, and the numbers that it draws."""
+    norms = {"layers": ["model.0"], "norms": ["NaN"]}
+    record(database, running, events=[{"event": "layer_norms", "step": 50, **norms}])
+    assert "Gradient norms by layer" in browser.get("/runs/1").text
+    found = browser.get("/api/runs/1/layer-norms").json()
+    assert found == {"steps": [50], "layers": ["model.0"], "norms": [[None]]}
