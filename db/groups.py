@@ -6,7 +6,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.errors import NotFound
-from db.tables import Metric, Run, Status, User
+from db.tables import Metric, Run, Status, User, Worker
+from db.workers import ALIVE
 
 #: Precision, and whether the scaler is on, of each run of a comparison.
 VARIANTS = {
@@ -32,6 +33,19 @@ def members(session: Session, group_id: int) -> list[tuple[Run, str]]:
     if not found:
         raise NotFound(f"There is no group {group_id}.")
     return found
+
+
+def is_on_cpu(session: Session, group_id: int) -> bool:
+    """Return whether a run of the group trains on a CPU; before any does, whether all will."""
+    owners = select(Worker).join(Run, Run.worker_id == Worker.id).where(Run.group_id == group_id)
+    if found := session.scalars(owners).all():
+        return any(_has_no_gpu(worker) for worker in found)
+    up = session.scalars(select(Worker).where(ALIVE)).all()
+    return bool(up) and all(_has_no_gpu(worker) for worker in up)
+
+
+def _has_no_gpu(worker: Worker) -> bool:
+    return all(device["kind"] == "cpu" for device in worker.devices)
 
 
 def seconds(session: Session, group_id: int) -> dict[str, float]:

@@ -77,6 +77,24 @@ def test_button_leads_to_the_group(
     assert 'href="/groups/2"' in browser.get("/runs/3").text
 
 
+def test_a_comparison_on_a_cpu_says_so(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """Its fp16 is not a GPU's; said from the first on, by the workers that are up."""
+    submit(database, ada)
+    browser.post("/runs/1/comparison")
+    note = "On a CPU autocast leaves more in fp16 than on CUDA"
+    assert note in browser.get("/groups/2").text
+    gpu = CPU | {"kind": "cuda", "name": "H100"}
+    offer: dict[str, Any] = {"devices": [gpu], "recipes": [DIGITS], "versions": {}}
+    with database.writing() as session:
+        workers.register(session, name="gpu", host="host", pid=2, **offer)
+    assert note not in browser.get("/groups/2").text
+    browser.post("/runs/1/cancellation")
+    _train(database, 2, seconds=2.0, losses=[2.0])
+    assert note in browser.get("/groups/2").text
+
+
 def test_numbers_stand_beside_their_ratio_to_fp32(
     database: Database, settings: Settings, ada: User, offered: None, browser: TestClient
 ) -> None:

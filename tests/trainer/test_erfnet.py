@@ -5,7 +5,8 @@ from PIL import Image
 
 from halfstep.config import ConfigError, parse_config
 from tests.trainer.conftest import CPU
-from trainer.recipes import streets
+from trainer.console import nested
+from trainer.recipes import erfnet, streets
 from trainer.recipes.erfnet import ERFNet, mean_iou
 
 TINY = {"height": 16, "width": 32, "channels": 4, "blocks": 1, "dilations": 0}
@@ -34,6 +35,32 @@ def test_it_trains_on_the_streets_that_it_draws(run_loop, precision):
     assert 0 < metrics["val/mean_iou"] < 1
     assert metrics["val/loss"] > 0
     assert run.records["loss"][-1] < run.records["loss"][0]
+
+
+def test_it_is_evaluated_in_batches(folder):
+    """The figures are those of all pixels, whatever the batches; the last one may be smaller."""
+    seen = {}
+    for size in (1, 5, 12):
+        torch.manual_seed(0)
+        values = {"recipe": TINY | {"folder": str(folder)}, "training": {"batch_size": size}}
+        recipe = ERFNet(parse_config(ERFNet, values), CPU)
+        model, batches = recipe.modules["model"].eval(), []
+        model.register_forward_pre_hook(lambda _, given, kept=batches: kept.append(len(given[0])))
+        with torch.no_grad():
+            seen[size] = recipe.evaluate()
+        assert batches == {1: [1] * 12, 5: [5, 5, 2], 12: [12]}[size]
+    assert seen[1] == pytest.approx(seen[5], rel=1e-5)
+    assert seen[1] == pytest.approx(seen[12], rel=1e-5)
+
+
+def test_the_documented_command_evaluates_once_in_some_epochs():
+    """On Cityscapes, 2,975 images to train on, not at the interval of the small streets."""
+    words = erfnet.__doc__.replace("\\", " ").split()
+    command = words[words.index("trainer.train") + 1 : words.index("An")]
+    config = parse_config(ERFNet, nested([word for word in command if "=" in word]))
+    epoch = 2975 // config.training.batch_size
+    assert epoch <= config.evaluation.every_steps <= 10 * epoch
+    assert config.training.steps % config.evaluation.every_steps == 0
 
 
 def test_it_learns_to_tell_road_from_sky(run_loop, folder):
