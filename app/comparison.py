@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app import schemas
 from app.submission import LENGTHS, Submission, submit
 from app.summary import RunSummary, summarise_all
-from db import groups, windows, workers
+from db import groups, verdict, windows, workers
 from db.settings import Settings
 from db.tables import ENDED, Run, User
 
@@ -120,6 +120,9 @@ def _figure(name: str, mine: dict[str, float | None], base: dict[str, float | No
 
 def _differences(configs: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
     flat = [dict(schemas.flat(config)) for config in configs]
+    for config, each in zip(configs, flat, strict=True):
+        if "scaler.enabled" in each:  # what a precision without a scale is told is not so
+            each["scaler.enabled"] = verdict.is_scaled(config)
     paths = dict.fromkeys(path for each in flat for path in each)
     rows = [(path, [each.get(path) for each in flat]) for path in paths]
     return [(path, values) for path, values in rows if len(set(map(repr, values))) > 1]

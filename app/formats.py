@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,9 +20,9 @@ def number(value: float | None) -> str:
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
-def measured(value: float) -> str:
-    """A number that was measured for certain, so a NaN is one."""
-    return "NaN" if math.isnan(value) else number(value)
+def measured(value: float | None) -> str:
+    """A number that was measured for certain: what is missing is a NaN."""
+    return "NaN" if value is None or math.isnan(value) else number(value)
 
 
 def spooled(value: float | str) -> str:
@@ -61,8 +62,32 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def memory(size_bytes: float) -> str:
+    """Memory in the binary unit that fits, as devices and settings have it."""
+    value, unit = size_bytes / 2**20, "MiB"
+    if value >= 1024:
+        value, unit = value / 1024, "GiB"
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+
+
+#: Codes for a terminal's colours and cursor; log.js takes them out too.
+_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
+
+
+def printed(text: str) -> str:
+    """A line as it would be read, without codes for a terminal."""
+    return _CODES.sub("", text)
+
+
+def metric(value: float | None, name: str) -> str:
+    """A metric, whose name may end with its unit."""
+    if name.endswith("_bytes") and value is not None and math.isfinite(value):
+        return memory(value)
+    return measured(value)
+
+
 def size(size_bytes: int) -> str:
-    """Bytes in the unit that fits."""
+    """Bytes of a file in the unit that fits."""
     if size_bytes < 1000:
         return f"{size_bytes} B"
     value = float(size_bytes)
@@ -128,6 +153,9 @@ def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:
 FILTERS = {
     "number": number,
     "measured": measured,
+    "memory": memory,
+    "metric": metric,
+    "printed": printed,
     "spooled": spooled,
     "count": count,
     "scale": scale,

@@ -1,5 +1,6 @@
 """A run in one glance, the same for pages, API and live streams."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -53,6 +54,7 @@ class RunSummary(BaseModel):
     loss: Number
     scale: Number
     verdict: Annotated[RunVerdict | None, Field(description="Null where nothing is scaled")]
+    is_scaled: Annotated[bool, Field(description="Whether it has a loss scale")]
     steps_per_second: Number
     seconds: Annotated[float | None, Field(description="Since the first start, until the end")]
     seconds_left: Annotated[float | None, Field(description="Estimate, at the present speed")]
@@ -68,6 +70,12 @@ class RunSummary(BaseModel):
     def is_over(self) -> bool:
         """Whether nothing more will happen."""
         return self.status in ENDED
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it came to its end with a loss that is not finite."""
+        is_finite = self.loss is not None and math.isfinite(self.loss)
+        return self.status == Status.FINISHED and self.own_steps > 0 and not is_finite
 
     @property
     def trains(self) -> bool:
@@ -108,6 +116,7 @@ def summarise_all(
             owner=owner,
             tags=[tag.strip() for tag in run.tags.split(",") if tag.strip()],
             own_steps=run.own_steps,
+            is_scaled=verdicts.is_scaled(run.config),
             applied=applied[run.id],
             verdict=_verdict(judged.get(run.id)),
             seconds=None if run.started_at is None else (run.ended_at or moment) - run.started_at,

@@ -334,6 +334,8 @@ def request_scale(session: Session, run_id: int, user: User, scale: float) -> Re
         raise Conflict(f"Run {run_id} trains in {run.precision}, which has no loss scale.")
     if not run.config.get("scaler", {}).get("enabled", True):
         raise Conflict(f"Run {run_id} trains with scaler.enabled false: it has no loss scale.")
+    text = f"{user.name} asked for a loss scale of {scale:g} from the next step on"
+    set_status(session, run, run.status, reason=text)
     return _request(session, run_id, user, "scale", scale)
 
 

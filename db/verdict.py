@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
-from db.tables import FLAGGED, Run, Step
+from db.tables import FLAGGED, Run, ScalerEvent, Step
 
 WINDOW = 1000
 #: Applied steps in a row after which the first search for a scale is over, as the trainer has it.
@@ -27,7 +27,8 @@ class Figures:
 
     attempts: all own steps of the run.  settled: steps among the last 100 since the search for the
     first scale ended, and settled_skips the skips among these.  streak: skips up to the last step;
-    longest_streak: within the last 1000.
+    longest_streak: within the last 1000.  steps_since_set: since the scale was set by hand, within
+    the last 1000.
     """
 
     attempts: int
@@ -40,6 +41,7 @@ class Figures:
     longest_streak: int
     applied_500: int
     steps_since_skip: int | None
+    steps_since_set: int | None
     seconds_since_skip: float | None
 
 
@@ -93,19 +95,29 @@ def judge(figures: Figures) -> Verdict:
         reason = f"{_skipped(found)}, and more than half of the last 100"
     elif found.settled_skips > 1 and 100 * found.settled_skips > OSCILLATION_RATE * found.settled:
         word = "oscillating"
-        reason = f"{_of(found.settled_skips, found.settled)} skipped: the scale grows into its "
-        reason += f"limit and falls back, again and again; {_skipped(found)}"
+        reason = f"{_of(found.settled_skips, found.settled)} skipped: {_cause(found)}; "
+        reason += _skipped(found)
     else:
         word, reason = "healthy", _skipped(found)
     return Verdict(word, f"{reason[0].upper()}{reason[1:]}.", found)
+
+
+def _cause(found: Figures) -> str:
+    if found.steps_since_set is not None and found.steps_since_set < found.settled:
+        return f"the scale was set by hand {_steps(found.steps_since_set)} ago"
+    return "the scale grows into its limit and falls back, again and again"
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"
 
 
 def _skipped(found: Figures) -> str:
     if found.steps_since_skip is None:
         return "no step was skipped"
     if not found.skips_1000:
-        return f"no skip for {found.steps_since_skip:,} steps{_seconds(found)}"
-    ago = f"{found.steps_since_skip:,} steps{_seconds(found)} ago"
+        return f"no skip for {_steps(found.steps_since_skip)}{_seconds(found)}"
+    ago = f"{_steps(found.steps_since_skip)}{_seconds(found)} ago"
     if found.steps_since_skip == 0:
         ago = "just now"
     longest = found.longest_streak
@@ -139,12 +151,13 @@ def figures_of(session: Session, some_runs: Collection[Run]) -> dict[int, Figure
     latest, found = _latest_skips(session, some_runs), {}
     for run in some_runs:
         first = run.parent_step or 0  # a fork is judged by the steps that it made
-        last, last_ms, end_ms = latest.ends[run.id]
+        last, last_ms, end_ms, set_at = latest.ends[run.id]
         found[run.id] = count(
             run.own_steps,
             [step - first for step in latest.steps.get(run.id, ())],
             run.scale,
             last=None if last is None else last - first,
+            set_at=None if set_at is None else set_at - first,
             seconds_since_skip=_seconds_between(last_ms, end_ms) if last != run.step else None,
         )
     return found
@@ -156,7 +169,7 @@ def _seconds_between(start_ms: int | None, end_ms: int | None) -> float | None:
 
 class _Latest(NamedTuple):
     """steps: the skips of the last 1000 steps.  ends: of each run, the latest skip of all, and when
-    it and the run's last step were.
+    it and the run's last step were, and the step at which the scale was last set by hand.
     """
 
     steps: dict[int, list[int]]
@@ -184,9 +197,17 @@ def _latest_skips(session: Session, some_runs: Collection[Run]) -> _Latest:
 
     at_end = select(Step.elapsed_ms).where(Step.run_id == Run.id, Step.step == Run.step)
     end = at_end.correlate(Run).scalar_subquery()
-    ends = session.execute(
-        select(Run.id, newest(Step.step), newest(Step.elapsed_ms), end).where(mine)
+    by_hand = (
+        select(ScalerEvent.step)
+        .where(ScalerEvent.run_id == Run.id, ScalerEvent.kind == "set")
+        .where(ScalerEvent.step > Run.step - WINDOW)
+        .order_by(ScalerEvent.step.desc())
+        .limit(1)
+        .correlate(Run)
+        .scalar_subquery()
     )
+    columns = (newest(Step.step), newest(Step.elapsed_ms), end, by_hand)
+    ends = session.execute(select(Run.id, *columns).where(mine))
     return _Latest(
         {run_id: sorted(found) for run_id, found in steps.items()},
         {run_id: tuple(rest) for run_id, *rest in ends},
@@ -199,6 +220,7 @@ def count(
     scale: float | None,
     *,
     last: int | None = None,
+    set_at: int | None = None,
     seconds_since_skip: float | None = None,
 ) -> Figures:
     """Count. skips: those of the last 1000 steps, in order; last: the latest of all.
@@ -220,6 +242,7 @@ def count(
         longest_streak=max(streaks, default=0),
         applied_500=min(attempts, 500) - sum(step > attempts - 500 for step in skips),
         steps_since_skip=None if last is None else attempts - last,
+        steps_since_set=None if set_at is None else attempts - set_at,
         seconds_since_skip=seconds_since_skip,
     )
 

@@ -17,11 +17,14 @@ router = APIRouter()
 @router.post("/runs/cancellation")
 def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectResponse:
     """Cancel the ticked runs that have not ended."""
+    ended = 0
     # By id, as everybody locks runs: two that lock in other orders would wait for each other.
     for run_id in sorted({as_run_id("run", str(text)) for text in posted.getlist("run")}):
         if runs.get(session, run_id, lock=True).ended_at is None:
             runs.cancel(session, run_id, visitor.user)
-    return _back_to_list(posted)
+        else:
+            ended += 1
+    return _back_to_list(posted, ended=ended)
 
 
 @router.post("/runs/{run_id}/place")
@@ -99,9 +102,15 @@ def replay(
     return _back(run_id)
 
 
-def _back_to_list(posted: FormData) -> RedirectResponse:
-    """Return to the list with the filter that it had."""
-    return RedirectResponse(local_path(str(posted.get("back", "/runs"))), status_code=303)
+def _back_to_list(posted: FormData, *, ended: int = 0) -> RedirectResponse:
+    """Return to the list with the filter that it had.
+
+    ended: how many runs were left as they are, for the list to say.
+    """
+    address = local_path(str(posted.get("back", "/runs")))
+    if ended:
+        address += f"{'&' if '?' in address else '?'}ended={ended}"
+    return RedirectResponse(address, status_code=303)
 
 
 def _back(run_id: int) -> RedirectResponse:

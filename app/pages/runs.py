@@ -6,7 +6,7 @@ from fastapi.responses import HTMLResponse
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.news import list_cursor
-from app.parameters import STATUSES, RunId, StatusFilter, Text
+from app.parameters import STATUSES, RowId, RunId, StatusFilter, Text
 from app.rendering import page
 from app.summary import summarise_all
 from db import runs, series, waiting
@@ -26,8 +26,12 @@ def list_runs(
     status: StatusFilter = "",
     text: Text = "",
     before: RunId | None = None,
+    ended: RowId = 0,
 ) -> HTMLResponse:
-    """Show the runs, newest first; the filter is in the address."""
+    """Show the runs, newest first; the filter is in the address.
+
+    ended: how many of those that were to be cancelled had ended already.
+    """
     rows = runs.newest(session, status=status, text=text, before=before, limit=PAGE_SIZE)
     newest, queue = runs.newest_id(session), Queue.read(session)
     marks = waiting.live_marks(session, [run.id for run, _owner in rows], queue)
@@ -47,5 +51,6 @@ def list_runs(
         status=status,
         text=text,
         before=before,
+        ended=ended,
         statuses=STATUSES,
     )

@@ -43,7 +43,9 @@ const charts = createCharts(section.querySelector('[data-plot]'), {
 const showCounts = () => {
   const steps = `${count(skipped)} skipped ${skipped === 1 ? 'step' : 'steps'}`
   const inView = view.range ? `${count(points.countSkips(points.steps(view.range, view.x)))} in view, of ` : ''
-  section.querySelector('[data-skip-count]').textContent = inView + steps
+  const note = section.querySelector('[data-skip-count]')
+  note.textContent = inView + steps
+  note.classList.toggle('some', skipped > 0)
   section.querySelector('[data-point-count]').textContent = `${count(points.count)} of ${count(points.total)} points`
 }
 const draw = () => charts.draw(points, view)

@@ -47,7 +47,7 @@ def fill(database: Database, run: Run, rows: int) -> None:
     )
     with database.writing() as session:
         for table, values in kinds:
-            many = [{**mine, **values, "step": -step} for step in range(rows)]
+            many = [{**mine, **values, "step": -1000 - step} for step in range(rows)]
             session.execute(insert(table), many)
 
 

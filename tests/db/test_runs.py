@@ -115,6 +115,17 @@ def test_a_run_without_a_loss_scale_refuses_one(
         runs.request_scale(session, run.id, ada, 512.0)
 
 
+def test_a_scale_set_by_hand_stands_in_the_history(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Who asked for it, and for which."""
+    with database.writing() as session:
+        runs.request_scale(session, running.id, ada, 512.0)
+        last = runs.statuses(session, running.id)[-1]
+    asked = "ada asked for a loss scale of 512 from the next step on"
+    assert (last.status, last.reason) == ("running", asked)
+
+
 def test_a_forks_steps_are_those_after_its_parents(
     database: Database, running: Run, ada: User, worker: Worker
 ) -> None:

@@ -41,6 +41,16 @@ def test_word_follows_from_the_skips(
     assert (found.word, part.lower() in found.reason.lower()) == (word, True), found.reason
 
 
+def test_a_scale_set_by_hand_is_what_it_is_blamed_on() -> None:
+    """Who set it too high reads so, and not of a growth that there was not."""
+    skips = [*SEARCH, 320, 345, 370, 399]
+    found = verdict.judge(verdict.count(400, skips, 2.0**19, set_at=319))
+    assert found.word == "oscillating"
+    assert "the scale was set by hand 81 steps ago" in found.reason
+    assert "grows into" not in found.reason
+    assert "the last 1 step ago" in found.reason
+
+
 def test_search_ends_as_the_trainer_has_it() -> None:
     """The page and the training agree on when a run is calibrated."""
     assert verdict.CALIBRATED_AFTER == CALIBRATED_AFTER

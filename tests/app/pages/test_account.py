@@ -120,7 +120,7 @@ def test_token_is_shown_once(browser: TestClient) -> None:
 def test_workers_show_devices_and_versions(offered: None, browser: TestClient) -> None:
     """Who trains, on what, with which versions."""
     page = browser.get("/workers").text
-    assert "8 GB" in page
+    assert "7.45 GiB" in page
     assert "torch 2" in page
 
 

@@ -2,7 +2,7 @@
 
 from starlette.testclient import TestClient
 
-from db import runs, waiting
+from db import queue, runs, waiting
 from db.database import Database
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
@@ -24,6 +24,21 @@ def test_row_shows_where_a_run_is(database: Database, running: Run, browser: Tes
     assert "3 / 400" in page
     assert "2<sup>19</sup>" in page
     assert 'aria-label="Loss from 3 to 1.5"' in page
+
+
+def test_a_run_that_lost_its_loss_says_so(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Finished with a NaN is not simply finished, in the list and on its page."""
+    record(database, running, make_steps([1.0, float("nan")]))
+    assert "<span>NaN</span>" in browser.get("/runs").text
+    with database.writing() as session:
+        queue.end(session, running.id, running.attempt, Status.FINISHED)
+    for path in ("/runs", "/runs/1"):
+        page = browser.get(path).text
+        assert 'data-status="finished" data-lost' in page
+        assert '<span class="lost-loss">loss NaN</span>' in page
+    assert "Its loss is NaN:" in page
 
 
 def test_queued_run_shows_place_and_reason(
@@ -72,7 +87,9 @@ def test_ticked_runs_are_cancelled_together(
     browser.post("/runs/3/cancellation")
     form = {"run": ["1", "2", "3"], "back": "/runs?text=d&status="}
     answer = browser.post("/runs/cancellation", data=form)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/runs?text=d&status=")
+    location = answer.headers["location"]
+    assert (answer.status_code, location) == (303, "/runs?text=d&status=&ended=1")
+    assert "1 of these runs had ended already" in browser.get(location).text
     with database.reading() as session:
         found = [runs.get(session, run_id).status for run_id in (1, 2, 3)]
     assert found == [Status.STOPPING, Status.CANCELLED, Status.CANCELLED]

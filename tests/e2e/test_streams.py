@@ -1,0 +1,105 @@
+"""When pages ask, and when they stop asking, in a real browser."""
+
+from playwright.sync_api import Page, Request, expect
+from sqlalchemy import delete
+
+from db import queue, telemetry
+from db.database import Database
+from db.tables import Run, SignInSession, Status
+from tests.db.telemetry_made import make_steps, record
+
+
+def asked(page: Page, part: str) -> list[str]:
+    """Collect the addresses that hold a part, as they are asked for."""
+    found: list[str] = []
+
+    def note(request: Request) -> None:
+        if part in request.url:
+            found.append(request.url)
+
+    page.on("request", note)
+    return found
+
+
+def test_a_run_that_is_over_is_asked_for_no_more(
+    database: Database, running: Run, page: Page
+) -> None:
+    """Its end is the last news: the stream is closed, and none is opened after it."""
+    page.clock.install()
+    streams = asked(page, "/live?")
+    record(database, running, make_steps([1.0] * 9))
+    with page.expect_request("**/live?*"):
+        page.goto("/runs/1")
+    with database.writing() as session:
+        queue.end(session, running.id, running.attempt, Status.FINISHED)
+    expect(page.locator(".facts .status")).to_have_text("finished")
+    page.clock.run_for(120_000)
+    assert len(streams) == 1
+    assert page.locator("[data-connection]").is_hidden()
+
+
+def test_a_signed_out_page_says_so_and_stops(database: Database, running: Run, page: Page) -> None:
+    """It asks once more, learns that it may not, and asks no more."""
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]", state="attached")
+    page.clock.install()
+    with database.writing() as session:
+        session.execute(delete(SignInSession))
+    page.evaluate("window.dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    badge = page.locator("[data-connection]")
+    expect(badge).to_be_visible()
+    page.clock.run_for(5000)
+    expect(badge).to_have_text("signed out: sign in again")
+    streams = asked(page, "/live?")
+    page.clock.run_for(300_000)
+    assert streams == []
+
+
+def test_earlier_lines_are_searched_too(database: Database, running: Run, page: Page) -> None:
+    """What is fetched while something is searched for shows its hits alone."""
+    lines = [
+        {"number": n, "attempt": 1, "time": 1.0, "stream": "stdout", "text": f"line {n}\x1b[0m"}
+        for n in range(1, 1501)
+    ]
+    with database.writing() as session:
+        telemetry.record(session, 1, 1, telemetry.Flush(log_lines=lines))
+    page.goto("/runs/1")
+    page.locator("[data-log-search]").fill("line 77")
+    expect(page.locator("[data-log-found]")).to_have_text("10 of 1000 lines")
+    page.get_by_role("button", name="Earlier lines").click()
+    expect(page.locator("[data-log-found]")).to_have_text("11 of 1500 lines")
+    shown = page.locator("[data-log-lines] > :not([hidden])")
+    expect(shown).to_have_count(11)
+    assert shown.first.text_content() == "line 77"
+
+
+def test_a_slider_asks_for_no_numbers_and_spares_the_address(
+    database: Database, running: Run, page: Page
+) -> None:
+    """Smoothing a zoom draws what is there; Safari lets no page change its address so often."""
+    page.add_init_script(
+        """{
+            const replace = history.replaceState.bind(history)
+            window.replaced = 0
+            history.replaceState = (...all) => { window.replaced++; replace(...all) }
+        }"""
+    )
+    record(database, running, make_steps([1.0] * 20_000))
+    page.goto("/runs/1?range=100,15000")
+    page.wait_for_selector("[data-drawn]", state="attached")
+    page.clock.install()
+    series = asked(page, "/series")
+    before = page.evaluate("window.replaced")
+    slider = page.locator("[data-charts] [data-view=smooth]")
+    slider.evaluate(
+        """(input) => {
+            for (let n = 0; n < 40; n++) {
+                input.value = n / 100
+                input.dispatchEvent(new Event('input'))
+            }
+        }"""
+    )
+    page.clock.run_for(1000)
+    page.wait_for_url("**smooth=0.39")
+    assert page.evaluate("window.replaced") - before <= 3
+    assert series == []
