@@ -11,18 +11,18 @@ def file_name(run: Run | RunSummary, row: Checkpoint) -> str:
     if row.kind == "checkpoint":
         return f"{_stem(run, row)}.pt"
     module = row.kind.removeprefix("weights").replace(".", "-", 1)
-    return f"{_stem(run, row)}{_plain(module)}.safetensors"
+    return f"{_stem(run, row)}{_without_specials(module)}.safetensors"
 
 
 def artifact_name(run: Run | RunSummary, row: Artifact) -> str:
     """Return a name that says the run, the step and what it is: …-step400-samples.txt."""
-    return f"{_stem(run, row)}-{_plain(row.name)}"
+    return f"{_stem(run, row)}-{_without_specials(row.name)}"
 
 
 def _stem(run: Run | RunSummary, row: Checkpoint | Artifact) -> str:
-    recipe = _plain(run.recipe).strip("-.") or "run"
+    recipe = _without_specials(run.recipe).strip("-.") or "run"
     return f"{recipe}-{run.precision}-run{run.id}-step{row.step}"
 
 
-def _plain(name: str) -> str:
+def _without_specials(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)

@@ -35,7 +35,7 @@ class Input:
         high = rules.get("maximum", rules.get("exclusiveMaximum"))
         step = 1 if rules.get("type") == "integer" else "any"
         bounds = {"min": low, "max": high}
-        return {k: plain(v) for k, v in bounds.items() if v is not None} | {"step": step}
+        return {k: input_text(v) for k, v in bounds.items() if v is not None} | {"step": step}
 
 
 @dataclass
@@ -78,10 +78,10 @@ def _input(each: Property, config: dict[str, Any], errors: dict[str, str]) -> In
     kinds = {"boolean": "checkbox", "integer": "number", "number": "number"}
     kind = "select" if "enum" in rules else kinds.get(rules.get("type", ""), "text")
     value = get(config, each.path, each.default)
-    return Input(each, kind, plain(value), errors.get(each.path, ""), value != each.default)
+    return Input(each, kind, input_text(value), errors.get(each.path, ""), value != each.default)
 
 
-def plain(value: Any) -> str:
+def input_text(value: Any) -> str:
     """Return a value as it stands in an input; whole numbers without a point."""
     if value is None:
         return ""

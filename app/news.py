@@ -10,9 +10,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from app.json_rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.live import Look, News
 from app.rendering import fragment
-from app.rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.summary import RunSummary, summarise, summarise_all
 from db import artifacts, checkpoints, findings, history, runs, series, waiting, windows
 from db.database import Database
@@ -90,7 +90,7 @@ def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
 
 
 def _message(session: Session, settings: Settings, changes: series.Changes) -> dict[str, Any]:
-    run, owner = runs.get_owned(session, changes.run.id)
+    run, owner = runs.get_with_owner(session, changes.run.id)
     summary = summarise(session, run, owner, settings)
     fragments = {
         "facts": fragment("_facts.html", run=summary),
@@ -225,7 +225,7 @@ def of_list(
                 return None
             changed = {run_id for run_id, mark in marks.items() if seen.get(run_id) != mark}
             changed |= (seen.keys() - marks.keys()) | new
-            rows = runs.owned(session, changed)
+            rows = runs.with_owners(session, changed)
             lines = series.sparklines(session, [run for run, _owner in rows])
             summaries = summarise_all(session, rows, settings)
         shown = {

@@ -102,6 +102,10 @@ def check(session: Session, submission: Submission) -> tuple[dict[str, Any], dic
         message = f"{submission.parent_step} says nothing without parent_id"
         errors.setdefault("parent_step", f"{message}, the run whose checkpoint it is")
     after_id = submission.after_id
-    if after_id is not None and "after_id" not in errors and not runs.owned(session, [after_id]):
+    if (
+        after_id is not None
+        and "after_id" not in errors
+        and not runs.with_owners(session, [after_id])
+    ):
         errors["after_id"] = f"there is no run {after_id}"
     return config, errors

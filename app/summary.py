@@ -12,13 +12,13 @@ from sqlalchemy.orm import Session
 from db import runs, waiting
 from db import verdict as verdicts
 from db.database import now
-from db.series import plain
+from db.series import json_number
 from db.settings import Settings
 from db.tables import ACTIVE, ENDED, Run, Status
 from db.waiting import Queue
 
 #: A number whose NaN is null and whose infinities are "Infinity" and "-Infinity".
-Number = Annotated[float | None, PlainSerializer(plain, return_type=float | str | None)]
+Number = Annotated[float | None, PlainSerializer(json_number, return_type=float | str | None)]
 
 
 class RunVerdict(BaseModel):
@@ -140,7 +140,7 @@ def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, Any
 def _verdict(found: verdicts.Verdict | None) -> RunVerdict | None:
     if found is None:
         return None
-    figures = {name: plain(value) for name, value in asdict(found.figures).items()}
+    figures = {name: json_number(value) for name, value in asdict(found.figures).items()}
     return RunVerdict(word=found.word, reason=found.reason, figures=figures)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, FromClause, Row, func, select, tuple_
 
 from db.database import Database
-from db.series import plain
+from db.series import json_number
 from db.tables import Metric, ScalerEvent, Step
 
 PAGE_ROWS = 20_000
@@ -98,7 +98,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _in_words(number: float | None) -> Any:
-    return "NaN" if number is None else plain(number)
+    return "NaN" if number is None else json_number(number)
 
 
 def _nan_for_null(number: float | None) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.series import Cursor, plain
+from db.series import Cursor, json_number
 from db.tables import (
     FLAGGED,
     Diagnosis,
@@ -35,7 +35,7 @@ def flagged_steps(session: Session, run_id: int) -> dict[str, list[Any]]:
             .with_hint(Step, f"INDEXED BY ix_steps_{flag}", "sqlite")
             .where(Step.run_id == run_id, condition)
         )
-        found |= {step: (flags, plain(loss)) for step, flags, loss in session.execute(query)}
+        found |= {step: (flags, json_number(loss)) for step, flags, loss in session.execute(query)}
     steps = sorted(found)
     return {
         "step": steps,

@@ -147,14 +147,14 @@ def _matching(query: Any, status: str, text: str) -> Any:
     return query
 
 
-def owned(session: Session, run_ids: Collection[int]) -> list[tuple[Run, str]]:
+def with_owners(session: Session, run_ids: Collection[int]) -> list[tuple[Run, str]]:
     """Return runs with their owners' names, newest first; ids that there are not are left out."""
     query = select(Run, User.name).join(User, User.id == Run.owner_id)
     query = query.where(Run.id.in_(run_ids)).order_by(Run.id.desc())
     return [(run, owner) for run, owner in session.execute(query)]
 
 
-def get_owned(session: Session, run_id: int) -> tuple[Run, str]:
+def get_with_owner(session: Session, run_id: int) -> tuple[Run, str]:
     """Return a run with its owner's name. Raises NotFound."""
     run = get(session, run_id)
     return run, session.get_one(User, run.owner_id).name

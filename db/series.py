@@ -176,7 +176,9 @@ def raw_steps(
     names = [column.name for column in query.selected_columns]
     rows = session.execute(query).all()
     columns = zip(*rows, strict=True) if rows else [()] * len(names)
-    return {name: list(map(plain, column)) for name, column in zip(names, columns, strict=True)}
+    return {
+        name: list(map(json_number, column)) for name, column in zip(names, columns, strict=True)
+    }
 
 
 def skips(
@@ -222,7 +224,7 @@ def sparklines(
         some = wanted[start : start + LOOKED_UP]
         rows = session.execute(query.where(tuple_(Step.run_id, Step.step).in_(some)))
         for run_id, loss in rows:
-            found[run_id].append(plain(loss))
+            found[run_id].append(json_number(loss))
     return found
 
 
@@ -250,7 +252,7 @@ def metrics(session: Session, run_id: int) -> list[Metric]:
     return list(session.scalars(query))
 
 
-def plain(value: Any) -> Any:
+def json_number(value: Any) -> Any:
     """Make a number fit for JSON, which has neither NaN (None here) nor infinity (its name)."""
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value).replace("inf", "Infinity")

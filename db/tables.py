@@ -209,7 +209,6 @@ class Run(Table):
     wanted: Mapped[str] = mapped_column(default="run")  # run, pause, cancel or kill
     priority: Mapped[int] = mapped_column(default=0)
     position: Mapped[float] = mapped_column(default=0.0)  # within a priority, lowest first
-    nodes: Mapped[int] = mapped_column(default=1)
     devices_per_node: Mapped[int] = mapped_column(default=1)
     attempt: Mapped[int] = mapped_column(default=0)
     resumed_step: Mapped[int | None] = mapped_column(BigInteger)

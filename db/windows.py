@@ -25,7 +25,7 @@ from db.pyramid import (
     read_points,
     steps_of,
 )
-from db.series import plain
+from db.series import json_number
 from db.summaries import Ints, Points, Summaries, in_order, merge
 from db.tables import FLAGGED, ScalerEvent
 
@@ -223,7 +223,7 @@ class _Stretch:
         for index, series in enumerate(self.source.series):
             nonfinite = self.ticks(parts.nonfinite[:, index])
             if self.bucket == 1:
-                y = list(map(plain, edges.values[:, index].tolist()))
+                y = list(map(json_number, edges.values[:, index].tolist()))
                 yield series.name, Line(edges.step.tolist(), y, nonfinite)
                 continue
             x, where = np.unique(
@@ -328,4 +328,4 @@ def _scale(
     points = {first: ends[0]}
     points.update((step, scale) for step, scale in connection.execute(changes))
     points[last] = ends[1]
-    return replace(sampled, x=list(points), y=list(map(plain, points.values())))
+    return replace(sampled, x=list(points), y=list(map(json_number, points.values())))

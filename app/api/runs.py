@@ -191,5 +191,5 @@ def set_place(
 
 
 def _summary(session: Db, run_id: RunId, settings: TheSettings) -> RunSummary:
-    run, owner = runs.get_owned(session, run_id)
+    run, owner = runs.get_with_owner(session, run_id)
     return summarise(session, run, owner, settings)

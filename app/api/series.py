@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 
 from app.auth import SignedIn
 from app.context import Db
+from app.json_rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.parameters import RunId, Step
-from app.rows import CheckpointFile, Event, LogLine, MetricPoint
 from db import checkpoints, history, runs, series, windows
 from db.pyramid import STEP_SERIES
 

@@ -1,15 +1,18 @@
 """What the buttons of list and run page do; each leads back to where it was pressed."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Form
 from fastapi.responses import RedirectResponse
+from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
 from app.auth import SignedIn, local_path
 from app.context import Db, Posted
 from app.parameters import RunId, as_run_id
 from db import runs
+from db.tables import User
 
 router = APIRouter()
 
@@ -49,41 +52,6 @@ def set_priority(
     return _back_to_list(posted)
 
 
-@router.post("/runs/{run_id}/cancellation")
-def cancel(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
-    """Cancel."""
-    runs.cancel(session, run_id, visitor.user)
-    return _back(run_id)
-
-
-@router.post("/runs/{run_id}/kill")
-def kill(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
-    """Kill."""
-    runs.kill(session, run_id, visitor.user)
-    return _back(run_id)
-
-
-@router.post("/runs/{run_id}/pause")
-def pause(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
-    """Pause."""
-    runs.pause(session, run_id, visitor.user)
-    return _back(run_id)
-
-
-@router.post("/runs/{run_id}/resumption")
-def resume(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
-    """Resume."""
-    runs.resume(session, run_id, visitor.user)
-    return _back(run_id)
-
-
-@router.post("/runs/{run_id}/checkpoints")
-def save_checkpoint(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
-    """Save a checkpoint now."""
-    runs.request_checkpoint(session, run_id, visitor.user)
-    return _back(run_id)
-
-
 @router.post("/runs/{run_id}/scale")
 def set_scale(
     run_id: RunId, session: Db, visitor: SignedIn, scale: Annotated[float, Form()]
@@ -115,3 +83,23 @@ def _back_to_list(posted: FormData, *, ended: int = 0) -> RedirectResponse:
 
 def _back(run_id: int) -> RedirectResponse:
     return RedirectResponse(f"/runs/{run_id}", status_code=303)
+
+
+def _steering(act: Callable[[Session, int, User], object]) -> Callable[..., RedirectResponse]:
+    def steer(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+        act(session, run_id, visitor.user)
+        return _back(run_id)
+
+    return steer
+
+
+#: What can be asked of a run by its number alone; app.api.runs describes each.
+STEERING: dict[str, Callable[[Session, int, User], object]] = {
+    "cancellation": runs.cancel,
+    "kill": runs.kill,
+    "pause": runs.pause,
+    "resumption": runs.resume,
+    "checkpoints": runs.request_checkpoint,
+}
+for word, act in STEERING.items():
+    router.add_api_route(f"/runs/{{run_id}}/{word}", _steering(act), methods=["POST"])

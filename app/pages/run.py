@@ -27,7 +27,7 @@ def show_run(
     run_id: RunId, request: Request, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> HTMLResponse:
     """Show all there is of a run; the browser goes on from the cursor of this moment."""
-    run, owner = runs.get_owned(session, run_id)
+    run, owner = runs.get_with_owner(session, run_id)
     return page(
         request,
         "run.html",

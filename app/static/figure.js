@@ -1,5 +1,5 @@
 // The figure: rows that share x, as Plotly wants them. Draws nothing itself.
-import { scale as scaleText } from 'formats'
+import { power, scale as scaleText } from 'formats'
 import { marksOf } from 'marks'
 import { folded } from 'pixels'
 import { smoothed } from 'points'
@@ -39,7 +39,7 @@ const rowsOf = (points, view, colors, scaled, screen) => {
     { name: 'loss', title: ['Loss', ...losses].join(' · '), pixels: 250, axis: lossAxis(view, loss.y),
       traces: [...lossLines, ...losses.map((name) => measured(name, colors.val))] },
     ...(scaled ? [{ name: 'scale', title: 'Loss scale', pixels: 200, axis: scaleAxis(scale.y),
-      traces: [line(scale, 'scale', colors.scale, { line: { shape: 'hv', width: 2 }, trace: { text: scale.y.map(power), hovertemplate: '%{text}' } })] }] : []),
+      traces: [line(scale, 'scale', colors.scale, { line: { shape: 'hv', width: 2 }, trace: { text: scale.y.map(scaleWords), hovertemplate: '%{text}' } })] }] : []),
     { name: 'norm', title: `Gradient norm, unscaled${screen.pixels < 400 ? '' : ': before (faint) and after the clip'}`, pixels: 150, axis: logAxis([...norm.y, ...clipped.y]),
       traces: [line(norm, 'norm before clip', colors.norm, { trace: { opacity: 0.4 }, line: { width: 1 } }),
         line(clipped, 'norm after clip', colors.norm)] },
@@ -71,7 +71,7 @@ const positiveExtent = (values) => {
 }
 
 /** @param {number|null} value */
-const power = (value) => (value === null ? '' : scaleText(value))
+const scaleWords = (value) => (value === null ? '' : scaleText(value))
 
 /** Powers of two, with room for one more on either side. @param {(number|null)[]} values */
 const scaleAxis = (values) => {
@@ -82,7 +82,7 @@ const scaleAxis = (values) => {
   const ticks = Array.from({ length: 400 }, (_, i) => i - 200).filter((e) => e % every === 0 && e > -126 && e < 128)
   return {
     type: 'log', range: [Math.log10(2 ** low), Math.log10(2 ** high)], tickmode: 'array',
-    tickvals: ticks.map((e) => 2 ** e), ticktext: ticks.map((e) => `2<sup>${e}</sup>`),
+    tickvals: ticks.map((e) => 2 ** e), ticktext: ticks.map(power),
   }
 }
 

@@ -1,5 +1,7 @@
 // The form of a new run: says which power of two a scale is, and keeps the precision's word.
 
+import { power } from 'formats'
+
 const isScale = (input) => input.name.startsWith('scaler.') && input.name.endsWith('scale')
 
 /** @param {HTMLInputElement} input */
@@ -8,7 +10,7 @@ const showPower = (input) => {
   const label = input.closest('.field').querySelector('label')
   const note = label.querySelector('.power') ?? label.appendChild(document.createElement('span'))
   note.className = 'power'
-  note.innerHTML = Number.isInteger(exponent) ? ` = 2<sup>${exponent}</sup>` : ''
+  note.innerHTML = Number.isInteger(exponent) ? ` = ${power(exponent)}` : ''
 }
 
 for (const input of document.querySelectorAll('[data-run-form] input[type=number]')) {

@@ -5,11 +5,14 @@ const numbers = new Intl.NumberFormat('en-US') // made once: toLocaleString make
 /** @param {number} n @returns {string} */
 export const count = (n) => numbers.format(n)
 
+/** A power of two. @param {number} exponent  @returns {string} */
+export const power = (exponent) => `2<sup>${String(exponent).replace('-', '−')}</sup>`
+
 /** @param {number} value a power of two, as the scaler makes them  @returns {string} */
 export const scale = (value) => {
   const exponent = Math.log2(value)
   return Number.isInteger(exponent) && Math.abs(exponent) > 3
-    ? `2<sup>${String(exponent).replace('-', '−')}</sup>`
+    ? power(exponent)
     : String(Number(value.toPrecision(4)))
 }
 

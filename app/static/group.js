@@ -2,7 +2,7 @@
 import { insisted } from 'answers'
 import { createPlot } from 'charts'
 import { comparisonFigure } from 'comparison'
-import { watch } from 'live'
+import { follow } from 'live'
 import { Points } from 'points'
 import { show } from 'rows'
 import { still } from 'still'
@@ -62,7 +62,7 @@ article.querySelector('[data-png]').addEventListener('click', () => chart.savePi
 refresh()
 
 if (article.dataset.over === 'false') {
-  watch('/api/runs/live', article.dataset.cursor, (news) => {
+  follow('/api/runs/live', article.dataset.cursor, (news) => {
     for (const { id } of columns) if (id in news.rows) changed.add(id)
     refresh()
   })

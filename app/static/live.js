@@ -11,7 +11,7 @@ const FINAL = { 401: 'signed out: sign in again', 403: 'not allowed', 404: 'this
  * @param {string} cursor of what the page shows already
  * @param {(news: any) => void} onNews news that say is_over are the last
  */
-export const watch = (url, cursor, onNews) => {
+export const follow = (url, cursor, onNews) => {
   const badge = document.querySelector('[data-connection]')
   let source = null
   let retry = 0
@@ -60,12 +60,12 @@ export const watch = (url, cursor, onNews) => {
     isOver = true
     close()
   }
-  const follow = () => {
+  const takeUp = () => {
     close()
     if (!document.hidden && !isOver) open()
   }
-  document.addEventListener('visibilitychange', follow)
+  document.addEventListener('visibilitychange', takeUp)
   addEventListener('pagehide', close)
-  addEventListener('pageshow', (event) => { if (event.persisted) follow() })
-  follow()
+  addEventListener('pageshow', (event) => { if (event.persisted) takeUp() })
+  takeUp()
 }

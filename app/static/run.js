@@ -5,7 +5,7 @@ import { createCharts } from 'charts'
 import { count } from 'formats'
 import { createGradients } from 'gradients'
 import { createLayers } from 'layers'
-import { watch } from 'live'
+import { follow } from 'live'
 import { createLog } from 'log'
 import { toNewest } from 'newest'
 import { Points } from 'points'
@@ -154,7 +154,7 @@ const replaceWords = () => {
 }
 
 if (article.dataset.over === 'false') {
-  watch(`${api}/live`, article.dataset.cursor, (news) => {
+  follow(`${api}/live`, article.dataset.cursor, (news) => {
     if (!news.run) return // it is over, and all was told
     words = {
       run: news.run,

@@ -1,6 +1,6 @@
 // The list of runs: live rows, and the boxes for bulk actions.
 import { insisted } from 'answers'
-import { watch } from 'live'
+import { follow } from 'live'
 import { matchRows, replaceRows } from 'rows'
 import { still } from 'still'
 
@@ -40,11 +40,11 @@ if (list) {
     countTicked()
   })
   countTicked()
-  watch('/api/runs/live', body.dataset.cursor, (news) => {
+  follow('/api/runs/live', body.dataset.cursor, (news) => {
     still(() => { replaceRows(body, Object.values(news.rows).join('')); countTicked() })
     newest = news.newest
     refresh()
   })
 } else {
-  watch('/api/runs/live', '0', ({ newest }) => { if (newest > 0 && !location.search) location.reload() })
+  follow('/api/runs/live', '0', ({ newest }) => { if (newest > 0 && !location.search) location.reload() })
 }

@@ -417,6 +417,6 @@ def test_the_recorder_takes_whatever_a_spool_holds(
     with database.reading() as session:
         mine = (Metric.run_id == attempts.run_id, Metric.name == "the last")
         assert session.scalars(select(Metric.value).where(*mine)).all() == [0.5]
-        assert summarise(session, *runs.get_owned(session, attempts.run_id), attempts.settings)
+        assert summarise(session, *runs.get_with_owner(session, attempts.run_id), attempts.settings)
         changes(session, attempts.run_id, Cursor())
         findings.of_run(session, runs.get(session, attempts.run_id))

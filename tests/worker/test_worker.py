@@ -178,7 +178,7 @@ def test_a_run_that_cannot_be_claimed_does_not_keep_the_next_from_its_turn(
         assert "it cannot be claimed" in error
     else:
         with site.database.reading() as session:
-            assert summarise(session, *runs.get_owned(session, bad), worker.settings).waiting
+            assert summarise(session, *runs.get_with_owner(session, bad), worker.settings).waiting
 
 
 def test_cancel_is_obeyed_at_a_step_boundary_with_a_checkpoint(site: Site) -> None:
