@@ -444,7 +444,7 @@ FP32_ON_CUDA = {
         ".gather(1, (targets > 0).long()[:, None]).mean()"
     ),
     "multilabel_soft_margin_loss": (
-        "F.multilabel_soft_margin_loss(outputs[:, None], (targets > 0).float()[:, None])"
+        "F.multilabel_soft_margin_loss(outputs[:, None], targets.sign().to(outputs)[:, None])"
     ),
     "a sum that is divided": "outputs.sum() / len(outputs)",
     "types that CUDA promotes": "torch.dot(outputs, targets) / len(outputs)",
@@ -540,6 +540,37 @@ def test_what_determinism_allows_is_no_mistake(tmp_path, capsys, value):
     """Forms of such operations that have a deterministic kernel."""
     step = f'yield Loss(({value}).float().mean(), optimizer="adamw")'
     assert "deterministic" not in checked(tmp_path, capsys, (STEP, step))[1]
+
+
+def test_an_attack_on_the_inputs_is_no_step_of_its_own(tmp_path, capsys):
+    """backward() with inputs leaves weights and their gradients alone."""
+    step = f"""attacked = inputs.clone().requires_grad_()
+        missed = F.mse_loss(self.modules["model"](attacked).squeeze(1), targets)
+        missed.backward(inputs=[attacked])
+        outputs = self.modules["model"](inputs + attacked.grad.sign() / 100).squeeze(1)
+        {STEP}"""
+    code, text = checked(tmp_path, capsys, (STEP, step))
+    assert "error" not in text
+    assert code == 0
+
+
+def test_a_batch_that_is_an_object_is_no_other_each_time(tmp_path, capsys):
+    """Its address in memory is no example."""
+    unpack = """rows, self.kept = batch.rows, batch
+        inputs, targets = self.train_inputs[rows], self.train_targets[rows]"""
+    code, text = checked(
+        tmp_path,
+        capsys,
+        ("class DiabetesConfig", "class Rows:\n    rows = None\n\n\nclass DiabetesConfig"),
+        (
+            "return self.train_inputs[rows], self.train_targets[rows]",
+            "batch = Rows()\n        batch.rows = rows\n        return batch",
+        ),
+        ("inputs, targets = batch", unpack),
+    )
+    assert "error" not in text
+    assert "indices" not in text
+    assert code == 0
 
 
 def test_an_operation_without_a_meta_kernel_is_no_wait(tmp_path, capsys):
