@@ -7,6 +7,7 @@ from httpx2 import Response
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
+from app.brake import Brake
 from db import accounts
 from db.database import Database
 from db.tables import SignInSession, User
@@ -62,8 +63,9 @@ def test_the_current_password_is_asked_for(browser: TestClient, stranger: TestCl
     assert stranger.post("/sign-in", data=form).headers["location"] == "/"
 
 
-def test_guesses_of_the_current_password_have_to_wait(browser: TestClient) -> None:
+def test_guesses_of_the_current_password_have_to_wait(app: FastAPI, browser: TestClient) -> None:
     """As at the sign-in, whoever was wrong a few times is told when to try again."""
+    app.state.brake = Brake(clock=lambda: 0.0)  # however long the guesses take here
     set_password(browser)
     answers = [set_password(browser, current="a guess") for _ in range(6)]
     assert [answer.status_code for answer in answers] == [422] * 5 + [429]
