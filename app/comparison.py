@@ -39,13 +39,15 @@ class Column:
 class Comparison:
     """names: of the figures, in order; differences: fields of which runs have unequal values.
 
-    left_out: precisions that no worker offered when the comparison was queued.
+    left_out: precisions that no worker offered when the comparison was queued.  is_on_cpu: some
+    run trains on a CPU, or all will.
     """
 
     columns: list[Column]
     names: list[str]
     differences: list[tuple[str, list[Any]]]
     left_out: list[str]
+    is_on_cpu: bool
 
 
 def queue(session: Session, user: User, source: Run) -> list[Run]:
@@ -98,7 +100,8 @@ def lay_out(session: Session, group_id: int, settings: Settings) -> Comparison:
     ]
     differences = _differences([run.config for run, _owner in members])
     left_out = [label for label in groups.VARIANTS if label not in labels.values()]
-    return Comparison(columns, names, differences, left_out)
+    is_on_cpu = groups.is_on_cpu(session, group_id)
+    return Comparison(columns, names, differences, left_out, is_on_cpu)
 
 
 def _measured(session: Session, run: Run) -> dict[str, float | None]:

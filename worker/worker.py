@@ -189,8 +189,9 @@ class Worker:
             run_ids = queue.queued(session)
         for run_id in run_ids:
             try:
-                with self.database.reading() as session:  # which takes the claim back
+                with self.database.writing() as session:
                     self._take(session, free, only=run_id)
+                    session.rollback()  # it was only to see whether it can be claimed
             except Exception as error:
                 if may_pass(error):
                     raise

@@ -9,7 +9,7 @@ from app.context import Db, TheSettings
 from app.news import list_cursor
 from app.parameters import RunId
 from app.rendering import page
-from db import groups, runs, waiting
+from db import runs, waiting
 from db.waiting import Queue
 
 router = APIRouter()
@@ -37,7 +37,6 @@ def show_group(
         group_id=group_id,
         comparison=laid_out,
         labels=comparison.MEASURED,
-        is_on_cpu=groups.is_on_cpu(session, group_id),
         is_over=all(column.run.is_over for column in laid_out.columns),
         cursor=list_cursor(runs.newest_id(session), marks),
     )
