@@ -182,7 +182,9 @@ def main() -> None:
         },
     )
     own_time = [0.0]
-    telemetry_module.time = SimpleNamespace(monotonic=lambda: own_time[0])
+    telemetry_module.time = SimpleNamespace(
+        monotonic=lambda: own_time[0], perf_counter=time.perf_counter
+    )
     with tempfile.TemporaryDirectory() as folder:
         loops = [BareLoop(config, device), MeasuredLoop(config, device, Path(folder))]
         seconds: list[list[float]] = [[], []]
