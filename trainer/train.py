@@ -259,7 +259,9 @@ def train(
                 at = Progress(step, telemetry.skipped, batches.position, retried)
                 saver.save(at, reason=reason, request=asked)
             if request and request.kind == "replay":
-                replay.request(int(request.value), request.id)
+                observers.drain()  # so that the scale of a past skip is known, whenever it came
+                with courtesy("replay", step, on_event):
+                    replay.request(int(request.value), request.id)
             stop_rule.check()  # of the steps that have arrived: a device's bad news come late
 
     _report(stopwatch.metrics(), step, telemetry.elapsed_ms(), on_event)

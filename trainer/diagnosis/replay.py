@@ -239,6 +239,12 @@ class Replay(Observer):
         self._replay(past, notes, [request])
 
     def _replay(self, kept: _Step, notes: list[str], requests: list[int]) -> None:
+        try:
+            self._replay_and_tell(kept, notes, is_requested=bool(requests))
+        finally:
+            self._tell(requests)  # obeyed as far as it could be: what raised is told by itself
+
+    def _replay_and_tell(self, kept: _Step, notes: list[str], *, is_requested: bool) -> None:
         recipe, networks = self._rig.recipe, self._rig.recipe.modules
         if any(networks[name] is not module for name, module in self._modules.items()):
             notes = [*notes, "the plain network was replayed, on this process's examples"]
@@ -265,7 +271,7 @@ class Replay(Observer):
                 "step": kept.number,
                 "exact": not notes,
                 "notes": notes,
-                "requested": bool(requests),
+                "requested": is_requested,
                 "scale": scale,
                 "found": found is not None,
                 "module": found and found.module,
@@ -278,7 +284,6 @@ class Replay(Observer):
                 "culprits": culprits,
             }
         )
-        self._tell(requests)
 
     def _tell(self, obeyed: list[int]) -> None:
         for request in obeyed:

@@ -487,3 +487,20 @@ def test_a_replay_counts_what_the_step_counted(run_loop, accumulation_steps):
     assert run.of("replay", exact=True)
     for replay in run.of("replay", exact=True):
         assert replay["culprits"] == [{"optimizer": "sgd", **c} for c in skips[replay["step"]]]
+
+
+def test_a_replay_by_hand_that_fails_ends_no_run(run_loop, monkeypatch):
+    """It is told, the request counts as obeyed, and the run goes on to the same bits."""
+    alone = run_loop(PlantedForward, {"diagnosis": {"replay_skips": 0}})
+
+    def failing(*_arguments):
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(Replay, "_go_through", failing)
+    wanted = iter([Control()] * 5 + [Control(request=Request(7, "replay", 3.0))])
+    values = {"diagnosis": {"replay_skips": 0}}
+    run = run_loop(PlantedForward, values, control=lambda: next(wanted, Control()))
+    [told] = run.of("failed_diagnosis")
+    assert told["diagnosis"] == "replay"
+    assert [event["request"] for event in run.of("obeyed")] == [7]
+    assert_same_bits(run.weights(), alone.weights())
