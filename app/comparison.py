@@ -1,4 +1,4 @@
-"""The same run in four precisions: queue them, and lay them side by side, each as ratio to fp32."""
+"""The same run in several precisions: queue them, and lay them side by side, as ratios to fp32."""
 
 import math
 from copy import deepcopy
@@ -11,6 +11,7 @@ from app import schemas
 from app.submission import LENGTHS, Submission, submit
 from app.summary import RunSummary, summarise_all
 from db import groups, verdict, windows, workers
+from db.groups import TF32
 from db.settings import Settings
 from db.tables import ENDED, Run, User
 
@@ -54,17 +55,20 @@ def queue(session: Session, user: User, source: Run) -> list[Run]:
     """Queue a run's configuration and seed in each precision; the first is named by their group.
 
     A precision that no worker offers is left out: it would wait for ever. With no worker up, all
-    are queued.  Raises Invalid if the recipe no longer takes this configuration.
+    are queued. TF32 is there if all devices that may train it have it: others would train in fp32
+    under its name.  Raises Invalid if the recipe no longer takes this configuration.
     """
     has_own_name = source.name != f"{source.recipe}-{source.precision}"
     base = source.name if has_own_name else source.recipe
     offered = workers.precisions_for(session, source.recipe)
+    has_tf32 = workers.has_tf32(session, source.recipe)
     queued = []
-    for label, (precision, is_scaled) in groups.VARIANTS.items():
-        if offered and precision not in offered:
+    for label, changes in groups.VARIANTS.items():
+        if (offered and changes["precision"] not in offered) or (label == TF32 and not has_tf32):
             continue
-        config = deepcopy(source.config) | {"precision": precision}
-        config["scaler"] = config.get("scaler", {}) | {"enabled": is_scaled}
+        config = deepcopy(source.config)
+        for path, value in changes.items():
+            schemas.put(config, path, value)
         ending = f" {label}"
         submission = Submission(
             recipe=source.recipe,
@@ -99,7 +103,8 @@ def lay_out(session: Session, group_id: int, settings: Settings) -> Comparison:
         for summary in summarise_all(session, members, settings)
     ]
     differences = _differences([run.config for run, _owner in members])
-    left_out = [label for label in groups.VARIANTS if label not in labels.values()]
+    shown = {*labels.values(), TF32}  # which is no precision to ask for, but a setting of fp32
+    left_out = [label for label in groups.VARIANTS if label not in shown]
     is_on_cpu = groups.is_on_cpu(session, group_id)
     return Comparison(columns, names, differences, left_out, is_on_cpu)
 

@@ -168,7 +168,7 @@ def _bf16(evidence: Evidence) -> Iterator[Finding]:
 
 def _slower(evidence: Evidence) -> Iterator[Finding]:
     mine, fp32 = evidence.seconds.get(evidence.variant), evidence.seconds.get("fp32")
-    if evidence.variant != "fp32" and mine and fp32 and mine > fp32:
+    if evidence.variant not in ("fp32", groups.TF32) and mine and fp32 and mine > fp32:
         yield Finding(
             "Mixed precision is slower here than fp32",
             f"{mine:.3g} s to {fp32:.3g} s for the same run, {mine / fp32:.2g} times as long. On a "

@@ -9,20 +9,25 @@ from db.errors import NotFound
 from db.tables import Metric, Run, Status, User, Worker
 from db.workers import ALIVE
 
-#: Precision, and whether the scaler is on, of each run of a comparison.
-VARIANTS = {
-    "fp32": ("fp32", True),
-    "fp16 without scaler": ("fp16", False),
-    "fp16": ("fp16", True),
-    "bf16": ("bf16", True),
+TF32 = "TF32"
+#: What the configuration of each run of a comparison is given, by the path of the field.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "fp32": {"precision": "fp32", "scaler.enabled": True, "training.tf32": False},
+    TF32: {"precision": "fp32", "scaler.enabled": True, "training.tf32": True},
+    "fp16 without scaler": {"precision": "fp16", "scaler.enabled": False},
+    "fp16": {"precision": "fp16", "scaler.enabled": True},
+    "bf16": {"precision": "bf16", "scaler.enabled": True},
 }
 
 
 def variant(config: dict[str, Any]) -> str:
     """Name what a configuration is in a comparison."""
-    is_scaled = config.get("scaler", {}).get("enabled", True)
-    is_bare = config["precision"] == "fp16" and not is_scaled
-    return "fp16 without scaler" if is_bare else str(config["precision"])
+    precision = str(config["precision"])
+    if precision == "fp16" and not config.get("scaler", {}).get("enabled", True):
+        return "fp16 without scaler"
+    if precision == "fp32" and config.get("training", {}).get("tf32", False):
+        return TF32
+    return precision
 
 
 def members(session: Session, group_id: int) -> list[tuple[Run, str]]:

@@ -154,7 +154,7 @@ class ApiToken(Table):
 class Worker(Table):
     """A daemon that runs training on one machine, and what it offers.
 
-    devices: [{kind, index, name, memory_bytes, compute_capability, fp16, bf16}]
+    devices: [{kind, index, name, memory_bytes, compute_capability, fp16, bf16, tf32}]
     recipes: [{name, title, description, schema}], or [{name, error}] for one that cannot load
     recipe_names: of those that can; the schemas are long, and whoever asks who offers what is
     asked often

@@ -118,6 +118,14 @@ def precisions_for(session: Session, recipe: str) -> set[str]:
     }
 
 
+def has_tf32(session: Session, recipe: str) -> bool:
+    """Tell whether the devices have TF32, whichever living worker comes to train a recipe."""
+    able = [worker for worker in alive(session) if offers(worker, recipe)]
+    return bool(able) and all(
+        device.get("tf32", False) for worker in able for device in worker.devices
+    )
+
+
 def offers(worker: Worker, recipe: str) -> bool:
     """Tell whether a worker can run a recipe."""
     return recipe in worker.recipe_names

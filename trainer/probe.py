@@ -32,6 +32,7 @@ def devices() -> list[dict[str, Any]]:
                 "compute_capability": None,
                 "fp16": True,  # slow, but the arithmetic and the overflows are real
                 "bf16": True,
+                "tf32": False,
             }
         ]
     return [_cuda_device(index) for index in range(torch.cuda.device_count())]
@@ -53,6 +54,7 @@ def _cuda_device(index: int) -> dict[str, Any]:
         "compute_capability": f"{properties.major}.{properties.minor}",
         "fp16": capability >= (5, 3),  # the first with fp16 arithmetic
         "bf16": capability >= (8, 0),
+        "tf32": capability >= (8, 0),
     }
 
 

@@ -43,7 +43,8 @@ class Comparison(BaseModel):
 def compare(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> Comparison:
     """Queue a run's configuration and seed as fp32, fp16 without a scaler, fp16, and bf16.
 
-    Precisions that no worker offers are left out, and named in the answer.
+    Precisions that no worker offers are left out, and named in the answer. Where all devices that
+    may train it have TF32, fp32 comes a second time, with training.tf32.
     """
     queued = comparison.queue(session, visitor.user, runs.get(session, run_id))
     session.flush()

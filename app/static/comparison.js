@@ -3,7 +3,7 @@ import { lossAxis } from 'figure'
 import { smoothed } from 'points'
 
 /** A colour a run, in the order of the table, as diagnosis.css has them. */
-const LINES = ['loss', 'skip', 'scale', 'val']
+const LINES = ['loss', 'skip', 'scale', 'val', 'norm']
 
 /**
  * @typedef {{label: string, points: import('points').Points}} Drawn

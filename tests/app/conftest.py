@@ -48,6 +48,7 @@ SCHEMA: dict[str, Any] = {
                     "default": 1.0,
                 },
                 "fused": {"title": "Fused", "type": "boolean", "default": True},
+                "tf32": {"title": "TF32", "type": "boolean", "default": False},
             },
         },
         "scaler": {
@@ -74,11 +75,18 @@ CPU = {
     "compute_capability": None,
     "fp16": True,
     "bf16": True,
+    "tf32": False,
 }
 DIGITS = {"name": "digits", "title": "Digits", "description": "Digits.", "schema": SCHEMA}
 CONFIG = {
     "precision": "fp16",
-    "training": {"steps": 400, "batch_size": 64, "max_grad_norm": 1.0, "fused": True},
+    "training": {
+        "steps": 400,
+        "batch_size": 64,
+        "max_grad_norm": 1.0,
+        "fused": True,
+        "tf32": False,
+    },
     "scaler": {"enabled": True, "init_scale": 16777216.0},
 }
 

@@ -1,4 +1,4 @@
-"""The same run in four precisions: what is queued, and what stands side by side."""
+"""The same run in several precisions: what is queued, and what stands side by side."""
 
 import math
 from typing import Any
@@ -61,6 +61,29 @@ def test_a_precision_that_no_worker_offers_is_left_out(
     assert [each["label"] for each in answer["runs"]] == LABELS
     assert answer["left_out"] == []
     assert "no worker that was up" not in browser.get(f"/groups/{answer['id']}").text
+
+
+def test_tf32_is_a_column_where_all_devices_have_it(
+    database: Database, ada: User, script: TestClient
+) -> None:
+    """fp32 is fp32 proper then, whatever the source says. One worker without TF32 might take the
+    run, so there is no such column; it is no precision that is missed."""
+    gpu = CPU | {"kind": "cuda", "name": "H100", "compute_capability": "9.0", "tf32": True}
+    offer: dict[str, Any] = {"recipes": [DIGITS], "versions": {}}
+    with database.writing() as session:
+        workers.register(session, name="gpu", host="host", pid=1, devices=[gpu], **offer)
+    submit(database, ada, config={"precision": "fp16", "training": {"steps": 5, "tf32": True}})
+    answer = script.post("/api/runs/1/comparison").json()
+    assert [each["label"] for each in answer["runs"]] == ["fp32", "TF32", *LABELS[1:]]
+    assert answer["differences"]["precision"] == ["fp32", "fp32", "fp16", "fp16", "bf16"]
+    assert answer["differences"]["training.tf32"] == [False, True, True, True, True]
+
+    older = {name: value for name, value in gpu.items() if name != "tf32"}  # as told before
+    with database.writing() as session:
+        workers.register(session, name="old", host="host", pid=2, devices=[gpu, older], **offer)
+    answer = script.post("/api/runs/1/comparison").json()
+    assert [each["label"] for each in answer["runs"]] == LABELS
+    assert answer["left_out"] == []
 
 
 def test_button_leads_to_the_group(

@@ -74,6 +74,7 @@ SINKING = [make_module("body", -10, [90], underflow=0.02), make_module("head", -
             ["Mixed precision is slower here than fp32"],
         ),
         ("healthy", {"variant": "fp16", "seconds": {"fp32": 3.0, "fp16": 2.0}}, []),
+        ("healthy", {"variant": "TF32", "seconds": {"fp32": 2.0, "TF32": 3.0}}, []),
         ("healthy", {"shapes": SHAPES}, ["Shapes miss tensor cores"]),
         ("healthy", {"variant": "fp32", "seconds": {"fp32": 3.0}}, []),
     ],

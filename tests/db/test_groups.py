@@ -10,10 +10,13 @@ from tests.db.conftest import config, submit
 
 
 def test_variant_tells_a_missing_scaler() -> None:
-    """fp16 without a scaler is a variant of its own; elsewhere the scaler has no say."""
+    """fp16 without a scaler is a variant of its own; elsewhere the scaler has no say. So is TF32,
+    of fp32 alone."""
     assert groups.variant(config()) == "fp16"
     assert groups.variant(config() | {"scaler": {"enabled": False}}) == "fp16 without scaler"
     assert groups.variant(config(precision="bf16") | {"scaler": {"enabled": False}}) == "bf16"
+    assert groups.variant(config(precision="fp32", tf32=True)) == "TF32"
+    assert groups.variant(config(precision="fp16", tf32=True)) == "fp16"
 
 
 def test_members_come_as_they_were_queued(database: Database, ada: User) -> None:

@@ -57,7 +57,8 @@ def test_the_probe_prints_devices_recipes_and_versions():
     ).stdout
     answer = json.loads(output)
     assert answer["devices"][0].keys() == {
-        "kind", "index", "name", "memory_bytes", "compute_capability", "fp16", "bf16"
+        "kind", "index", "name", "memory_bytes", "compute_capability", "fp16", "bf16",
+        "tf32",
     }  # fmt: skip
     assert answer["devices"][0]["memory_bytes"] > 2**28
     assert {"python", "torch", "cuda", "numpy"} == answer["versions"].keys()
