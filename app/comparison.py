@@ -29,10 +29,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Column:
-    """One run of a comparison. figures: by name of the metric, or loss."""
+    """One run of a comparison. device: empty until it has trained.  figures: by name of the
+    metric, or loss.
+    """
 
     label: str
     run: RunSummary
+    device: str
     figures: dict[str, Figure]
 
 
@@ -49,6 +52,11 @@ class Comparison:
     differences: list[tuple[str, list[Any]]]
     left_out: list[str]
     is_on_cpu: bool
+
+    @property
+    def has_devices_that_differ(self) -> bool:
+        """Whether times say as much of devices as of precisions."""
+        return len({column.device for column in self.columns} - {""}) > 1
 
 
 def queue(session: Session, user: User, source: Run) -> list[Run]:
@@ -94,10 +102,12 @@ def lay_out(session: Session, group_id: int, settings: Settings) -> Comparison:
     base = next((measured[run] for run, label in labels.items() if label == "fp32"), {})
     own = dict.fromkeys(name for figures in measured.values() for name in figures)
     names = [*MEASURED, "loss", *(name for name in own if name not in (*MEASURED, "loss"))]
+    devices = groups.devices(session, group_id)
     columns = [
         Column(
             labels[summary.id],
             summary,
+            devices.get(summary.id, ""),
             {name: _figure(name, measured[summary.id], base) for name in names},
         )
         for summary in summarise_all(session, members, settings)

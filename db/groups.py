@@ -1,12 +1,13 @@
 """Runs of one configuration in several precisions, to be laid side by side."""
 
+from collections import Counter
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.errors import NotFound
-from db.tables import Metric, Run, Status, User, Worker
+from db.tables import Metric, Run, RunNode, Status, User, Worker
 from db.workers import ALIVE
 
 TF32 = "TF32"
@@ -51,6 +52,20 @@ def is_on_cpu(session: Session, group_id: int) -> bool:
 
 def _has_no_gpu(worker: Worker) -> bool:
     return all(device["kind"] == "cpu" for device in worker.devices)
+
+
+def devices(session: Session, group_id: int) -> dict[int, str]:
+    """Name the devices that each run of a group has trained on, over all its attempts."""
+    query = select(RunNode.run_id, RunNode.devices, Worker.devices)
+    query = query.join(Worker, Worker.id == RunNode.worker_id).join(Run, Run.id == RunNode.run_id)
+    query = query.where(Run.group_id == group_id, RunNode.resumed_step.is_not(None))
+    found: dict[int, list[str]] = {}
+    for run_id, indexes, offered in session.execute(query.order_by(RunNode.attempt)):
+        names = {device["index"]: str(device.get("name") or device["kind"]) for device in offered}
+        used = Counter(names.get(index, "a device that is gone") for index in indexes)
+        text = ", ".join(name if n == 1 else f"{n} × {name}" for name, n in used.items())
+        found.setdefault(run_id, []).append(text)
+    return {run_id: "; ".join(dict.fromkeys(texts)) for run_id, texts in found.items()}
 
 
 def seconds(session: Session, group_id: int) -> dict[str, float]:

@@ -27,6 +27,7 @@ class ComparedRun(BaseModel):
 
     label: str
     run: RunSummary
+    device: Annotated[str, Field(description="What it trained on; empty until it has")]
     figures: dict[str, Figure]
 
 

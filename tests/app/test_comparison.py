@@ -1,6 +1,7 @@
 """The same run in several precisions: what is queued, and what stands side by side."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,34 @@ def test_a_comparison_on_a_cpu_says_so(
     assert note in browser.get("/groups/2").text
 
 
+def test_a_comparison_over_several_devices_says_so(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """Each run names what it trained on; before the second device nothing is said of them."""
+    gpu = CPU | {"kind": "cuda", "name": "H100"}
+    both = [gpu | {"index": 0}, gpu | {"index": 1}]
+    with database.writing() as session:
+        workers.register(
+            session, name="gpu", host="host", pid=2, devices=both, recipes=[DIGITS], versions={}
+        )
+    submit(database, ada, devices_per_node=2)
+    browser.post("/runs/1/comparison")
+    browser.post("/runs/1/cancellation")
+    note = "trained on different devices"
+
+    def devices() -> list[str]:
+        return [run["device"] for run in browser.get("/api/groups/2").json()["runs"]]
+
+    _train(database, 2, seconds=2.0, losses=[2.0], devices=[0, 1])
+    assert devices() == ["CPU, a device that is gone", "", "", ""]
+    assert note not in browser.get("/groups/2").text
+    _train(database, 3, seconds=2.0, losses=[2.0], worker_id=2, devices=[0, 1])
+    assert devices()[1] == "2 × H100"
+    page = browser.get("/groups/2").text
+    assert note in page
+    assert "<td>2 × H100</td>" in page
+
+
 def test_numbers_stand_beside_their_ratio_to_fp32(
     database: Database, settings: Settings, ada: User, offered: None, browser: TestClient
 ) -> None:
@@ -175,10 +204,12 @@ def _train(
     losses: list[float],
     skipped: list[int] | None = None,
     end: bool = True,
+    worker_id: int = 1,
+    devices: Collection[int] = (0,),
 ) -> Run:
-    offer = {"recipes": ["digits"], "precisions": ["fp32", "fp16", "bf16"], "free_devices": [0]}
+    offer = {"recipes": ["digits"], "precisions": ["fp32", "fp16", "bf16"]}
     with database.writing() as session:
-        run = queue.claim(session, 1, lease_seconds=60.0, **offer)
+        run = queue.claim(session, worker_id, lease_seconds=60.0, free_devices=devices, **offer)
         assert run is not None
         assert run.id == run_id
         queue.start(session, run_id, 1)
