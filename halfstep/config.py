@@ -133,6 +133,13 @@ class Training(Group):
         description="With several devices: some steps leave parameters without a gradient. Costs a "
         "walk through the graph in each step.",
     )
+    static_graph: bool = Field(
+        False,
+        title="Static graph",
+        description="With several devices: every step goes through the same operations, and the "
+        "first one shows DistributedDataParallel which. Parameters that are never used then cost "
+        "nothing, and activation checkpoints may be re-entrant.",
+    )
     device_memory_gib: Annotated[float, Field(gt=0, le=65536)] | None = Field(
         None,
         title="Device memory (GiB)",
@@ -146,6 +153,20 @@ class Training(Group):
         title="CPU threads",
         description="Threads for computation on the CPU. Another number gives other last bits.",
     )
+
+    @model_validator(mode="after")
+    def _a_static_graph_is_the_same_in_every_pass(self) -> Self:
+        if self.static_graph and self.accumulation_steps > 1:
+            raise ValueError(
+                f"static_graph cannot go with accumulation_steps {self.accumulation_steps}: "
+                "DistributedDataParallel leaves out no averaging between passes of a static graph"
+            )
+        if self.static_graph and self.unused_parameters:
+            raise ValueError(
+                "static_graph cannot go with unused_parameters: which parameters have no gradient "
+                "is the same in every step of a static graph, and found in the first"
+            )
+        return self
 
 
 class Scaler(Group):

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from halfstep.config import Training
+
 Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
 STOPS: tuple[Stop | None, ...] = (None, "preempt", "pause", "cancel")  # the last ones prevail
 Kind: TypeAlias = Literal["checkpoint", "scale", "replay"]
@@ -50,11 +52,8 @@ class Ranks:
 
     rank, world_size = 0, 1
 
-    def wrap(self, module: nn.Module, *, unused: bool = False) -> nn.Module:
-        """Return the module as it is trained: with its gradients averaged over the ranks.
-
-        unused: some steps leave parameters of it without a gradient.
-        """
+    def wrap(self, module: nn.Module, training: Training) -> nn.Module:
+        """Return the module as it is trained: with its gradients averaged over the ranks."""
         return module
 
     def mean_(self, value: Tensor) -> Tensor:
@@ -90,13 +89,14 @@ class ProcessGroup(Ranks):
         # Kept here, because the recipe may call them through a wrapper of torch.compile.
         self._averaged: list[DistributedDataParallel] = []
 
-    def wrap(self, module: nn.Module, *, unused: bool = False) -> nn.Module:
+    def wrap(self, module: nn.Module, training: Training) -> nn.Module:
         """Return the module in DistributedDataParallel; one without parameters as it is."""
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return module
         averaged = DistributedDataParallel(
             module,
-            find_unused_parameters=unused,
+            find_unused_parameters=training.unused_parameters,
+            static_graph=training.static_graph,
             gradient_as_bucket_view=True,  # gradients lie where they are averaged, once
         )
         self._averaged.append(averaged)

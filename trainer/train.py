@@ -33,6 +33,7 @@ from halfstep.config import ConfigError, RunConfig, Scaler, Training
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.spool import Event, Steps
 from trainer import checkpoint
+from trainer.averaging import AveragingCheck
 from trainer.batches import Batches
 from trainer.checkpoint import Progress
 from trainer.diagnosis import shapes
@@ -143,8 +144,7 @@ def train(
 
     # DistributedDataParallel replaces the modules that the recipe calls; these are the plain ones.
     modules = dict(recipe.modules)
-    unused = training.unused_parameters
-    recipe.modules = {name: ranks.wrap(m, unused=unused) for name, m in modules.items()}
+    recipe.modules = {name: ranks.wrap(module, training) for name, module in modules.items()}
     if training.compile:  # outermost, so that the compiler can overlap DDP's communication
         compiled: dict[str, Any] = {name: torch.compile(m) for name, m in recipe.modules.items()}
         recipe.modules = compiled
@@ -195,6 +195,8 @@ def train(
         optimizers, device, training, config.diagnosis, observers.arrived, on_event, started_at
     )
     telemetry.skipped = progress.skipped
+    if training.static_graph and ranks.world_size > 1:
+        observers.join(averaging=AveragingCheck(ranks))
     observers.join(stop_rule=stop_rule, replay=replay, histogram=histogram, telemetry=telemetry)
 
     # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.

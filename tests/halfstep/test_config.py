@@ -132,3 +132,10 @@ def test_a_recipe_with_impossible_defaults_is_refused():
         config_model(OutOfRange)
     with pytest.raises(ConfigError, match="trainings"):
         config_model(WrongGroup)
+
+
+@pytest.mark.parametrize("other", [{"accumulation_steps": 2}, {"unused_parameters": True}])
+def test_a_static_graph_refuses_what_changes_it(other):
+    """Each by its name: DDP would fail in the first step, in words of its own."""
+    with pytest.raises(ConfigError, match=f"static_graph cannot go with {next(iter(other))}"):
+        parse_config(Example, {"training": {"static_graph": True, **other}})

@@ -364,6 +364,61 @@ def test_compiled_ranks_average_gradients_once_a_step(tmp_path):
     assert [torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1)] == [5, 5]
 
 
+STATIC = """
+import sys, torch
+import torch.nn.functional as F
+from torch import nn
+from tests.trainer.conftest import Regression
+from halfstep.config import parse_config
+from halfstep.recipe import Loss, RecipeError
+from trainer.ranks import joined
+from trainer.train import train
+
+class Partial(Regression):
+    defaults = Regression.defaults | {"training": {"static_graph": True, "batch_size": 8}}
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.modules["model"][0].never_used = nn.Parameter(torch.ones(3))
+        kept.append(self.modules["model"])
+
+class Penalty(Partial):
+    def training_step(self, batch):
+        inputs, targets = batch
+        inputs = inputs.clone().requires_grad_()
+        output = self.modules["model"](inputs)
+        [gradient] = torch.autograd.grad(output.sum(), inputs, create_graph=True)
+        yield Loss(F.mse_loss(output, targets) + gradient.pow(2).sum(), "sgd")
+
+def weights_of(recipe_class, **training):
+    values = {"precision": "fp32", "training": {"steps": 4, **training}}
+    train(recipe_class, parse_config(recipe_class, values), device=device,
+          on_steps=lambda records: None, on_event=lambda event: None, ranks=ranks)
+    return kept[-1].state_dict()
+
+kept = []
+with joined(torch.device("cpu")) as (ranks, device):
+    found = {"static": weights_of(Partial)}
+    found["other"] = weights_of(Partial, static_graph=False, unused_parameters=True)
+    try:
+        weights_of(Penalty)
+    except RecipeError as error:
+        found["refusal"] = str(error)
+    torch.save(found, f"{sys.argv[1]}/rank-{ranks.rank}.pt")
+"""
+
+
+def test_ranks_train_a_static_graph(tmp_path):
+    """A parameter that is never used costs no search; the weights are those of one. A gradient
+    that is differentiated again, which DDP would leave on its rank, is refused in words.
+    """
+    run_ranks(tmp_path, STATIC)
+    first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
+    assert_same_bits(first, second)
+    assert_same_bits(first["static"], first["other"])
+    assert "training.static_graph is on, and gradients are not averaged" in first["refusal"]
+
+
 @pytest.mark.parametrize("recipe", ["gpt", "wgan-gp", "erfnet"])
 def test_two_ranks_train_every_recipe(tmp_path, recipe):
     """Transformer, BatchNorm and a gradient differentiated twice work in DDP, in fp16."""
