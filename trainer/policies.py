@@ -44,32 +44,21 @@ class ScaleRule:
         self._steps = torch.zeros((), dtype=torch.int64, device=device)
         self._skips = torch.zeros((), dtype=torch.int64, device=device)
 
-    def update(self, scaler: GradScaler, found_inf: list[Tensor]) -> None:
-        """Move the scale once a step, after all optimizers. found_inf: one an optimizer, 0-dim."""
+    def update(self, scaler: GradScaler, before: Tensor, found_inf: list[Tensor]) -> Tensor:
+        """Move the scale once a step, after all optimizers; return what it is now.
+
+        before: the scale of this step.  found_inf: one an optimizer. All are 0-dim, on the device.
+        """
         if not scaler.is_enabled():
-            return
-        if not self._is_patient:
-            scaler.update()
-            scaler.update(scaler.scale(self.one).clamp_(self._floor, self._ceiling))
-            return
-        before = scaler.scale(self.one)  # reads the scale on the device
+            return before
         scaler.update()
-        after = scaler.scale(self.one)
-
-        skipped = torch.stack(found_inf).amax().to(torch.int64)  # 0 or 1
-        self._steps += 1
-        self._skips += skipped
-        self._patience -= skipped
-        is_patient = self._patience > 0
-        is_tolerable = self._skips < self._tolerance * self._steps
-        after = torch.where((skipped == 1) & (is_patient | is_tolerable), before, after)
-
-        has_grown = after > before  # before the ceiling, where it tries to grow for ever
-        self._patience.masked_fill_(has_grown, self._hysteresis)
-        for counter in (self._steps, self._skips):
-            counter.masked_fill_(after != before, 0)
+        after = scaler.scale(self.one)  # reads the scale on the device, as a new tensor
+        if self._is_patient:
+            after = self._held_back(before, after, found_inf)
+        after.clamp_(self._floor, self._ceiling)
         # With a tensor, update() copies on the device; the growth tracker stays as it is.
-        scaler.update(after.clamp(self._floor, self._ceiling))
+        scaler.update(after)
+        return after
 
     def set(self, scaler: GradScaler, scale: float) -> None:
         """Go on with this scale, within the bounds; ignore what is no scale.
@@ -88,6 +77,22 @@ class ScaleRule:
         for name, counter in self.state_dict().items():
             counter.copy_(state[name])
         self._patience.clamp_(max=self._hysteresis)
+
+    def _held_back(self, before: Tensor, after: Tensor, found_inf: list[Tensor]) -> Tensor:
+        """Count the step; return the scale, before the bounds, with patience and tolerance."""
+        skipped = torch.stack(found_inf).amax().to(torch.int64)  # 0 or 1
+        self._steps += 1
+        self._skips += skipped
+        self._patience -= skipped
+        is_patient = self._patience > 0
+        is_tolerable = self._skips < self._tolerance * self._steps
+        after = torch.where((skipped == 1) & (is_patient | is_tolerable), before, after)
+
+        has_grown = after > before  # before the ceiling, where it tries to grow for ever
+        self._patience.masked_fill_(has_grown, self._hysteresis)
+        for counter in (self._steps, self._skips):
+            counter.masked_fill_(after != before, 0)
+        return after
 
 
 class Calibration:

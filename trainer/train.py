@@ -279,8 +279,8 @@ def train_step(rig: Rig, batches: Iterable[Any]) -> StepResult:
     Source: PyTorch's AMP examples, https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
     scaler, optimizers, training = rig.scaler, rig.optimizers, rig.training
-    one = rig.scale_rule.one
-    scale = scaler.scale(one)  # 1 × scale: reads it as a new tensor; get_scale() would wait
+    # 1 × scale: reads it as a new tensor of the device; get_scale() would wait.
+    scale = scaler.scale(rig.scale_rule.one)
     loss_sum = torch.zeros_like(scale)  # stays on the device, and is read when its row arrives
     updates = {name: watched.idle for name, watched in optimizers.items()}
     stepped: set[str] = set()
@@ -309,10 +309,11 @@ def train_step(rig: Rig, batches: Iterable[Any]) -> StepResult:
         raise RecipeError("training_step yields no loss")
     # Once, after all optimizers: it halves the scale if any of them was skipped. Between two of
     # them it would unscale the second one's gradients by a scale that they were not scaled with.
-    rig.scale_rule.update(scaler, [update.found_inf for update in updates.values()])
+    found_inf = [update.found_inf for update in updates.values()]
+    scale_after = rig.scale_rule.update(scaler, scale, found_inf)
     loss = rig.ranks.mean_(loss_sum)
     rate = next(iter(optimizers.values())).rate  # as it was applied, whoever set it
-    return StepResult(loss, scale, scaler.scale(one), updates, stepped, rate, rounds)
+    return StepResult(loss, scale, scale_after, updates, stepped, rate, rounds)
 
 
 def all_skipped(result: StepResult) -> bool:

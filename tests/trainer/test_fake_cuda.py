@@ -63,7 +63,9 @@ def update_on_cuda(monkeypatch, values, spoil=lambda telemetry: None):
     monkeypatch.setattr(torch.cuda, "Event", lambda: None)
     monkeypatch.setattr(Histogram, "after_step", Observer.after_step)
     # The scale's bounds are a copy between CUDA tensors, which only CUDA's own build can pretend.
-    monkeypatch.setattr(ScaleRule, "update", lambda _self, scaler, _found_inf: scaler.update())
+    monkeypatch.setattr(
+        ScaleRule, "update", lambda _self, scaler, scale, _: scaler.update() or scale
+    )
     config = parse_config(Adams, {"precision": "fp16", **values})
     with FakeTensorMode(allow_non_fake_inputs=True), StayOnDevice():
         with CUDA:
@@ -102,9 +104,10 @@ def update_on_cuda(monkeypatch, values, spoil=lambda telemetry: None):
                 for parameter in watched.parameters:
                     parameter.grad = torch.empty_like(parameter)
                 updates[name] = update_weights(rig, watched)
-            rig.scale_rule.update(scaler, [update.found_inf for update in updates.values()])
+            found_inf = [update.found_inf for update in updates.values()]
+            after = rig.scale_rule.update(scaler, scale, found_inf)
             schedule.count({name: update.found_inf for name, update in updates.items()})
-            after, rate = scaler.scale(rig.scale_rule.one), optimizers["sgd"].rate
+            rate = optimizers["sgd"].rate
             observers.after_step(StepResult(scale, scale, after, updates, set(updates), rate))
             spoil(updates["sgd"])
 
