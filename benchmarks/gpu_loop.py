@@ -25,17 +25,12 @@ from halfstep.recipe import Recipe
 from halfstep.spool import SpoolWriter
 from trainer import machine
 from trainer.batches import Batches
-from trainer.diagnosis.histogram import Histogram
-from trainer.diagnosis.replay import Replay
-from trainer.observers import Observers
-from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Ranks
 from trainer.recipes.gpt import GPT
 from trainer.recipes.mlp import MLP
+from trainer.repeatability import seed_everything
 from trainer.sampler import Sampler
-from trainer.telemetry import Telemetry
-from trainer.train import Rig, make_autocast, make_scaler, seed_everything, train_step
-from trainer.watched import watched_optimizers
+from trainer.train import make_autocast, make_rig, make_scaler, train_step
 
 BAR = 0.99
 Step = Callable[[], None]
@@ -92,38 +87,25 @@ def product(
     """Return the loop's own step, with all that follows it and a spool on the disk."""
     seed_everything(0)
     recipe = recipe_class(config, device)
-    scaler = recipe.scaler = make_scaler(config, device)
     spool = SpoolWriter(folder, 1)
-    optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
-    sampler = _sampler(recipe, config, device)
-    batches = Batches(recipe, sampler)
-    observers = Observers(spool.steps, spool.event)
-    rig = Rig(
+    rig, followers = make_rig(
         recipe,
-        make_autocast(config, device),
-        scaler,
-        ScaleRule(config.scaler, device),
-        optimizers,
-        config.training,
+        recipe.modules,
+        config,
+        device,
         Ranks(),
-        observers,
-    )
-    settings = (config.training, config.diagnosis)
-    telemetry = Telemetry(optimizers, device, *settings, observers.arrived, spool.event, clock())
-    observers.join(
-        stop_rule=StopRule(config.scaler),
-        replay=Replay(rig, recipe.modules, sampler, batches, config, device, spool.event),
-        histogram=Histogram(optimizers, config.diagnosis, device, spool.event),
-        telemetry=telemetry,
+        on_steps=spool.steps,
+        on_event=spool.event,
+        at=clock(),
     )
     number = 0
 
     def step() -> None:
         nonlocal number
         number += 1
-        observers.before_step(number)
-        observers.after_step(train_step(rig, batches.step()))
-        telemetry.tick()
+        rig.observers.before_step(number)
+        rig.observers.after_step(train_step(rig, rig.batches.step()))
+        followers.telemetry.tick()
 
     return step
 

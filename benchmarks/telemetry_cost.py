@@ -33,14 +33,9 @@ from halfstep.recipe import Loss, Recipe
 from halfstep.spool import SpoolWriter
 from trainer import machine
 from trainer import telemetry as telemetry_module
-from trainer.diagnosis.histogram import Histogram
-from trainer.observers import Observers
-from trainer.policies import ScaleRule
 from trainer.ranks import Ranks
 from trainer.schedule import make_schedule, peak_rates
-from trainer.telemetry import Telemetry
-from trainer.train import Rig, make_autocast, make_scaler, train_step
-from trainer.watched import watched_optimizers
+from trainer.train import make_autocast, make_rig, make_scaler, train_step
 
 WIDTH, LAYERS, HEADS, CONTEXT, VOCABULARY = 128, 2, 4, 64, 256
 
@@ -126,41 +121,28 @@ class MeasuredLoop:
     def __init__(self, config: RunConfig[Any], device: torch.device, folder: Path) -> None:
         torch.manual_seed(0)
         recipe = TinyGPT(config, device)
-        recipe.scaler = make_scaler(config, device)
-        optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
         self.spool = SpoolWriter(folder, 1)
         self.schedule = make_schedule(
             config.training, recipe.optimizers, peak_rates(recipe.optimizers), device
         )
-        self.observers = Observers(self.spool.steps, self.spool.event)
-        histogram = Histogram(optimizers, config.diagnosis, device, self.spool.event)
-        self.telemetry = Telemetry(
-            optimizers,
-            device,
-            config.training,
-            config.diagnosis,
-            self.observers.arrived,
-            self.spool.event,
-            run_clock(),
-        )
-        self.observers.join(histogram=histogram, telemetry=self.telemetry)
-        self.rig = Rig(
+        self.rig, followers = make_rig(
             recipe,
-            make_autocast(config, device),
-            recipe.scaler,
-            ScaleRule(config.scaler, device),
-            optimizers,
-            config.training,
+            recipe.modules,
+            config,
+            device,
             Ranks(),
-            self.observers,
+            on_steps=self.spool.steps,
+            on_event=self.spool.event,
+            at=run_clock(),
         )
+        self.telemetry = followers.telemetry
 
     def step(self, number: int, batch: Tensor) -> None:
         """Train on one batch, as `train` does."""
         self.schedule.apply(number)
-        self.observers.before_step(number)
+        self.rig.observers.before_step(number)
         result = train_step(self.rig, [batch])
-        self.observers.after_step(result)
+        self.rig.observers.after_step(result)
         self.telemetry.tick()
 
 
@@ -178,7 +160,7 @@ def main() -> None:
         TinyGPT,
         {
             "precision": options.precision,
-            "diagnosis": {"histogram_every_steps": options.histogram},
+            "diagnosis": {"histogram_every_steps": options.histogram, "replay_skips": 0},
         },
     )
     own_time = [0.0]

@@ -12,19 +12,13 @@ Where the host waits for the device: where a comment says so, and nowhere else. 
 """
 
 import math
-import os
-import random
-import resource
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-import torch.utils.deterministic
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
@@ -42,9 +36,11 @@ from trainer.diagnosis.replay import Replay
 from trainer.observers import Observers, courtesy
 from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Control, Ranks
+from trainer.repeatability import choose_fp32, make_deterministic, seed_everything
 from trainer.sampler import Sampler, check_batch
 from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
+from trainer.stopwatch import Stopwatch
 from trainer.telemetry import Telemetry
 from trainer.watched import (
     StepResult,
@@ -60,6 +56,7 @@ class Rig:
     """What every step works with."""
 
     recipe: Recipe
+    batches: Batches
     autocast: torch.autocast
     scaler: GradScaler
     scale_rule: ScaleRule
@@ -80,6 +77,16 @@ class Rig:
     def parameters(self, loss: Loss) -> list[Tensor]:
         """Return the parameters that a loss trains, those of all its optimizers."""
         return [p for name in loss.optimizers for p in self.optimizers[name].parameters]
+
+
+@dataclass(frozen=True)
+class Followers:
+    """Who follows every step; all of them are the rig's observers."""
+
+    stop_rule: StopRule
+    replay: Replay
+    histogram: Histogram
+    telemetry: Telemetry
 
 
 @dataclass(frozen=True)
@@ -148,24 +155,14 @@ def train(
     if training.compile:  # outermost, so that the compiler can overlap DDP's communication
         compiled: dict[str, Any] = {name: torch.compile(m) for name, m in recipe.modules.items()}
         recipe.modules = compiled
-    optimizers = watched_optimizers(modules, recipe.optimizers)
     peaks = peak_rates(recipe.optimizers)
-    sampler = Sampler(
-        recipe.train_size,
-        training,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        pin=device.type == "cuda",
-    )
-    batches = Batches(recipe, sampler)
 
-    # ---- Mixed precision: two objects, two switches -------------------------------------------
-    # With both off the same loop is plain fp32, or TF32 if training.tf32 is on.
-    autocast = make_autocast(config, device)
-    recipe.scaler = scaler = make_scaler(config, device)
-    scale_rule = ScaleRule(config.scaler, device)
-    if scaler.is_enabled():
-        prepare_momentum(recipe.optimizers)
+    # ---- Mixed precision, and who follows it --------------------------------------------------
+    rig, followers = make_rig(
+        recipe, modules, config, device, ranks, on_steps=on_steps, on_event=on_event, at=started_at
+    )
+    autocast, scaler, scale_rule = rig.autocast, rig.scaler, rig.scale_rule
+    batches, observers, telemetry = rig.batches, rig.observers, followers.telemetry
 
     # ---- Going on from a checkpoint -----------------------------------------------------------
     progress = Progress()
@@ -182,22 +179,10 @@ def train(
     # Only now: loading an optimizer's state replaces its groups.
     schedule = make_schedule(training, recipe.optimizers, peaks, device)
 
-    # ---- Who follows it, and what comes of that -----------------------------------------------
+    telemetry.skipped = progress.skipped
     with courtesy("look at the shapes", 0, on_event):
         if misfits := shapes.misfits(modules, config):
             on_event(misfits)
-    observers = Observers(on_steps, on_event)
-    rig = Rig(recipe, autocast, scaler, scale_rule, optimizers, training, ranks, observers)
-    stop_rule = StopRule(config.scaler)
-    replay = Replay(rig, modules, sampler, batches, config, device, on_event)
-    histogram = Histogram(optimizers, config.diagnosis, device, on_event)
-    telemetry = Telemetry(
-        optimizers, device, training, config.diagnosis, observers.arrived, on_event, started_at
-    )
-    telemetry.skipped = progress.skipped
-    if training.static_graph and ranks.world_size > 1:
-        observers.join(averaging=AveragingCheck(ranks))
-    observers.join(stop_rule=stop_rule, replay=replay, histogram=histogram, telemetry=telemetry)
 
     # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
     parts: dict[str, Any] = {"scale_rule": scale_rule, "schedule": schedule, **observers.members}
@@ -263,11 +248,55 @@ def train(
             if request and request.kind == "replay":
                 observers.drain()  # so that the scale of a past skip is known, whenever it came
                 with courtesy("replay", step, on_event):
-                    replay.request(int(request.value), request.id)
-            stop_rule.check()  # of the steps that have arrived: a device's bad news come late
+                    followers.replay.request(int(request.value), request.id)
+            # Of the steps that have arrived: a device's bad news come late.
+            followers.stop_rule.check()
 
     _report(stopwatch.metrics(), step, telemetry.elapsed_ms(), on_event)
     return Outcome(STATUS_OF_STOP[stop], step)
+
+
+def make_rig(
+    recipe: Recipe,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    device: torch.device,
+    ranks: Ranks,
+    *,
+    on_steps: Callable[[Steps], None],
+    on_event: Callable[[Event], None],
+    at: float,
+) -> tuple[Rig, Followers]:
+    """Make what every step works with, and have all that follows a run follow it.
+
+    modules: the recipe's, without DistributedDataParallel.  at: as started_at in `train`.
+    """
+    training, diagnosis = config.training, config.diagnosis
+    place = {"rank": ranks.rank, "world_size": ranks.world_size}
+    sampler = Sampler(recipe.train_size, training, **place, pin=device.type == "cuda")
+    batches = Batches(recipe, sampler)
+    optimizers = watched_optimizers(modules, recipe.optimizers)
+    observers = Observers(on_steps, on_event)
+
+    # Mixed precision is two objects with two switches. With both off the same loop is plain fp32,
+    # or TF32 if training.tf32 is on.
+    autocast = make_autocast(config, device)
+    recipe.scaler = scaler = make_scaler(config, device)
+    rule = ScaleRule(config.scaler, device)
+    if scaler.is_enabled():
+        prepare_momentum(recipe.optimizers)
+
+    rig = Rig(recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers)
+    followers = Followers(
+        StopRule(config.scaler),
+        Replay(rig, modules, sampler, batches, config, device, on_event),
+        Histogram(optimizers, diagnosis, device, on_event),
+        Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at),
+    )
+    if training.static_graph and ranks.world_size > 1:
+        observers.join(averaging=AveragingCheck(ranks))
+    observers.join(**vars(followers))
+    return rig, followers
 
 
 def train_step(rig: Rig, batches: Iterable[Any]) -> StepResult:
@@ -565,15 +594,6 @@ def check_losses(losses: tuple[Loss, ...], optimizers: Mapping[str, WatchedOptim
             raise RecipeError(f'the loss of "{names}" has shape {shape}: yield its mean')
 
 
-def make_deterministic(wanted: bool) -> None:
-    """Choose algorithms that repeat themselves bit for bit, or the fastest ones."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-    torch.use_deterministic_algorithms(wanted)
-    torch.backends.cudnn.benchmark = not wanted
-    # Filling every new tensor with NaN finds bugs, and costs a kernel a tensor: not here.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
 def with_steps_of_epochs(
     config: RunConfig[Any], train_size: int, world_size: int
 ) -> RunConfig[Any]:
@@ -586,12 +606,6 @@ def with_steps_of_epochs(
     return config.model_copy(update={"training": type(training)(**values)})
 
 
-def choose_fp32(*, tf32: bool) -> None:
-    """Let CUDA's fp32 products and convolutions be TF32, or not: torch's defaults disagree."""
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
-
-
 def make_recipe(recipe_class: type[Recipe], config: RunConfig[Any], device: torch.device) -> Recipe:
     """Make the recipe. Raises RecipeError for an optimizer that has no fused form."""
     try:
@@ -602,37 +616,6 @@ def make_recipe(recipe_class: type[Recipe], config: RunConfig[Any], device: torc
         raise RecipeError(
             f"{error}: this optimizer has no fused form; leave out fused=config.training.fused"
         ) from error
-
-
-def seed_everything(seed: int) -> None:
-    """Seed every global generator that a recipe may draw from, on host and device."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-class Stopwatch:
-    """Total time and peak memory, measured as PyTorch's AMP recipe measures them."""
-
-    def __init__(self, device: torch.device, before: float = 0.0) -> None:
-        """before: seconds that earlier attempts took."""
-        self._device, self._before = device, before
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            torch.cuda.synchronize(device)
-        self._started = time.perf_counter()
-
-    def metrics(self) -> dict[str, float]:
-        """Return seconds over all attempts, and peak bytes: of tensors, or of the process."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            peak = torch.cuda.max_memory_allocated(self._device)
-        else:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux: KiB
-        return {
-            "run/seconds": self._before + time.perf_counter() - self._started,
-            "run/peak_memory_bytes": float(peak),
-        }
 
 
 def _is_due(every_steps: int | None, step: int) -> bool:

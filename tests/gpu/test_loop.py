@@ -14,18 +14,12 @@ from halfstep.clock import clock
 from halfstep.config import parse_config
 from halfstep.recipe import Loss
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
-from trainer.batches import Batches
-from trainer.diagnosis.histogram import Histogram
-from trainer.diagnosis.replay import Replay
-from trainer.observers import Observers
-from trainer.policies import CALIBRATED_AFTER, ScaleRule, StopRule
+from trainer.policies import CALIBRATED_AFTER
 from trainer.ranks import Ranks
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
-from trainer.sampler import Sampler
-from trainer.telemetry import RING_ROWS, Telemetry
-from trainer.train import Rig, make_autocast, make_scaler, train_step
-from trainer.watched import watched_optimizers
+from trainer.telemetry import RING_ROWS
+from trainer.train import make_rig, train_step
 
 CUDA = torch.device("cuda", 0)
 EXACT = ["step", "loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "flags"]
@@ -41,28 +35,22 @@ def test_pytorch_itself_reports_no_wait():
     }
     config = parse_config(Pair, values)
     recipe = Pair(config, CUDA)
-    sampler = Sampler(64, config.training, pin=True)
-    batches = Batches(recipe, sampler)
-    optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
-    scaler = recipe.scaler = make_scaler(config, CUDA)
     records, events = [], []
-    observers = Observers(records.append, events.append)
-    rule = ScaleRule(config.scaler, CUDA)
-    autocast = make_autocast(config, CUDA)
-    rig = Rig(recipe, autocast, scaler, rule, optimizers, config.training, Ranks(), observers)
-    settings = (config.training, config.diagnosis)
-    telemetry = Telemetry(optimizers, CUDA, *settings, observers.arrived, events.append, clock())
-    observers.join(
-        stop_rule=StopRule(config.scaler),
-        replay=Replay(rig, recipe.modules, sampler, batches, config, CUDA, events.append),
-        histogram=Histogram(optimizers, config.diagnosis, CUDA, events.append),
-        telemetry=telemetry,
+    rig, followers = make_rig(
+        recipe,
+        recipe.modules,
+        config,
+        CUDA,
+        Ranks(),
+        on_steps=records.append,
+        on_event=events.append,
+        at=clock(),
     )
 
     def step(number):
-        observers.before_step(number)
-        observers.after_step(train_step(rig, batches.step()))
-        telemetry.tick()
+        rig.observers.before_step(number)
+        rig.observers.after_step(train_step(rig, rig.batches.step()))
+        followers.telemetry.tick()
 
     step(1)  # libraries start, which may wait
     torch.cuda.set_sync_debug_mode("error")
@@ -71,7 +59,7 @@ def test_pytorch_itself_reports_no_wait():
             step(number)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    observers.drain()
+    rig.observers.drain()
     assert np.concatenate(records)["step"].tolist() == list(range(1, 300))
     assert not [event for event in events if event["event"] == "failed_diagnosis"]
     assert sum(event["event"] == "histogram" for event in events) == 299

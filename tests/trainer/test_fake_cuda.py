@@ -14,13 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from halfstep.config import parse_config
 from tests.trainer.conftest import Pair
 from trainer.diagnosis.histogram import Histogram
-from trainer.observers import Observer, Observers
+from trainer.observers import Observer
 from trainer.policies import ScaleRule
 from trainer.ranks import Ranks
 from trainer.schedule import make_schedule, peak_rates
-from trainer.telemetry import Telemetry
-from trainer.train import Rig, make_autocast, make_scaler, update_weights
-from trainer.watched import StepResult, watched_optimizers
+from trainer.train import make_rig, update_weights
+from trainer.watched import StepResult
 
 CUDA = torch.device("cuda", 0)
 
@@ -70,28 +69,13 @@ def update_on_cuda(monkeypatch, values, spoil=lambda telemetry: None):
     with FakeTensorMode(allow_non_fake_inputs=True), StayOnDevice():
         with CUDA:
             recipe = Adams(config, CUDA)
-        optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
-        scaler = make_scaler(config, CUDA)
-        observers = Observers(None, fail)
-        rig = Rig(
-            recipe,
-            make_autocast(config, torch.device("cpu")),
-            scaler,
-            ScaleRule(config.scaler, CUDA),
-            optimizers,
-            config.training,
-            Ranks(),
-            observers,
-        )
         with monkeypatch.context() as patched:  # memory can be pinned where there is CUDA alone
             empty = torch.empty
             patched.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
-            telemetry = Telemetry(
-                optimizers, CUDA, config.training, config.diagnosis, None, None, 0.0
+            rig, _followers = make_rig(
+                recipe, recipe.modules, config, CUDA, Ranks(), on_steps=None, on_event=fail, at=0.0
             )
-        observers.join(
-            histogram=Histogram(optimizers, config.diagnosis, CUDA, fail), telemetry=telemetry
-        )
+        scaler, optimizers, observers = rig.scaler, rig.optimizers, rig.observers
         schedule = make_schedule(
             config.training, recipe.optimizers, peak_rates(recipe.optimizers), CUDA
         )
@@ -114,7 +98,7 @@ def update_on_cuda(monkeypatch, values, spoil=lambda telemetry: None):
 
 VALUES = {
     "training": {"max_grad_norm": 1.0, "max_grad_value": 0.5},
-    "diagnosis": {"histogram_every_steps": 1},
+    "diagnosis": {"histogram_every_steps": 1, "replay_skips": 0},
 }
 
 

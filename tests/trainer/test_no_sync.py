@@ -14,19 +14,19 @@ import torch
 from halfstep.config import parse_config
 from halfstep.recipe import Loss
 from tests.trainer.conftest import CPU, Pair, Regression
+from trainer import train
 from trainer.diagnosis.histogram import Histogram
-from trainer.observers import Observer, Observers
+from trainer.observers import Observer
 from trainer.policies import ScaleRule
 from trainer.ranks import Ranks
 from trainer.recipes.digits import Digits
 from trainer.recipes.erfnet import ERFNet
 from trainer.recipes.gpt import GPT
 from trainer.recipes.wgan_gp import WGANGP
-from trainer.sampler import Sampler
 from trainer.schedule import AppliedSchedule, make_schedule, peak_rates
 from trainer.telemetry import Telemetry
-from trainer.train import Rig, make_autocast, make_scaler, train_step
-from trainer.watched import WatchedOptimizer, watched_optimizers
+from trainer.train import make_rig, make_scaler, train_step
+from trainer.watched import WatchedOptimizer
 
 META, CUDA = torch.device("meta"), torch.device("cuda")
 
@@ -58,39 +58,27 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
             self, "cpu" if device == "meta" else device, *args, **kwargs
         ),
     )
-    config = parse_config(recipe_class, values or {})
-    recipe = recipe_class(config, META)
-    sampler = Sampler(recipe.train_size, config.training)
-    optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
-    recipe.scaler = make_scaler(config, CPU)  # its tensors go where the losses are: to meta
-    recipe.scaler._device = "meta"  # update(new_scale) compares it with the tensor's
-    # What is counted goes to the host by an event, which only CUDA has.
+    # Its tensors go where the losses are: to meta.
+    monkeypatch.setattr(train, "make_scaler", lambda config, _device: make_scaler(config, CPU))
+    # What is counted goes to the host by an event, which only CUDA has; so do a skip's flags.
     monkeypatch.setattr(Histogram, "after_step", Observer.after_step)
-    observers = Observers(None, fail)
-    observers.join(
-        histogram=Histogram(optimizers, config.diagnosis, META, None),
-        telemetry=Telemetry(optimizers, META, config.training, config.diagnosis, None, None, 0.0),
+    values = {"diagnosis": {}, **(values or {})}
+    values["diagnosis"] = {"replay_skips": 0, **values["diagnosis"]}
+    config = parse_config(recipe_class, values)
+    recipe = recipe_class(config, META)
+    rig, _followers = make_rig(
+        recipe, recipe.modules, config, META, Ranks(), on_steps=None, on_event=fail, at=0.0
     )
+    recipe.scaler._device = "meta"  # update(new_scale) compares it with the tensor's
     schedule = make_schedule(
         config.training, recipe.optimizers, peak_rates(recipe.optimizers), META
     )
-    rig = Rig(
-        recipe,
-        make_autocast(config, CPU),
-        recipe.scaler,
-        ScaleRule(config.scaler, META),
-        optimizers,
-        config.training,
-        Ranks(),
-        observers,
-    )
     for number in range(1, 4):
         schedule.apply(number)
-        observers.before_step(number)
-        batches = [recipe.batch(indices, generator) for indices, generator in sampler.step()]
-        result = train_step(rig, batches)
+        rig.observers.before_step(number)
+        result = train_step(rig, rig.batches.step())
         schedule.count({name: result.updates[name].found_inf for name in result.stepped})
-        observers.after_step(result)
+        rig.observers.after_step(result)
         after_step(recipe)
     return recipe
 

@@ -11,12 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from halfstep.config import parse_config
 from halfstep.recipe import Loss
 from tests.trainer.conftest import Regression
-from trainer.observers import Observers
-from trainer.policies import ScaleRule
 from trainer.ranks import Ranks
-from trainer.telemetry import Telemetry
-from trainer.train import Rig, make_autocast, make_scaler, train_step
-from trainer.watched import watched_optimizers
+from trainer.train import make_autocast, make_rig, make_scaler, train_step
 
 CPU = torch.device("cpu")
 
@@ -52,18 +48,11 @@ class Many(Regression):
         yield Loss(F.mse_loss(inputs @ weight[:, None], targets), "adamw")
 
 
-class FarFromHost(Telemetry):
-    """Writes its rows as on a GPU, where the host cannot read them in place."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self._host_rows = None
-
-
 def operations(parameters: int, *, measured: bool) -> int:
     """Return how many operations the third step dispatches."""
     recipe_class = type("Some", (Many,), {"wanted": parameters})
     values = {"training": {"max_grad_norm": 1.0}, "scaler": {"init_scale": 1.0}}  # no step skips
+    values["diagnosis"] = {"replay_skips": 0}  # while it watches, it keeps the random states
     config = parse_config(recipe_class, {"precision": "fp16", **values})
     recipe = recipe_class(config, CPU)
     scaler = recipe.scaler = make_scaler(config, CPU)
@@ -81,18 +70,21 @@ def operations(parameters: int, *, measured: bool) -> int:
         scaler.step(optimizer)
         scaler.update()
 
-    optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
-    observers = Observers(lambda steps: None, lambda event: None)
-    telemetry = FarFromHost(
-        optimizers, CPU, config.training, config.diagnosis, observers.arrived, None, 0.0
+    rig, followers = make_rig(
+        recipe,
+        recipe.modules,
+        config,
+        CPU,
+        Ranks(),
+        on_steps=lambda steps: None,
+        on_event=lambda event: None,
+        at=0.0,
     )
-    observers.join(telemetry=telemetry)
-    rule = ScaleRule(config.scaler, CPU)
-    rig = Rig(recipe, autocast, scaler, rule, optimizers, config.training, Ranks(), observers)
+    followers.telemetry._host_rows = None  # as on a GPU, where the host cannot write in place
 
     def with_telemetry():
-        observers.before_step(1)
-        observers.after_step(train_step(rig, [batch]))
+        rig.observers.before_step(1)
+        rig.observers.after_step(train_step(rig, [batch]))
 
     step = with_telemetry if measured else bare
     for _ in range(2):

@@ -27,6 +27,7 @@ from halfstep.spool import SKIPPED, STEP_DTYPE, Event, Steps
 from trainer.console import nested
 from trainer.diagnosis.cuda_autocast import cudas_autocast
 from trainer.diagnosis.nondeterminism import Nondeterminism
+from trainer.diagnosis.places import place
 from trainer.diagnosis.questions import (
     CPU,
     STEPS,
@@ -38,7 +39,6 @@ from trainer.diagnosis.questions import (
     asked_of_the_scale,
     first_line,
     optimizers_of,
-    place_of,
     small_config,
 )
 from trainer.diagnosis.witness import HALF, Finding, Witness
@@ -131,7 +131,7 @@ def _answers(
         yield Finding(
             "warning",
             f"the check tried other batches, and it raised: {first_line(error)}",
-            place_of(error, inspect.getfile(recipe_class)),
+            place(inspect.getfile(recipe_class), error),
         )
 
 
@@ -153,7 +153,7 @@ def _train(recipe_class: type[Recipe], config: RunConfig[Any], witness: Witness)
     except RecipeError as error:
         witness.found("error", str(error))
     except (Exception, SystemExit) as error:  # whatever a recipe raises is a finding
-        witness.found("error", first_line(error), place_of(error, witness.file))
+        witness.found("error", first_line(error), place(witness.file, error))
     return np.concatenate(records)
 
 

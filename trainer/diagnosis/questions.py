@@ -6,7 +6,6 @@ Only `check` uses them.
 import inspect
 import math
 import sysconfig
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -25,8 +24,10 @@ from halfstep.config import Precision, RunConfig, parse_config
 from halfstep.recipe import Loss, Recipe
 from trainer import checkpoint
 from trainer.batches import fingerprint
-from trainer.diagnosis.witness import HALF, Finding, line_of
-from trainer.train import as_losses, make_autocast, make_scaler, seed_everything, train
+from trainer.diagnosis.places import place
+from trainer.diagnosis.witness import HALF, Finding
+from trainer.repeatability import seed_everything
+from trainer.train import as_losses, make_autocast, make_scaler, train
 
 STEPS = 5
 BATCH_SIZE = 8  # at most, unless it is set: fp16 is slow on a CPU
@@ -218,7 +219,7 @@ class _InnerGradients(TorchFunctionMode):
             norms = [float(each.detach().norm()) for each in result if each is not None]
             outputs = args[0] if isinstance(args[0], Tensor) else args[0][0]
             is_half = _has_half_precision(outputs)
-            self.found.append(_Inner(math.hypot(*norms), is_half, line_of(self._file)))
+            self.found.append(_Inner(math.hypot(*norms), is_half, place(self._file)))
         return result
 
 
@@ -350,7 +351,7 @@ def asked_of_the_device(recipe_class: type[Recipe], values: dict[str, Any]) -> I
                 "warning",
                 "waits for the device could not be looked for: the recipe cannot be made on "
                 f"torch's meta device ({first_line(error)})",
-                place_of(error, file),
+                place(file, error),
             )
             return
         recipe.scaler = make_scaler(config, CPU)  # its tensors go where the losses are
@@ -375,13 +376,13 @@ def asked_of_the_device(recipe_class: type[Recipe], values: dict[str, Any]) -> I
 
 def _told_by_meta(error: Exception, file: str) -> Finding:
     """Return what an error says that a step has raised on the meta device."""
-    text, place = first_line(error), place_of(error, file)
+    text, where = first_line(error), place(file, error)
     if "Tensor on device cpu is not on the expected device meta" in text:
         return Finding(
             "error",
             "a tensor or a module that the step uses was left on the CPU: make it on the device "
             "that __init__ is given, or move it there, .to(device)",
-            place,
+            where,
         )
     if "Meta kernel" in text and not any(name in text for name in SHAPED_BY_VALUES):
         operation = str(error).removeprefix("aten::").partition(":")[0].partition(".")[0]
@@ -389,13 +390,13 @@ def _told_by_meta(error: Exception, file: str) -> Finding:
             "warning",
             "waits for the device were looked for as far as this line: torch has no "
             f"{operation.strip('_')} on its meta device",
-            place,
+            where,
         )
     return Finding(
         "error",
         "the step asks the device for a value, and the host waits for it: keep it on the device, "
         f"or do it in evaluate ({text})",
-        place,
+        where,
     )
 
 
@@ -421,9 +422,3 @@ def _autocast_takes_meta() -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """Return the kind of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def place_of(error: BaseException, file: str) -> str:
-    """Return the innermost line of this file that led to an error, as "mine.py:31"."""
-    own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-    return f"{file.rpartition('/')[2]}:{own[-1].lineno}" if own else ""

@@ -3,14 +3,15 @@
 Only `check` uses it: looking at each call, and at values, costs far too much for training.
 """
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from trainer.diagnosis.places import place
 
 HALF = (torch.float16, torch.bfloat16)
 FP16_FLUSHES_BELOW = 2.0**-25  # half of the smallest subnormal: this rounds to 0
@@ -216,22 +217,7 @@ class Witness(TorchFunctionMode):
 
     def place(self) -> str:
         """Return the line of the recipe's file that is being executed."""
-        return line_of(self.file)
-
-
-def line_of(recipe_file: str) -> str:
-    """Return the line of this file that is being executed, as "mine.py:31"; "" if none is."""
-    for file, line in _frames():
-        if file == recipe_file:
-            return f"{file.rpartition('/')[2]}:{line}"
-    return ""
-
-
-def _frames() -> Iterator[tuple[str, int]]:
-    frame = sys._getframe(1)
-    while frame.f_back:
-        frame = frame.f_back
-        yield frame.f_code.co_filename, frame.f_lineno
+        return place(self.file)
 
 
 def _dtype(value: Tensor) -> str:
