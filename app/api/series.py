@@ -48,6 +48,7 @@ class SeriesPage(BaseModel):
     metrics: what the recipe measured, in the same way.
     """
 
+    parent_step: Annotated[int, Field(description="Of a fork: own steps are those after it")]
     first: int
     last: int
     total: int
@@ -88,6 +89,7 @@ def get_series(
     window = windows.window(session, run_id, first=first, last=last, most=points)
     if window is None:
         return SeriesPage(
+            parent_step=run.parent_step or 0,
             first=first,
             last=first,
             total=0,
@@ -102,6 +104,7 @@ def get_series(
         )
     loss = window.series["loss"]
     return SeriesPage(
+        parent_step=run.parent_step or 0,
         first=window.first,
         last=window.last,
         total=window.total,

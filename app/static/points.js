@@ -5,7 +5,7 @@
  * @typedef {{x: number[], y: (number|null)[]}} Line
  * @typedef {{steps: number[], counts: number[]}} Ticks
  * @typedef {{x: number[], y: any[], mean_x: number[], mean_y: any[]}} SentLine
- * @typedef {{first: number, total: number, bucket: number, series: Record<string, SentLine>, metrics: Record<string, SentLine>, skips: Ticks & {before: number}, nonfinite: Ticks, resumptions: Record<string, number>}} Page
+ * @typedef {{parent_step: number, first: number, total: number, bucket: number, series: Record<string, SentLine>, metrics: Record<string, SentLine>, skips: Ticks & {before: number}, nonfinite: Ticks, resumptions: Record<string, number>}} Page
  */
 
 const SKIPPED = 1
@@ -36,6 +36,8 @@ export class Points {
   /** Take other points of the same run, as for a zoom. @param {Page} page @param {[number, number]} asked steps that it was asked for */
   setPage(page, asked) {
     this.asked = asked
+    /** Of a fork, the last step that was its parent's. */
+    this.parentStep = page.parent_step
     this.first = page.first
     this.total = page.total
     this.bucket = page.bucket
@@ -123,10 +125,10 @@ export class Points {
   x(steps, mode) {
     if (mode === 'time') return steps.map((step) => this.seconds(step))
     if (mode === 'step') return steps
-    let [next, skipped] = [0, this.skips.before]
+    let [next, others] = [0, this.parentStep + this.skips.before] // that applied none of its own
     return steps.map((step) => {
-      while (this.skips.steps[next] <= step) skipped += this.skips.counts[next++]
-      return step - skipped
+      while (this.skips.steps[next] <= step) others += this.skips.counts[next++]
+      return step - others
     })
   }
 

@@ -2,9 +2,10 @@
 
 from starlette.testclient import TestClient
 
-from db import telemetry
+from db import checkpoints, telemetry
 from db.database import Database
-from db.tables import Run
+from db.tables import Run, User
+from tests.app.conftest import start_run
 from tests.db.telemetry_made import make_events, make_metric, make_steps, record
 
 
@@ -42,6 +43,21 @@ def test_run_without_steps_has_empty_series(running: Run, script: TestClient) ->
         0,
         {"x": [], "y": [], "mean_x": [], "mean_y": []},
     )
+
+
+def test_steps_of_a_parent_are_told_apart(
+    database: Database, ada: User, running: Run, script: TestClient
+) -> None:
+    """A fork says where its own steps begin, before its first one already; others begin at 0."""
+    assert script.get("/api/runs/1/series").json()["parent_step"] == 0
+    file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "aa"}
+    event = {"step": 50, "reason": "interval", "request": None, "files": [file]}
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, 1, event, ["key"])
+    fork = start_run(database, ada, parent_id=1, parent_step=50)
+    assert script.get("/api/runs/2/series").json()["parent_step"] == 50
+    record(database, fork, make_steps([1.0], first=51))
+    assert script.get("/api/runs/2/series").json()["parent_step"] == 50
 
 
 def test_flagged_steps_and_events_are_never_sampled(
