@@ -1,4 +1,5 @@
 import hashlib
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -64,6 +65,31 @@ def test_a_checkpoint_holds_what_the_next_step_needs(run_loop, tmp_path):
     assert state["optimizers"].keys() == {"sgd", "adam"}
     assert state["config"]["training"]["steps"] == 3
     assert {"python version", "torch version", "thread count"} <= state["environment"].keys()
+
+
+def test_a_moving_average_among_the_modules_is_kept(run_loop, tmp_path):
+    """It is resumed to the last bit, has a file of its own, and no step that replay watches copies
+    it: `state_dict()` is empty."""
+
+    class Averaged(Pair):
+        def __init__(self, config, device):
+            super().__init__(config, device)
+            self.modules["average"] = deepcopy(self.modules["model"]).requires_grad_(False)
+
+        def after_step(self):
+            average, model = self.modules["average"], self.modules["model"]
+            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 0.1)
+
+    values = {"training": {"steps": 60}, "checkpoints": {"every_steps": 30}}
+    straight = run_loop(Averaged, values, folder=tmp_path / "a")
+    half = tmp_path / "a/step-00000030.pt"
+    resumed = run_loop(Averaged, values, folder=tmp_path / "b", resume=half)
+    assert_same_bits(resumed.weights(), straight.weights())
+    assert not torch.equal(
+        straight.weights()["average.0.weight"], straight.weights()["model.0.weight"]
+    )
+    assert (tmp_path / "b/step-00000060.average.safetensors").is_file()
+    assert straight.recipe.state_dict() == {}
 
 
 def test_files_are_described_as_they_are(run_loop, tmp_path):
