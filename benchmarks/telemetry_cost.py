@@ -1,6 +1,6 @@
 """What telemetry costs: the loop's own step beside PyTorch's documented one, on a tiny GPT.
 
-    python -m benchmarks.telemetry_cost [--steps 400] [--precision fp16]
+    python -m benchmarks.telemetry_cost [--steps 400] [--seconds 100] [--precision fp16]
 
 Two copies of the model train on the same batches in one process, one step each in turn, so that
 what else the machine does hits both. The bare step is the one of PyTorch's AMP examples: forward,
@@ -10,7 +10,8 @@ differences of neighbours, without the tenth at either end, as a share of the me
 mean, because the ring is drained in one step of some.) On a CPU the time is the thread's own, which
 other processes do not lengthen; on a GPU it is the clock's, to the device's last kernel. Telemetry
 drains by a clock that counts the measured steps alone: in turn with the others, it would drain
-twice as often as in a run.
+twice as often as in a run. A processor without fp16 arithmetic takes ten times as long for a step:
+it measures as many as there is time for.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from trainer.ranks import Ranks
 from trainer.schedule import make_schedule, peak_rates
 from trainer.train import make_autocast, make_rig, make_scaler, train_step
 
+LEAST_STEPS = 20
 WIDTH, LAYERS, HEADS, CONTEXT, VOCABULARY = 128, 2, 4, 64, 256
 
 
@@ -150,6 +152,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seconds", type=float, default=100.0, help="at most, for all steps")
     parser.add_argument("--precision", default="fp16", choices=["fp16", "bf16", "fp32"])
     parser.add_argument("--histogram", type=int, default=0, help="every … steps; 0: none")
     options = parser.parse_known_args()[0]
@@ -170,7 +173,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         loops = [BareLoop(config, device), MeasuredLoop(config, device, Path(folder))]
         seconds: list[list[float]] = [[], []]
+        until = time.perf_counter() + options.seconds
         for number in range(1, options.steps + 21):
+            if len(seconds[0]) >= LEAST_STEPS and time.perf_counter() > until:
+                break
             batch = loops[0].recipe.text[torch.randint(1024, (8,))]
             for which in (0, 1) if number % 2 else (1, 0):  # neither is always the second
                 started = clock()
@@ -200,7 +206,7 @@ def main() -> None:
             (
                 f"tiny GPT: width {WIDTH}, {LAYERS} layers, context {CONTEXT}, batch 8, "
                 f"{options.precision}, {machine.device_name(device)}, 1 thread, "
-                f"torch {torch.__version__}",
+                f"torch {torch.__version__}, {len(differences)} pairs",
                 f"{bare * 1e3:.2f}",
                 f"{measured * 1e3:.2f}",
                 f"{added * 1e6:.0f}",
