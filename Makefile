@@ -19,7 +19,7 @@ test: $(VENV)/.installed-test ## Run lint, types, import contracts and every tes
 	$(BIN)/pytest --numprocesses 3
 
 test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes; about an hour
-	HALFSTEP_FAULTS=full $(BIN)/pytest tests/faults
+	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults
 
 gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=python3: another torch)
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "There is no usable CUDA device here.")'

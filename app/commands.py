@@ -22,6 +22,7 @@ from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.settings import Settings
 from db.storage import mend as mend_storage
 from db.storage import mismatches, open_store
+from halfstep.output import say
 
 if TYPE_CHECKING:
     from app.serve import Server
@@ -67,8 +68,8 @@ def up() -> None:
     try:
         _serve(server, listening, settings, database)
     finally:
-        typer.echo("Stopping: runs leave a checkpoint and will go on from it at the next start.")
         worker.terminate()
+        say("Stopping: runs leave a checkpoint and will go on from it at the next start.")
         worker.wait()
     # One that we stopped before it was ready has died of our signal, and had no runs yet.
     if worker.returncode not in (0, -signal.SIGTERM):

@@ -22,6 +22,7 @@ from db.database import Database
 from db.errors import DatabaseUnreachable
 from db.settings import Settings
 from db.tables import Run, Status, Step, User
+from tests import warm
 from tests.db.conftest import CPU, DIGITS, add_worker, claim
 from worker.worker import Worker
 
@@ -49,7 +50,7 @@ class Site:
     def worker(self, name: str = "w1", **environment: str) -> Iterator[subprocess.Popen[bytes]]:
         environment = {**self.environment, "HALFSTEP_WORKER_NAME": name, **environment}
         command = [sys.executable, "-m", "worker.worker"]
-        process = subprocess.Popen(command, env={**os.environ, **environment})
+        process = warm.Popen(command, env={**os.environ, **environment})
         try:
             yield process
         finally:
@@ -129,14 +130,8 @@ class Site:
 
 def halfstep(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Type a command and wait for its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "halfstep.cli", *words],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    command = [sys.executable, "-m", "halfstep.cli", *words]
+    return warm.run(command, env={**os.environ, **environment}, timeout=SECONDS)
 
 
 @contextmanager
@@ -144,7 +139,7 @@ def up(
     stop: signal.Signals = signal.SIGINT, **environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `halfstep up` and yield it with the link that it prints; stop: what ends it."""
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-m", "halfstep.cli", "up"],
         env={
             **os.environ,
@@ -165,7 +160,13 @@ def up(
         yield process, link.group()
     finally:
         process.send_signal(stop)
-        process.communicate(timeout=SECONDS)
+        try:
+            process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            for member in [*psutil.Process(process.pid).children(recursive=True), process]:
+                member.kill()
+            process.communicate()
+            raise
 
 
 def free_port() -> int:

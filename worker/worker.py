@@ -29,6 +29,7 @@ from db.errors import Fenced, HalfstepError, Invalid
 from db.settings import Settings
 from db.storage import open_store
 from db.tables import Status
+from halfstep.output import say
 from worker import gpus
 from worker.child import without_secrets
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
@@ -339,7 +340,7 @@ def probe() -> dict[str, Any]:
 
 
 def _say(text: str) -> None:
-    print(f"worker: {text}", flush=True)  # noqa: T201 - a daemon's log is its standard output
+    say(f"worker: {text}")
 
 
 def main(words: list[str] | None = None) -> None:

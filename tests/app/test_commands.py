@@ -40,8 +40,12 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
-def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.Signals) -> None:
+def test_whatever_stops_up_leaves_no_worker_behind(
+    request: pytest.FixtureRequest, tmp_path: Path, stop: signal.Signals
+) -> None:
     """A service manager's SIGTERM, or a terminal that closes, is as good as Ctrl-C."""
+    before = signal.signal(stop, signal.SIG_DFL)  # under nohup it would go on being ignored
+    request.addfinalizer(lambda: signal.signal(stop, before))
     for _ in range(2):
         with up(stop, HALFSTEP_DATA=str(tmp_path)) as (process, _link):
             until((tmp_path / f"worker-{socket.gethostname()}.lock").exists)
@@ -49,6 +53,17 @@ def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.
             assert family
         assert process.returncode == 0
         assert not any(map(is_running, family))
+
+
+def test_up_that_nobody_reads_any_more_leaves_no_worker_behind(tmp_path: Path) -> None:
+    """Whoever read its output is gone, as after `halfstep up | head`."""
+    with up(signal.SIGTERM, HALFSTEP_DATA=str(tmp_path)) as (process, _link):
+        until((tmp_path / f"worker-{socket.gethostname()}.lock").exists)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert family
+        process.stdout.close()
+    assert process.returncode == 0
+    assert not any(map(is_running, family))
 
 
 def test_what_is_written_is_its_users_alone(site: Site) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy import make_url
 
 from db import accounts, waiting
 from db.tables import Status
+from tests import warm
 from tests.conftest import postgresql_control
 from tests.faults.conftest import COUNTS, often, only_in_full
 from tests.faults.sameness import assert_same, config
@@ -157,7 +158,7 @@ def assert_undisturbed(site: Site, run_ids: list[int]) -> None:
 @contextmanager
 def serving(site: Site, port: int) -> Iterator["subprocess.Popen[bytes]"]:
     """Run `halfstep server`, and wait until it answers."""
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-m", "halfstep.cli", "server"],
         env={**os.environ, **site.environment, "HALFSTEP_PORT": str(port)},
         stdout=subprocess.DEVNULL,

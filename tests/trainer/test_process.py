@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from halfstep.spool import SpoolReader
+from tests import warm
 from tests.trainer.conftest import assert_same_bits
 from trainer.checkpoint import load
 from trainer.job import ControlFile
@@ -51,7 +52,7 @@ def write_job(folder, **changes):
 
 def start(folder, attempt=1, devices=1):
     """Start the training process of an attempt."""
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-m", "trainer.process", str(folder), str(attempt)]
         + (["--devices", str(devices)] if devices > 1 else []),
         env=os.environ | {"HALFSTEP_PARENT_PID": str(os.getpid())},
@@ -292,13 +293,12 @@ def run_ranks(folder, script):
     path = folder / "rank.py"
     path.write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run(
+    ended = warm.run(
         [*command, str(path), str(folder)],
         env=os.environ | {"PYTHONPATH": str(Path.cwd())},
-        check=True,
-        capture_output=True,
         timeout=120,
     )
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path):

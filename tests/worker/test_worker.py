@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from sqlalchemy import func, literal_column, select, update
 from app.summary import summarise
 from db import checkpoints, queue, runs
 from db.tables import Request, Run, ScalerEvent, Status
+from tests import warm
 from tests.site import Site, halfstep, is_running, until
 from tests.spool_made import spool_raw
 from worker.engine import Handle
@@ -313,12 +313,9 @@ def test_an_attempt_that_was_given_up_writes_nothing(site: Site) -> None:
 def test_a_worker_without_devices_says_so(site: Site) -> None:
     """No GPU and HALFSTEP_CPU_DEVICES=0: the worker ends with a clear sentence."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
-    ended = subprocess.run(
+    ended = warm.run(
         [sys.executable, "-m", "worker.worker"],
         env={**os.environ, **environment, "HALFSTEP_CPU_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert ended.returncode == 1
     assert ended.stderr.startswith("worker: This machine has no GPU and HALFSTEP_CPU_DEVICES is 0")
@@ -333,13 +330,8 @@ def test_a_second_worker_of_the_same_name_is_refused(site: Site) -> None:
             "HALFSTEP_DATABASE_URL": site.url,
             "HALFSTEP_WORKER_NAME": "w1",
         }
-        ended = subprocess.run(
-            [sys.executable, "-m", "worker.worker"],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-m", "worker.worker"]
+        ended = warm.run(command, env={**os.environ, **environment})
     assert ended.returncode == 1
     assert "a worker named 'w1' runs here already" in ended.stderr
 

@@ -1,0 +1,294 @@
+"""Processes with everything loaded already: most of a short process's life goes into loading torch.
+
+A *nursery*, one of each pytest process, has imported what training, supervisor, worker and command
+need, and has done nothing with it. `Popen` has it fork where a fresh interpreter would be started,
+and what was forked forks its own children so. They are processes like any other, with a pid, a
+parent, signals and an exit code of their own. HALFSTEP_COLD=yes starts fresh interpreters instead.
+"""
+
+import atexit
+import ctypes
+import fcntl
+import gc
+import inspect
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from setproctitle import setproctitle
+
+ROOT = Path(__file__).parent.parent
+MODULES = (
+    "halfstep.cli",
+    "trainer.probe",
+    "torch.distributed.run",
+    "trainer.process",
+    "worker.supervisor",
+    "worker.worker",
+)
+#: What these load in the course of their work, by and by.
+LOADED = (
+    "app.commands",
+    "app.serve",
+    "safetensors.torch",
+    "sklearn.datasets",
+    "torch._dynamo",
+    "torch._inductor.config",
+    "trainer.job",
+    "trainer.recipes.digits",
+    "trainer.recipes.erfnet",
+    "trainer.recipes.gpt",
+    "trainer.recipes.mlp",
+    "trainer.recipes.wgan_gp",
+)
+#: What an interpreter reads as it starts, and libraries as they are loaded.
+READ_AT_START = ("PYTHON", "LD_", "MKL_", "OPENBLAS_")
+UNBUFFERED = "PYTHONUNBUFFERED"  # which we heed ourselves
+REQUEST_BYTES = 2**17
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PARAMETERS = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+
+#: Where this process was forked: what it may have open, which no fork may find so.
+databases: "weakref.WeakSet[Any]" = weakref.WeakSet()
+is_forked = False
+
+Job = dict[str, Any]
+
+
+class Popen(subprocess.Popen[Any]):
+    """subprocess.Popen, which forks `python -m` of one of MODULES where it can."""
+
+    def _execute_child(self, *values: Any) -> None:
+        asked = dict(zip(PARAMETERS, values, strict=True))
+        env = dict(os.environ if asked["env"] is None else asked["env"])
+        is_plain = not (asked["preexec_fn"] or asked["pass_fds"] or asked["shell"])
+        argv = [str(each) for each in asked["args"] if each != "-u"]
+        if not (is_plain and _is_known(argv) and _may_fork(argv[2], env)):
+            super()._execute_child(*values)  # type: ignore[misc]
+            return
+        job = {
+            "argv": argv,
+            "env": env,
+            "cwd": str(asked["cwd"] or Path.cwd()),
+            "session": asked["start_new_session"],
+            "ignored": [n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN],
+        }
+        given = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        streams = [own if fd == -1 else fd for own, fd in enumerate(given)]
+        self.pid = _fork(job, streams) if is_forked else _have_forked(job, streams)
+        self._child_created = True
+        self._close_pipe_fds(*(asked[name] for name in PIPES))  # type: ignore[attr-defined]
+
+
+def run(
+    args: list[str], timeout: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; return it with its exit code and what it printed, as text."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with Popen(args, **pipes, **options) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(args, process.returncode, output, errors)
+
+
+def _is_known(argv: list[str]) -> bool:
+    return argv[:2] == [sys.executable, "-m"] and argv[2] in MODULES
+
+
+def _may_fork(module: str, env: Mapping[str, str]) -> bool:
+    if "yes" in (os.environ.get("HALFSTEP_COLD"), env.get("HALFSTEP_COLD")):
+        return False
+    if _read_at_start(env) != _read_at_start(os.environ):
+        return False
+    # A thread would be missing in the fork: one of Python's with what it held, or the store's own.
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    is_alone = threads == 1 if module == "worker.supervisor" else threading.active_count() == 1
+    return not is_forked or is_alone
+
+
+def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {k: v for k, v in env.items() if k.startswith(READ_AT_START) and k != UNBUFFERED}
+
+
+def _have_forked(job: Job, streams: list[int]) -> int:
+    """Have the nursery fork, and return the pid: of a child of ours, since it lets go of it."""
+    nursery = _nursery()
+    socket.send_fds(nursery, [json.dumps(job).encode()], streams)
+    return int(nursery.recv(REQUEST_BYTES))
+
+
+@cache
+def _nursery() -> socket.socket:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        nursery = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm", str(its.fileno())],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[its.fileno()],
+        )
+    nursery.returncode = 0  # it ends when we do, and nobody waits for it
+    atexit.register(ours.close)
+    return ours
+
+
+def main() -> None:
+    """Be a nursery: load everything, and fork whenever asked to."""
+    _load()
+    with socket.socket(fileno=int(sys.argv[1])) as asked:
+        while True:
+            message, streams, _flags, _sender = socket.recv_fds(asked, REQUEST_BYTES, 3)
+            if not message:
+                return
+            asked.send(str(_let_go(json.loads(message), streams)).encode())
+            for stream in streams:
+                os.close(stream)
+
+
+def _load() -> None:
+    for module in (*LOADED, *MODULES):
+        import_module(module)
+    database_class: Any = import_module("db.database").Database
+    open_database = database_class.__init__
+
+    def remembered(self: Any, url: str) -> None:
+        open_database(self, url)
+        databases.add(self)
+
+    database_class.__init__ = remembered
+    subprocess.Popen = Popen  # type: ignore[misc]
+    gc.freeze()  # or each fork's collections would copy all of it
+
+
+def _let_go(job: Job, streams: list[int]) -> int:
+    """Fork a process whose parent is our parent, and return its pid."""
+    reading, writing = os.pipe()
+    between = os.fork()
+    if not between:
+        pid = os.fork()
+        if not pid:
+            while os.getppid() != STARTER:  # only then may it be tied to its parent's life
+                time.sleep(0.001)
+            _become(job, streams)
+        os.write(writing, str(pid).encode())
+        os._exit(0)
+    os.waitpid(between, 0)
+    pid = int(os.read(reading, 20))
+    os.close(reading)
+    os.close(writing)
+    return pid
+
+
+def _fork(job: Job, streams: list[int]) -> int:
+    """Fork a child of this process, which was forked itself."""
+    for database in list(databases):
+        database.engine.dispose()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        _become(job, streams)
+    return pid
+
+
+def _become(job: Job, streams: list[int]) -> NoReturn:
+    """Be what the job says, from its start to its end; of what we were nothing is closed."""
+    global is_forked
+    code = 1
+    try:
+        is_forked = True
+        if job["session"]:
+            os.setsid()
+        _take_streams(streams, unbuffered=UNBUFFERED in job["env"])
+        _heed_signals(job["ignored"])
+        atexit._clear()
+        databases.clear()
+        os.chdir(job["cwd"])
+        os.environ.clear()
+        os.environ.update(job["env"])
+        _seed()
+        _python, _m, module, *words = job["argv"]
+        sys.path[0], sys.argv = job["cwd"], [module, *words]
+        setproctitle(" ".join(job["argv"]))
+        code = _run(module)
+    finally:
+        os._exit(code)
+
+
+def _take_streams(streams: list[int], *, unbuffered: bool) -> None:
+    own = [fcntl.fcntl(fd, fcntl.F_DUPFD, 3) for fd in streams]  # none where another goes
+    for number, fd in enumerate(own):
+        os.dup2(fd, number)
+    for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if fd > 2:
+            with suppress(OSError):  # one is that by which they were listed
+                os.close(fd)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stdout.reconfigure(write_through=unbuffered)
+    sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
+    sys.stderr.reconfigure(line_buffering=True)
+
+
+def _heed_signals(ignored: Collection[int]) -> None:
+    """Heed signals as a fresh interpreter does, whose starter ignored these."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        how = signal.SIG_IGN if number in ignored else signal.SIG_DFL
+        if signal.getsignal(number) is not how:
+            signal.signal(number, how)
+    if signal.SIGINT not in ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _seed() -> None:
+    import numpy
+
+    random.seed()
+    numpy.random.seed()
+
+
+def _run(module: str) -> int:
+    """Run a module as `python -m` does, and return the exit code."""
+    sys.modules.pop(module, None)  # runpy complains of what is imported already
+    code = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code & 0xFF
+
+
+if __name__ == "__main__":
+    STARTER = os.getppid()
+    main()
