@@ -163,4 +163,4 @@ def _wants_json(request: Request) -> bool:
     """Tell a program, which sends a token or asks the API, from a browser."""
     if "authorization" in request.headers:
         return True
-    return request.url.path.startswith("/api/") and request.url.path != "/api/docs"
+    return request.url.path.startswith("/api/") and request.url.path != "/api/v1/docs"

@@ -16,7 +16,7 @@ import { readView, writeView } from 'view'
 
 const article = document.querySelector('[data-run]')
 const section = article.querySelector('[data-charts]')
-const api = `/api/runs/${article.dataset.run}`
+const api = `/api/v1/runs/${article.dataset.run}`
 /** An overview that live steps made so long is fetched anew. */
 const POINTS_KEPT = 10000
 

@@ -40,11 +40,11 @@ if (list) {
     countTicked()
   })
   countTicked()
-  follow('/api/runs/live', body.dataset.cursor, (news) => {
+  follow('/api/v1/runs/live', body.dataset.cursor, (news) => {
     still(() => { replaceRows(body, Object.values(news.rows).join('')); countTicked() })
     newest = news.newest
     refresh()
   })
 } else {
-  follow('/api/runs/live', '0', ({ newest }) => { if (newest > 0 && !location.search) location.reload() })
+  follow('/api/v1/runs/live', '0', ({ newest }) => { if (newest > 0 && !location.search) location.reload() })
 }
