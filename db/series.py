@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import func, select, tuple_
 from sqlalchemy.orm import Session
 
+from db.paging import Page, page
 from db.tables import (
     ENDED,
     FLAGGED,
@@ -246,10 +247,16 @@ def log_lines(
     return list(reversed(session.scalars(query.limit(most)).all()))
 
 
-def metrics(session: Session, run_id: int) -> list[Metric]:
-    """Return all that a recipe named itself, in order of step."""
-    query = select(Metric).where(Metric.run_id == run_id).order_by(Metric.step, Metric.id)
-    return list(session.scalars(query))
+def count_log_lines(session: Session, run_id: int) -> int:
+    """Count the lines that a run's trainings have printed."""
+    query = select(func.count()).select_from(LogLine).where(LogLine.run_id == run_id)
+    return session.scalar(query) or 0
+
+
+def metrics(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
+    """Return a page of what a recipe named itself, in order of step."""
+    query = select(Metric).where(Metric.run_id == run_id)
+    return page(session, query, (Metric.step, Metric.id), after=after, limit=limit)
 
 
 def json_number(value: Any) -> Any:

@@ -68,12 +68,15 @@ class Client:
         """Return what can be trained, each with the JSON Schema of its configuration."""
         return list(self._get("/api/v1/recipes"))
 
-    def runs(self, text: str = "", *, status: str = "", limit: int = 50) -> list[dict[str, Any]]:
+    def runs(
+        self, text: str = "", *, status: str = "", sort: str = "-id", limit: int = 50
+    ) -> list[dict[str, Any]]:
         """Return runs, newest first.
 
         text: in name, recipe, precision, tags or owner.  status: one, or "active".
+        sort: id, name, recipe, status, priority, step, skipped or loss; "-loss": downwards.
         """
-        query = {"text": text, "status": status, "limit": limit}
+        query = {"text": text, "status": status, "sort": sort, "limit": limit}
         return list(self._get("/api/v1/runs", query)["runs"])
 
     def run(self, run_id: int) -> dict[str, Any]:
@@ -117,7 +120,12 @@ class Client:
 
     def checkpoints(self, run_id: int) -> list[dict[str, Any]]:
         """Return the files that a run has saved, newest step first."""
-        return list(self._get(f"/api/v1/runs/{run_id}/checkpoints"))
+        files, after = [], ""
+        while after is not None:
+            page = self._get(f"/api/v1/runs/{run_id}/checkpoints", {"after": after})
+            files += page["checkpoints"]
+            after = page["next"]
+        return files
 
     def download(
         self, run_id: int, folder: Path | str = ".", *, step: int | None = None, kind: str = ""

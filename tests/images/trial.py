@@ -253,7 +253,7 @@ def test_a_run_trains_and_its_checkpoint_is_whole(services: dict[str, Service]) 
         run = f"/runs/{submitted.json()['id']}"
         until(lambda: browser.get(f"/api/v1{run}").json()["status"] in ("finished", "failed"))
         assert browser.get(f"/api/v1{run}").json()["status"] == "finished"
-        files = browser.get(f"/api/v1{run}/checkpoints").json()
+        files = browser.get(f"/api/v1{run}/checkpoints").json()["checkpoints"]
         assert {each["kind"] for each in files} == {"checkpoint", "weights"}
         for each in files:
             answer = browser.get(f"{run}/checkpoints/{each['id']}/download")

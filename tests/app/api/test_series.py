@@ -14,11 +14,12 @@ def test_few_steps_come_as_they_are(database: Database, running: Run, script: Te
     record(database, running, make_steps(losses, skipped=[3]))
     page = script.get("/api/v1/runs/1/series").json()
     assert (page["first"], page["last"], page["total"], page["bucket"]) == (1, 4, 4, 1)
-    assert page["series"]["loss"]["x"] == [1, 2, 3, 4]
+    assert page["x"] == [1, 2, 3, 4]
+    assert all(line["x"] is None for line in page["series"].values())
     assert page["series"]["loss"]["y"] == [3.0, None, "Infinity", 2.0]
     assert page["series"]["elapsed_ms"]["y"] == [5, 10, 15, 20]
     part = script.get("/api/v1/runs/1/series", params={"first": 2, "last": 3}).json()
-    assert (part["total"], part["series"]["loss"]["x"]) == (2, [2, 3])
+    assert (part["total"], part["x"]) == (2, [2, 3])
 
 
 def test_many_steps_keep_their_extremes(
@@ -33,15 +34,16 @@ def test_many_steps_keep_their_extremes(
     assert page["points"] <= 100
     assert page["bucket"] > 1
     assert 50.0 in page["series"]["loss"]["y"]
+    for line in page["series"].values():  # each of its own steps, but for those that are the loss's
+        assert len(line["x"] or page["x"]) == len(line["y"])
+        assert line["x"] != page["x"]
+        assert not line["mean_y"] or len(line["mean_x"] or page["mean_x"]) == len(line["mean_y"])
 
 
 def test_run_without_steps_has_empty_series(running: Run, script: TestClient) -> None:
     """A run that has told nothing yet is no error."""
     page = script.get("/api/v1/runs/1/series").json()
-    assert (page["total"], page["series"]["loss"]) == (
-        0,
-        {"x": [], "y": [], "mean_x": [], "mean_y": []},
-    )
+    assert (page["total"], page["x"], page["series"]["loss"]["y"]) == (0, [], [])
 
 
 def test_flagged_steps_and_events_are_never_sampled(
@@ -51,8 +53,14 @@ def test_flagged_steps_and_events_are_never_sampled(
     losses = [1.0, float("nan"), 1.0, 1.0]
     record(database, running, make_steps(losses, skipped=[1, 4]), events=make_events([1, 4]))
     flagged = script.get("/api/v1/runs/1/flagged").json()
-    assert flagged == {"step": [1, 2, 4], "flags": [1, 2, 1], "loss": [1.0, None, 1.0]}
-    events = script.get("/api/v1/runs/1/events").json()
+    assert flagged == {
+        "step": [1, 2, 4],
+        "flags": [1, 2, 1],
+        "loss": [1.0, None, 1.0],
+        "total": 3,
+        "next": None,
+    }
+    events = script.get("/api/v1/runs/1/events").json()["events"]
     assert [(event["step"], event["kind"]) for event in events] == [
         (1, "skip"),
         (1, "backoff"),
@@ -70,10 +78,11 @@ def test_metrics_and_log(database: Database, running: Run, script: TestClient) -
     ]
     with database.writing() as session:
         telemetry.record(session, 1, 1, telemetry.Flush(log_lines=lines))
-    metrics = script.get("/api/v1/runs/1/metrics").json()
+    metrics = script.get("/api/v1/runs/1/metrics").json()["metrics"]
     assert [metric["value"] for metric in metrics] == [0.5, "Infinity"]
     log = script.get("/api/v1/runs/1/log", params={"before": 5, "limit": 2}).json()
-    assert [line["text"] for line in log] == ["line 3", "line 4"]
+    assert [line["text"] for line in log["log"]] == ["line 3", "line 4"]
+    assert (log["total"], log["next"]) == (5, 3)
 
 
 def test_series_of_no_run(script: TestClient) -> None:

@@ -7,7 +7,7 @@ from db.database import Database
 
 def test_workers_and_recipes_are_listed(offered: None, script: TestClient) -> None:
     """A worker's devices and its recipes' schemas are there for scripts."""
-    (worker,) = script.get("/api/v1/workers").json()
+    (worker,) = script.get("/api/v1/workers").json()["workers"]
     assert (worker["name"], worker["alive"]) == ("w1", True)
     (recipe,) = script.get("/api/v1/recipes").json()
     assert recipe["schema"]["properties"]["precision"]["enum"] == ["fp16", "bf16", "fp32"]

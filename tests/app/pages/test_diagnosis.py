@@ -70,7 +70,7 @@ def test_skip_shows_counts_and_what_its_replay_found(
     assert "largest input 70,123 of at most 65,504" in page
     assert 'form="replay" name="step" value="9"' in page
     assert 'form="replay" name="step" value="7"' not in page
-    assert browser.get("/api/v1/runs/1/replays").json()[0]["module"] == "model.head"
+    assert browser.get("/api/v1/runs/1/replays").json()["replays"][0]["module"] == "model.head"
 
 
 def test_replay_that_is_not_exact_says_why(
