@@ -25,7 +25,7 @@ class Page:
 
 def page(
     session: Session,
-    query: Select[Any],
+    query: Select[*tuple[Any, ...]],
     key: Sequence[InstrumentedAttribute[int]],
     *,
     after: str = "",

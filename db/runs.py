@@ -182,6 +182,12 @@ def newest_id(session: Session) -> int:
     return session.scalar(select(func.max(Run.id))) or 0
 
 
+def newest_and_now(session: Session) -> tuple[int, float]:
+    """Return the id of the newest run, 0 if there is none, and the database's time."""
+    newest, moment = session.execute(select(func.coalesce(func.max(Run.id), 0), now())).one()
+    return newest, moment
+
+
 def statuses(session: Session, run_id: int, *, latest: int | None = None) -> list[RunStatus]:
     """Return the history of a run's status, oldest first: all of it, or the latest few."""
     query = select(RunStatus).where(RunStatus.run_id == run_id).order_by(RunStatus.id.desc())
