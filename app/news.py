@@ -142,10 +142,12 @@ def _rows(
         )
         in_order = sorted(files, key=lambda file: file.step)
         yield "checkpoints", {"html": html, "keys": [str(file.id) for file in in_order]}
-    if changes.artifacts:
+        kept = artifacts.of_run(session, run.id)
         steps = {file.step for file in changes.artifacts}
-        files_by_step = by_step(artifacts.of_run(session, run.id, steps=steps))
-        yield "artifacts", {"html": fragment("_artifacts.html", run=run, artifacts=files_by_step)}
+        files_by_step = by_step([file for file in kept if file.step in steps])
+        html = fragment("_artifacts.html", run=run, artifacts=files_by_step)
+        keys = [str(step) for step in sorted(by_step(kept))]
+        yield "artifacts", {"html": html, "keys": keys}
     if steps := _shown_skips(session, changes):
         skipped = skipped_steps(session, run.id, steps=steps)
         html = fragment("_skips.html", run=run, skipped=skipped)
@@ -204,9 +206,10 @@ def of_list(
 ) -> Look:
     """Return what looks for changed rows of the list.
 
-    A cursor is the newest run's id and the marks of those runs that its page shows and that had
-    not ended. However long the queue is, a look costs what a page shows; the places in the queue,
-    which one claim changes for all, are read anew every few seconds.
+    A cursor is the newest run's id, whether a worker is up, and the marks of those runs that its
+    page shows and that had not ended. However long the queue is, a look costs what a page shows;
+    the places in the queue, which one claim changes for all, and who is up are read anew every few
+    seconds.
     """
     queue: Queue | None = None
     read_at = -math.inf
@@ -220,7 +223,8 @@ def of_list(
             newest = runs.newest_id(session)
             new = set(range(max(seen_newest, newest - 50) + 1, newest + 1))
             marks = waiting.live_marks(session, seen.keys() | new, queue)
-            now = list_cursor(newest, marks)
+            is_worker_up = bool(queue.workers)
+            now = list_cursor(newest, marks, is_worker_up=is_worker_up)
             if now == cursor:
                 return None
             changed = {run_id for run_id, mark in marks.items() if seen.get(run_id) != mark}
@@ -231,19 +235,21 @@ def of_list(
         shown = {
             run.id: fragment("_row.html", run=run, sparkline=lines[run.id]) for run in summaries
         }
-        return News(json.dumps({"newest": newest, "rows": shown}), now)
+        message = {"newest": newest, "is_worker_up": is_worker_up, "rows": shown}
+        return News(json.dumps(message), now)
 
     return look
 
 
-def list_cursor(newest: int, marks: dict[int, str]) -> str:
+def list_cursor(newest: int, marks: dict[int, str], *, is_worker_up: bool) -> str:
     """Return the cursor of somebody who sees the list as it is."""
     followed = islice(marks.items(), ROWS_FOLLOWED)
-    return ".".join((str(newest), *(f"{run_id}-{mark}" for run_id, mark in followed)))
+    seen = (f"{run_id}-{mark}" for run_id, mark in followed)
+    return ".".join((str(newest), "up" if is_worker_up else "down", *seen))
 
 
 def _parse(cursor: str) -> tuple[int, dict[int, str]]:
-    newest, *marks = cursor.split(".")[: ROWS_FOLLOWED + 1]
+    newest, _is_worker_up, *marks = (*cursor.split(".")[: ROWS_FOLLOWED + 2], "")
     pairs = (mark.partition("-") for mark in marks)
     seen = {_number(run_id): mark for run_id, _, mark in pairs if _number(run_id)}
     return _number(newest), seen
