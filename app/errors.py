@@ -34,6 +34,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     errors.Invalid: 422,
     TooManyTries: 429,
     errors.DatabaseUnreachable: 503,
+    errors.StorageUnreachable: 503,
 }
 PROBLEM_TYPE = "application/problem+json"
 FAILED = "The server failed at this. What it says of it is in its log."

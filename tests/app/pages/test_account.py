@@ -19,8 +19,10 @@ def test_password_is_set_and_other_browsers_are_signed_out(
 ) -> None:
     """The browser that set it stays signed in; the password opens the door from then on."""
     before = dict(browser.cookies)
-    assert browser.post("/account/password", data={"password": "a long secret"}).status_code == 303
-    assert browser.get("/account").status_code == 200
+    assert "Password changed" not in browser.get("/account").text
+    changed = browser.post("/account/password", data={"password": "a long secret"})
+    assert changed.status_code == 303
+    assert "Password changed." in browser.get(changed.headers["location"]).text
     stranger.cookies.update(before)
     assert stranger.get("/account").status_code == 303
     form = {"name": "ada", "password": "a long secret"}
