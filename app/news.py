@@ -25,6 +25,9 @@ SKIPS_SHOWN = 200
 #: Rows that one list page can follow: those that it showed, and new ones that came in since.
 ROWS_FOLLOWED = 200
 PLACES_SECONDS = 3.0
+#: What a viewer of a run can do without. All that its page has is always shown or kept for when it
+#: is, but for the machine's load, which it fetches; what it does not draw it does not ask for.
+PARTS = ("steps", "events", "metrics", "log", "checkpoints", "fragments")
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,9 @@ def of_run(
     settings: Settings,
     run_id: int,
     clock: Callable[[], float] = time.monotonic,
+    parts: Collection[str] = PARTS,
 ) -> Look:
-    """Return what looks for news of one run.
+    """Return what looks for news of one run. parts: those that are told.
 
     A message holds what changed, row by row; whole tables only where rows were taken back. What a
     queued run waits for is looked up every few seconds.
@@ -69,7 +73,7 @@ def of_run(
             changes = series.changes(session, run_id, since, waiting=mark)
             if changes is None:
                 return _the_end(cursor) if run.status in ENDED else None
-            message = _message(session, settings, changes)
+            message = _message(session, settings, changes, parts)
         text = json.dumps(message, separators=(",", ":"))
         return News(text, str(changes.cursor), is_last=changes.is_over)
 
@@ -89,9 +93,37 @@ def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
     return waiting.mark(reason, queue.places.get(run.id, 0))
 
 
-def _message(session: Session, settings: Settings, changes: series.Changes) -> dict[str, Any]:
+def _message(
+    session: Session, settings: Settings, changes: series.Changes, parts: Collection[str]
+) -> dict[str, Any]:
     run, owner = runs.get_with_owner(session, changes.run.id)
     summary = summarise(session, run, owner, settings)
+    message: dict[str, Any] = {
+        "run": summary.model_dump(mode="json"),
+        "is_over": changes.is_over,
+        "resumptions": history.resumptions(session, run.id),
+        "has_histograms": any(row.kind == "histogram" for row in changes.diagnoses),
+        "has_layers": any(row.kind == "layer_norms" for row in changes.diagnoses),
+    }
+    if "steps" in parts:
+        message["steps"] = changes.steps if changes.steps["step"] else None
+    for name, model, rows in (
+        ("events", Event, changes.events),
+        ("metrics", MetricPoint, changes.metrics),
+        ("log", LogLine, changes.log_lines),
+        ("checkpoints", CheckpointFile, changes.checkpoints),
+    ):
+        if name in parts:
+            message[name] = _dumped(model, rows)
+    if "fragments" in parts:
+        message |= _words(session, summary, run, changes)
+    return message
+
+
+def _words(
+    session: Session, summary: RunSummary, run: Run, changes: series.Changes
+) -> dict[str, Any]:
+    """Return the page's fragments, whole, and of its tables the rows that changed."""
     fragments = {
         "facts": fragment("_facts.html", run=summary),
         "problem": fragment(
@@ -105,16 +137,6 @@ def _message(session: Session, settings: Settings, changes: series.Changes) -> d
         skipped = skipped_steps(session, run.id)
         fragments["skips"] = fragment("_skips.html", run=summary, skipped=skipped)
     return {
-        "run": summary.model_dump(mode="json"),
-        "is_over": changes.is_over,
-        "steps": changes.steps if changes.steps["step"] else None,
-        "events": _dumped(Event, changes.events),
-        "resumptions": history.resumptions(session, run.id),
-        "metrics": _dumped(MetricPoint, changes.metrics),
-        "log": _dumped(LogLine, changes.log_lines),
-        "checkpoints": _dumped(CheckpointFile, changes.checkpoints),
-        "has_histograms": any(row.kind == "histogram" for row in changes.diagnoses),
-        "has_layers": any(row.kind == "layer_norms" for row in changes.diagnoses),
         "fragments": fragments,
         "rows": {
             name: rows for name, rows in _rows(session, summary, changes) if name not in fragments

@@ -242,3 +242,19 @@ def test_the_list_tells_when_the_first_worker_comes_and_the_last_goes(
         workers.stop(session, worker_id)
     assert told(up) == down
     assert heard == [True, False]
+
+
+def test_a_viewer_is_told_the_parts_that_it_asks_for(
+    database: Database, settings: Settings, running: Run
+) -> None:
+    """What it leaves out is not sent; where the run is, is always told."""
+    record(database, running, make_steps([1.0] * 5, skipped=[2]), events=make_events([2]))
+    everything, cursor = _told(news.of_run(database, settings, running.id)(""))
+    assert everything.keys() >= {*news.PARTS, "rows"}
+    look = news.of_run(database, settings, running.id, parts=("steps", "log"))
+    asked, same = _told(look(""))
+    left_out = {"events", "metrics", "checkpoints", "fragments", "rows"}
+    assert everything.keys() - asked.keys() == left_out
+    assert (asked["steps"], asked["log"]) == (everything["steps"], everything["log"])
+    assert asked["run"]["step"] == 5
+    assert same == cursor

@@ -96,3 +96,10 @@ def test_stream_of_a_run_that_there_is_not(script: TestClient) -> None:
     """Nobody waits for news that cannot come."""
     answer = script.get("/api/v1/runs/9/live")
     assert (answer.status_code, answer.json()["detail"]) == (404, "There is no run 9.")
+
+
+def test_a_stream_has_no_other_parts(running: Run, script: TestClient) -> None:
+    """An unknown part is named, with those that there are."""
+    answer = script.get("/api/v1/runs/1/live", params={"parts": "steps,colours"})
+    assert answer.status_code == 422
+    assert "there is no colours; allowed: steps, events" in answer.json()["errors"]["parts"]
