@@ -64,6 +64,11 @@ def of_run(
     def look(cursor: str) -> News | None:
         nonlocal mark, marked_at
         since = series.Cursor.parse(cursor)
+        with database.glancing() as session:
+            revision, status = runs.state(session, run_id)
+        is_idle = status not in (Status.QUEUED, *ENDED)
+        if is_idle and (revision, 0) == (since.revision, since.waiting):
+            return None
         with database.reading() as session:
             run = runs.get(session, run_id)
             if run.status != Status.QUEUED:

@@ -182,6 +182,14 @@ def newest_id(session: Session) -> int:
     return session.scalar(select(func.max(Run.id))) or 0
 
 
+def state(session: Session, run_id: int) -> tuple[int, Status]:
+    """Return a run's revision and status, and no more of it. Raises NotFound."""
+    found = session.execute(select(Run.revision, Run.status).where(Run.id == run_id)).one_or_none()
+    if found is None:
+        raise NotFound(f"There is no run {run_id}.")
+    return found.revision, found.status
+
+
 def newest_and_now(session: Session) -> tuple[int, float]:
     """Return the id of the newest run, 0 if there is none, and the database's time."""
     newest, moment = session.execute(select(func.coalesce(func.max(Run.id), 0), now())).one()
