@@ -3,6 +3,7 @@
 A download that broke off goes on with Range and If-Range: the ETag is the file's SHA-256.
 """
 
+import logging
 import re
 from collections.abc import Iterator
 
@@ -16,12 +17,16 @@ from app.context import Db, TheSettings
 from app.file_names import artifact_name, file_name
 from app.parameters import RowId, RunId
 from db import artifacts, checkpoints, runs
-from db.errors import NotFound
+from db.errors import NotFound, StorageUnreachable
 from db.settings import Settings
 from db.storage import is_own, open_store
 from db.tables import Artifact, Checkpoint
 
 router = APIRouter()
+logger = logging.getLogger(__name__)
+
+#: Whoever waits for longer is better told that there is nothing to wait for.
+RETRY_SECONDS = 5.0
 
 CHUNK_BYTES = 1 << 20
 OCTETS = "application/octet-stream"
@@ -83,7 +88,7 @@ def _send(
     name: str,
     more_headers: dict[str, str],
 ) -> Response:
-    store = open_store(settings)
+    store = open_store(settings, retry_seconds=RETRY_SECONDS)
     size, etag = _size(store, row), f'"{row.sha256}"'
     headers = {
         "ETag": etag,
@@ -143,6 +148,10 @@ def _size(store: ObjectStore, row: Checkpoint | Artifact) -> int:
         found = obstore.head(store, row.key)["size"]
     except FileNotFoundError as error:
         raise gone from error
+    except obstore.exceptions.BaseError as error:
+        # Where the bucket is and why it is silent is for the operator, not for whoever downloads.
+        logger.warning("%s: %s", row.key, error)
+        raise StorageUnreachable from error
     if found != row.size_bytes:
         text = f"The file {row.key} is damaged: it has {found} bytes, recorded were "
         raise NotFound(f"{text}{row.size_bytes}.")

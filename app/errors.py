@@ -34,6 +34,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     errors.Invalid: 422,
     TooManyTries: 429,
     errors.DatabaseUnreachable: 503,
+    errors.StorageUnreachable: 503,
 }
 PROBLEM_TYPE = "application/problem+json"
 FAILED = "The server failed at this. What it says of it is in its log."
@@ -163,4 +164,4 @@ def _wants_json(request: Request) -> bool:
     """Tell a program, which sends a token or asks the API, from a browser."""
     if "authorization" in request.headers:
         return True
-    return request.url.path.startswith("/api/") and request.url.path != "/api/docs"
+    return request.url.path.startswith("/api/") and request.url.path != "/api/v1/docs"

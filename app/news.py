@@ -25,6 +25,9 @@ SKIPS_SHOWN = 200
 #: Rows that one list page can follow: those that it showed, and new ones that came in since.
 ROWS_FOLLOWED = 200
 PLACES_SECONDS = 3.0
+#: What a viewer of a run can do without. All that its page has is always shown or kept for when it
+#: is, but for the machine's load, which it fetches; what it does not draw it does not ask for.
+PARTS = ("steps", "events", "metrics", "log", "checkpoints", "fragments")
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,9 @@ def of_run(
     settings: Settings,
     run_id: int,
     clock: Callable[[], float] = time.monotonic,
+    parts: Collection[str] = PARTS,
 ) -> Look:
-    """Return what looks for news of one run.
+    """Return what looks for news of one run. parts: those that are told.
 
     A message holds what changed, row by row; whole tables only where rows were taken back. What a
     queued run waits for is looked up every few seconds.
@@ -60,6 +64,11 @@ def of_run(
     def look(cursor: str) -> News | None:
         nonlocal mark, marked_at
         since = series.Cursor.parse(cursor)
+        with database.glancing() as session:
+            revision, status = runs.state(session, run_id)
+        is_idle = status not in (Status.QUEUED, *ENDED)
+        if is_idle and (revision, 0) == (since.revision, since.waiting):
+            return None
         with database.reading() as session:
             run = runs.get(session, run_id)
             if run.status != Status.QUEUED:
@@ -69,7 +78,7 @@ def of_run(
             changes = series.changes(session, run_id, since, waiting=mark)
             if changes is None:
                 return _the_end(cursor) if run.status in ENDED else None
-            message = _message(session, settings, changes)
+            message = _message(session, settings, changes, parts)
         text = json.dumps(message, separators=(",", ":"))
         return News(text, str(changes.cursor), is_last=changes.is_over)
 
@@ -89,9 +98,37 @@ def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
     return waiting.mark(reason, queue.places.get(run.id, 0))
 
 
-def _message(session: Session, settings: Settings, changes: series.Changes) -> dict[str, Any]:
+def _message(
+    session: Session, settings: Settings, changes: series.Changes, parts: Collection[str]
+) -> dict[str, Any]:
     run, owner = runs.get_with_owner(session, changes.run.id)
     summary = summarise(session, run, owner, settings)
+    message: dict[str, Any] = {
+        "run": summary.model_dump(mode="json"),
+        "is_over": changes.is_over,
+        "resumptions": history.resumptions(session, run.id),
+        "has_histograms": any(row.kind == "histogram" for row in changes.diagnoses),
+        "has_layers": any(row.kind == "layer_norms" for row in changes.diagnoses),
+    }
+    if "steps" in parts:
+        message["steps"] = changes.steps if changes.steps["step"] else None
+    for name, model, rows in (
+        ("events", Event, changes.events),
+        ("metrics", MetricPoint, changes.metrics),
+        ("log", LogLine, changes.log_lines),
+        ("checkpoints", CheckpointFile, changes.checkpoints),
+    ):
+        if name in parts:
+            message[name] = _dumped(model, rows)
+    if "fragments" in parts:
+        message |= _words(session, summary, run, changes)
+    return message
+
+
+def _words(
+    session: Session, summary: RunSummary, run: Run, changes: series.Changes
+) -> dict[str, Any]:
+    """Return the page's fragments, whole, and of its tables the rows that changed."""
     fragments = {
         "facts": fragment("_facts.html", run=summary),
         "problem": fragment(
@@ -105,16 +142,6 @@ def _message(session: Session, settings: Settings, changes: series.Changes) -> d
         skipped = skipped_steps(session, run.id)
         fragments["skips"] = fragment("_skips.html", run=summary, skipped=skipped)
     return {
-        "run": summary.model_dump(mode="json"),
-        "is_over": changes.is_over,
-        "steps": changes.steps if changes.steps["step"] else None,
-        "events": _dumped(Event, changes.events),
-        "resumptions": history.resumptions(session, run.id),
-        "metrics": _dumped(MetricPoint, changes.metrics),
-        "log": _dumped(LogLine, changes.log_lines),
-        "checkpoints": _dumped(CheckpointFile, changes.checkpoints),
-        "has_histograms": any(row.kind == "histogram" for row in changes.diagnoses),
-        "has_layers": any(row.kind == "layer_norms" for row in changes.diagnoses),
         "fragments": fragments,
         "rows": {
             name: rows for name, rows in _rows(session, summary, changes) if name not in fragments
@@ -142,10 +169,12 @@ def _rows(
         )
         in_order = sorted(files, key=lambda file: file.step)
         yield "checkpoints", {"html": html, "keys": [str(file.id) for file in in_order]}
-    if changes.artifacts:
+        kept = artifacts.of_run(session, run.id)
         steps = {file.step for file in changes.artifacts}
-        files_by_step = by_step(artifacts.of_run(session, run.id, steps=steps))
-        yield "artifacts", {"html": fragment("_artifacts.html", run=run, artifacts=files_by_step)}
+        files_by_step = by_step([file for file in kept if file.step in steps])
+        html = fragment("_artifacts.html", run=run, artifacts=files_by_step)
+        keys = [str(step) for step in sorted(by_step(kept))]
+        yield "artifacts", {"html": html, "keys": keys}
     if steps := _shown_skips(session, changes):
         skipped = skipped_steps(session, run.id, steps=steps)
         html = fragment("_skips.html", run=run, skipped=skipped)
@@ -204,9 +233,10 @@ def of_list(
 ) -> Look:
     """Return what looks for changed rows of the list.
 
-    A cursor is the newest run's id and the marks of those runs that its page shows and that had
-    not ended. However long the queue is, a look costs what a page shows; the places in the queue,
-    which one claim changes for all, are read anew every few seconds.
+    A cursor is the newest run's id, whether a worker is up, and the marks of those runs that its
+    page shows and that had not ended. However long the queue is, a look costs what a page shows;
+    the places in the queue, which one claim changes for all, and who is up are read anew every few
+    seconds.
     """
     queue: Queue | None = None
     read_at = -math.inf
@@ -220,7 +250,8 @@ def of_list(
             newest = runs.newest_id(session)
             new = set(range(max(seen_newest, newest - 50) + 1, newest + 1))
             marks = waiting.live_marks(session, seen.keys() | new, queue)
-            now = list_cursor(newest, marks)
+            is_worker_up = bool(queue.workers)
+            now = list_cursor(newest, marks, is_worker_up=is_worker_up)
             if now == cursor:
                 return None
             changed = {run_id for run_id, mark in marks.items() if seen.get(run_id) != mark}
@@ -231,19 +262,21 @@ def of_list(
         shown = {
             run.id: fragment("_row.html", run=run, sparkline=lines[run.id]) for run in summaries
         }
-        return News(json.dumps({"newest": newest, "rows": shown}), now)
+        message = {"newest": newest, "is_worker_up": is_worker_up, "rows": shown}
+        return News(json.dumps(message), now)
 
     return look
 
 
-def list_cursor(newest: int, marks: dict[int, str]) -> str:
+def list_cursor(newest: int, marks: dict[int, str], *, is_worker_up: bool) -> str:
     """Return the cursor of somebody who sees the list as it is."""
     followed = islice(marks.items(), ROWS_FOLLOWED)
-    return ".".join((str(newest), *(f"{run_id}-{mark}" for run_id, mark in followed)))
+    seen = (f"{run_id}-{mark}" for run_id, mark in followed)
+    return ".".join((str(newest), "up" if is_worker_up else "down", *seen))
 
 
 def _parse(cursor: str) -> tuple[int, dict[int, str]]:
-    newest, *marks = cursor.split(".")[: ROWS_FOLLOWED + 1]
+    newest, _is_worker_up, *marks = (*cursor.split(".")[: ROWS_FOLLOWED + 2], "")
     pairs = (mark.partition("-") for mark in marks)
     seen = {_number(run_id): mark for run_id, _, mark in pairs if _number(run_id)}
     return _number(newest), seen

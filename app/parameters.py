@@ -8,6 +8,7 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from db.errors import Invalid
+from db.runs import SORTED_BY
 from db.tables import LARGEST_COUNT, LARGEST_ID, Status
 
 LARGEST_STEP = LARGEST_COUNT
@@ -96,6 +97,16 @@ def _status(text: str) -> str:
     return text
 
 
+def _order(text: str) -> str:
+    if text.removeprefix("-") not in SORTED_BY:
+        raise PydanticCustomError(
+            "sort", 'allowed: {allowed}, or "-" before one', {"allowed": ", ".join(SORTED_BY)}
+        )
+    return text
+
+
 Text = Annotated[str, AfterValidator(_text)]
 #: A status, "active", or empty for any.
 StatusFilter = Annotated[str, AfterValidator(_status)]
+#: What runs are listed by; with "-" before it, downwards.
+Order = Annotated[str, AfterValidator(_order)]

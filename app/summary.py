@@ -98,18 +98,19 @@ def summarise_all(
     rows: Sequence[tuple[Run, str]],
     settings: Settings,
     queue: Queue | None = None,
+    moment: float | None = None,
 ) -> list[RunSummary]:
     """Sum up runs, given with their owners' names, in a few queries for all of them.
 
-    queue: if it was read already.
+    queue, moment: if they were read already; the latter off the clock that wrote their starts.
     """
     some_runs = [run for run, _owner in rows]
     if queue is None and any(run.status == Status.QUEUED for run in some_runs):
         queue = Queue.read(session)
     judged = verdicts.verdicts(session, some_runs)
     applied = runs.applied_of(session, some_runs)
-    # The database's clock, which wrote when they started.
-    moment = session.scalars(select(now())).one()
+    if moment is None:
+        moment = session.scalars(select(now())).one()
     return [
         RunSummary(
             **{name: getattr(run, name) for name in _COLUMNS},

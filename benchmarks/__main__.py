@@ -23,6 +23,7 @@ CLAIMS = (
     "skips",
     "step_to_figure",
     "browser_busy",
+    "idle_look",
     "live_viewers",
     "memory",
 )

@@ -35,7 +35,7 @@ async def view(site: Site, token: str, cursor: str, number: int, measured: Measu
     host, port = site.address.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**20)
     writer.write(
-        f"GET /api/runs/1/live?after={cursor} HTTP/1.1\r\n"
+        f"GET /api/v1/runs/1/live?after={cursor} HTTP/1.1\r\n"
         f"Host: {host}:{port}\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
     )
     tail = b""

@@ -55,7 +55,7 @@ def _stream(site: Site) -> socket.socket:
     host, port = site.address.removeprefix("http://").split(":")
     stream = socket.create_connection((host, int(port)))
     stream.sendall(
-        f"GET /api/runs/1/live HTTP/1.1\r\nHost: {host}\r\n"
+        f"GET /api/v1/runs/1/live HTTP/1.1\r\nHost: {host}\r\n"
         f"Authorization: Bearer {site.token()}\r\n\r\n".encode()
     )
     return stream

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from db.database import now
 from db.errors import Invalid, Refused
+from db.paging import Page, page
 from db.tables import ApiToken, SignInLink, SignInSession, User
 
 SESSION_SECONDS = 30 * 24 * 3600.0
@@ -147,6 +148,12 @@ def api_tokens(session: Session, user: User) -> list[ApiToken]:
     """List a user's tokens, newest first."""
     query = select(ApiToken).where(ApiToken.user_id == user.id).order_by(ApiToken.id.desc())
     return list(session.scalars(query))
+
+
+def page_of_api_tokens(session: Session, user: User, *, after: str = "", limit: int) -> Page:
+    """Return a page of a user's tokens, newest first."""
+    query = select(ApiToken).where(ApiToken.user_id == user.id)
+    return page(session, query, (ApiToken.id,), after=after, limit=limit, newest_first=True)
 
 
 def delete_api_token(session: Session, user: User, token_id: int) -> None:

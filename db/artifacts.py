@@ -7,6 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.errors import NotFound
+from db.paging import Page, page
 from db.queue import held
 from db.tables import Artifact, Diagnosis
 
@@ -34,6 +35,13 @@ def of_run(
     return list(session.scalars(query.order_by(Artifact.step.desc(), Artifact.name)))
 
 
+def page_of_run(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
+    """Return a page of a run's artifacts, newest step first."""
+    query = select(Artifact).where(Artifact.run_id == run_id)
+    key = (Artifact.step, Artifact.id)
+    return page(session, query, key, after=after, limit=limit, newest_first=True)
+
+
 def get(session: Session, run_id: int, artifact_id: int) -> Artifact:
     """Return one artifact of a run. Raises NotFound."""
     row = session.get(Artifact, artifact_id)
@@ -53,3 +61,9 @@ def diagnoses(
     if steps is not None:
         query = query.where(Diagnosis.step.in_(steps))
     return list(session.scalars(query.order_by(Diagnosis.step)))
+
+
+def replays(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
+    """Return a page of what replays of skipped steps found, in order of step."""
+    query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == "replay")
+    return page(session, query, (Diagnosis.step, Diagnosis.id), after=after, limit=limit)

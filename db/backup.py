@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from db import pyramid
 from db.database import Database
 from db.errors import Conflict, Invalid
-from db.storage import get_file
+from db.storage import get_file, is_plain
 from db.tables import Artifact, Checkpoint, MetricBucket, Run, StepBucket
 from db.tables import Table as Base
 
@@ -35,7 +35,8 @@ TABLES = [table for table in Base.metadata.sorted_tables if table not in DERIVED
 def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, Any]:
     """Write a backup into a new folder; return how many rows and files it has, and what it lacks.
 
-    left_out: keys of files that are missing or damaged; `restore` leaves their rows out.
+    left_out: keys of files that are missing or damaged, or would lead out of the folder; `restore`
+    leaves their rows out.
 
     Raises Conflict if the folder is there already.
     """
@@ -53,6 +54,9 @@ def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, A
     left_out = []
     for row in saved:
         path = folder / "files" / row.key
+        if not is_plain(folder / "files", row.key):
+            left_out.append(row.key)
+            continue
         try:
             get_file(store, row.key, path, sha256=row.sha256)
         except (FileNotFoundError, ValueError):  # retired in the meantime, or damaged

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from db.database import now
 from db.errors import NotFound
+from db.paging import Page, page
 from db.queue import held
 from db.tables import Checkpoint, Metric, Request, Run
 
@@ -49,6 +50,13 @@ def of_run(session: Session, run_id: int) -> list[Checkpoint]:
     """List a run's files, newest step first."""
     query = select(Checkpoint).where(Checkpoint.run_id == run_id)
     return list(session.scalars(query.order_by(Checkpoint.step.desc(), Checkpoint.kind)))
+
+
+def page_of_run(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
+    """Return a page of a run's files, newest step first."""
+    query = select(Checkpoint).where(Checkpoint.run_id == run_id)
+    key = (Checkpoint.step, Checkpoint.id)
+    return page(session, query, key, after=after, limit=limit, newest_first=True)
 
 
 def get(session: Session, run_id: int, checkpoint_id: int) -> Checkpoint:

@@ -38,5 +38,9 @@ class Fenced(HalfstepError):
     """This attempt was given up: another one may be running, so nothing was written."""
 
 
+class StorageUnreachable(HalfstepError):
+    """The storage of checkpoints and artifacts does not answer. Try again."""
+
+
 class DatabaseUnreachable(HalfstepError):
     """The database does not answer."""

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select, union
 from sqlalchemy.orm import Session
 
+from db.paging import Page, page
 from db.series import Cursor, json_number
 from db.tables import (
     FLAGGED,
@@ -19,29 +20,43 @@ from db.tables import (
 )
 
 
-def events(session: Session, run_id: int) -> list[ScalerEvent]:
-    """Return all that the scaler did, in order of step."""
+def events(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
+    """Return a page of what the scaler did, in order of step."""
     query = select(ScalerEvent).where(ScalerEvent.run_id == run_id)
-    return list(session.scalars(query.order_by(ScalerEvent.step, ScalerEvent.id)))
+    key = (ScalerEvent.step, ScalerEvent.id)
+    return page(session, query, key, after=after, limit=limit)
 
 
-def flagged_steps(session: Session, run_id: int) -> dict[str, list[Any]]:
-    """Return columns of the steps that were skipped or whose loss was not finite."""
+def flagged_steps(
+    session: Session, run_id: int, *, after: int = 0, limit: int
+) -> dict[str, list[Any]]:
+    """Return columns of the steps after one that were skipped or whose loss was not finite."""
     found: dict[int, tuple[int, Any]] = {}
     for flag, condition in FLAGGED.items():
-        # Left alone, SQLite would read all steps rather than the index that holds just these.
-        query = (
-            select(Step.step, Step.flags, Step.loss)
-            .with_hint(Step, f"INDEXED BY ix_steps_{flag}", "sqlite")
-            .where(Step.run_id == run_id, condition)
-        )
-        found |= {step: (flags, json_number(loss)) for step, flags, loss in session.execute(query)}
-    steps = sorted(found)
+        query = _flagged(flag, Step.step, Step.flags, Step.loss)
+        query = query.where(Step.run_id == run_id, Step.step > after, condition)
+        rows = session.execute(query.order_by(Step.step).limit(limit))
+        found |= {step: (flags, json_number(loss)) for step, flags, loss in rows}
+    steps = sorted(found)[:limit]
     return {
         "step": steps,
         "flags": [found[step][0] for step in steps],
         "loss": [found[step][1] for step in steps],
     }
+
+
+def count_flagged(session: Session, run_id: int) -> int:
+    """Count the steps that `flagged_steps` returns, page by page."""
+    either = [
+        _flagged(flag, Step.step).where(Step.run_id == run_id, condition)
+        for flag, condition in FLAGGED.items()
+    ]
+    return session.scalar(select(func.count()).select_from(union(*either).subquery())) or 0
+
+
+def _flagged(flag: str, *columns: Any) -> Select[Any]:
+    """Select from the index of a flag: left alone, SQLite would read all steps."""
+    return select(*columns).with_hint(Step, f"INDEXED BY ix_steps_{flag}", "sqlite")
 
 
 def resumptions(session: Session, run_id: int) -> dict[int, int]:

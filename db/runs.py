@@ -1,5 +1,6 @@
 """Runs from the side of the people who submit them: submit, look, ask for a stop."""
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -14,6 +15,8 @@ from db.tables import ACTIVE, ENDED, Checkpoint, Diagnosis, Request, Run, RunSta
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 #: A training exists that can obey a request at its next step boundary.
 OBEYING = (Status.STARTING, Status.RUNNING)
+#: What runs can be listed by.
+SORTED_BY = ("id", "name", "recipe", "status", "priority", "step", "skipped", "loss")
 
 
 def submit(
@@ -116,17 +119,26 @@ def newest(
     *,
     status: str = "",
     text: str = "",
+    sort: str = "-id",
     before: int | None = None,
     limit: int = 50,
 ) -> list[tuple[Run, str]]:
-    """List runs with their owners' names, newest first.
+    """List runs with their owners' names, newest first if not told otherwise.
 
-    status: one status, or "active"; text: in name, recipe, precision, tags or owner; before: a run
-    id, to page.
+    status: one status, or "active"; text: in name, recipe, precision, tags or owner; sort: one of
+    SORTED_BY, downwards with "-" before it, equals by id; before: a run id, to page: those that
+    come after it.
     """
-    query = _matching(select(Run, User.name), status, text).order_by(Run.id.desc())
+    name, falls = sort.removeprefix("-"), sort.startswith("-")
+    column: Any = getattr(Run, name)
+    if name == "loss":
+        column = func.coalesce(column, -math.inf if falls else math.inf)
+    query = _matching(select(Run, User.name), status, text)
     if before is not None:
-        query = query.where(Run.id < before)
+        there = select(column).where(Run.id == before).scalar_subquery()
+        key, last = tuple_(column, Run.id), tuple_(before if name == "id" else there, before)
+        query = query.where(key < last if falls else key > last)
+    query = query.order_by(*(each.desc() if falls else each for each in (column, Run.id)))
     return [(run, owner) for run, owner in session.execute(query.limit(limit))]
 
 
@@ -168,6 +180,20 @@ def forks(session: Session, run_id: int) -> list[Run]:
 def newest_id(session: Session) -> int:
     """Return the id of the newest run, 0 if there is none."""
     return session.scalar(select(func.max(Run.id))) or 0
+
+
+def state(session: Session, run_id: int) -> tuple[int, Status]:
+    """Return a run's revision and status, and no more of it. Raises NotFound."""
+    found = session.execute(select(Run.revision, Run.status).where(Run.id == run_id)).one_or_none()
+    if found is None:
+        raise NotFound(f"There is no run {run_id}.")
+    return found.revision, found.status
+
+
+def newest_and_now(session: Session) -> tuple[int, float]:
+    """Return the id of the newest run, 0 if there is none, and the database's time."""
+    newest, moment = session.execute(select(func.coalesce(func.max(Run.id), 0), now())).one()
+    return newest, moment
 
 
 def statuses(session: Session, run_id: int, *, latest: int | None = None) -> list[RunStatus]:

@@ -5,9 +5,10 @@ from collections.abc import Collection
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import false, func, or_, select
 from sqlalchemy.orm import Session
 
+from db.paging import Page, page
 from db.tables import (
     ENDED,
     FLAGGED,
@@ -24,8 +25,8 @@ from db.tables import (
     Step,
 )
 
-#: Rows that one query looks up by their keys: both databases take so many parameters.
-LOOKED_UP = 10_000
+#: Rows that one query looks up by their keys: SQLite takes 32,766 parameters.
+LOOKED_UP = 30_000
 
 
 @dataclass(frozen=True)
@@ -216,14 +217,21 @@ def first_skip_of_latest(session: Session, run_id: int, *, most: int) -> int:
 def sparklines(
     session: Session, some_runs: Collection[Run], points: int = 60
 ) -> dict[int, list[Any]]:
-    """Return each run's loss at evenly spaced steps: primary-key look-ups, however long it is."""
-    wanted = [(run.id, step) for run in some_runs for step in _spread(run, points)]
-    query = select(Step.run_id, Step.loss).order_by(Step.run_id, Step.step)
+    """Return each run's loss at evenly spaced steps: primary-key look-ups, however long it is.
+
+    Of very many runs it is fewer points of each, in one query all the same.
+    """
+    points = min(points, LOOKED_UP // max(len(some_runs), 1))
+    # A run at a time: of thousands of pairs PostgreSQL says that its stack has no room for them.
+    wanted = [
+        (Step.run_id == run.id) & Step.step.in_(_spread(run, points))
+        for run in some_runs
+        if run.own_steps
+    ]
+    query = select(Step.run_id, Step.loss).where(or_(false(), *wanted))
     found: dict[int, list[Any]] = {run.id: [] for run in some_runs}
-    for start in range(0, len(wanted), LOOKED_UP):
-        some = wanted[start : start + LOOKED_UP]
-        rows = session.execute(query.where(tuple_(Step.run_id, Step.step).in_(some)))
-        for run_id, loss in rows:
+    if wanted:
+        for run_id, loss in session.execute(query.order_by(Step.run_id, Step.step)):
             found[run_id].append(json_number(loss))
     return found
 
@@ -246,10 +254,16 @@ def log_lines(
     return list(reversed(session.scalars(query.limit(most)).all()))
 
 
-def metrics(session: Session, run_id: int) -> list[Metric]:
-    """Return all that a recipe named itself, in order of step."""
-    query = select(Metric).where(Metric.run_id == run_id).order_by(Metric.step, Metric.id)
-    return list(session.scalars(query))
+def count_log_lines(session: Session, run_id: int) -> int:
+    """Count the lines that a run's trainings have printed."""
+    query = select(func.count()).select_from(LogLine).where(LogLine.run_id == run_id)
+    return session.scalar(query) or 0
+
+
+def metrics(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
+    """Return a page of what a recipe named itself, in order of step."""
+    query = select(Metric).where(Metric.run_id == run_id)
+    return page(session, query, (Metric.step, Metric.id), after=after, limit=limit)
 
 
 def json_number(value: Any) -> Any:

@@ -4,6 +4,7 @@ import hashlib
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import obstore
@@ -19,12 +20,16 @@ from db.tables import ACTIVE, Artifact, Checkpoint, Run
 FOLDERS = ("/checkpoints/", "/artifacts/")
 
 
-def open_store(settings: Settings) -> ObjectStore:
-    """Open the store that HALFSTEP_STORAGE_URL names. Raises Invalid."""
+def open_store(settings: Settings, *, retry_seconds: float = 180.0) -> ObjectStore:
+    """Open the store that HALFSTEP_STORAGE_URL names. Raises Invalid.
+
+    retry_seconds: how long to try again what a bucket does not answer.
+    """
     if not settings.storage_url:
         return LocalStore(settings.data, mkdir=True)
     try:
-        return from_url(settings.storage_url)
+        retries = timedelta(seconds=retry_seconds)
+        return from_url(settings.storage_url, retry_config={"retry_timeout": retries})
     except (obstore.exceptions.BaseError, ValueError) as error:
         raise Invalid({"HALFSTEP_STORAGE_URL": str(error)}) from error
 
@@ -117,10 +122,18 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
 
 
 def mend(session: Session, store: ObjectStore, found: list[Mismatch]) -> None:
-    """Delete what does not match: rows without a sound file, and files without a row."""
-    for mismatch in found:
-        if (row := mismatch.row) is not None:
-            session.execute(delete(type(row)).where(type(row).id == row.id))
+    """Delete what does not match: rows without a sound file, and files without a row.
+
+    Pages that show such a row are told.
+    """
+    rows = [mismatch.row for mismatch in found if mismatch.row is not None]
+    # By id, as everybody locks runs: two that lock in other orders would wait for each other.
+    for run_id in sorted({row.run_id for row in rows}):
+        run = session.get_one(Run, run_id, with_for_update=True)
+        run.revision += 1
+        run.files_revision = run.revision
+    for row in rows:
+        session.execute(delete(type(row)).where(type(row).id == row.id))
     named = {row.key for row in _rows(session)}  # also by what came since the comparison
     for mismatch in found:
         if mismatch.key not in named:

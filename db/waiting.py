@@ -3,11 +3,12 @@
 import math
 import sys
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 from zlib import crc32
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session, aliased
 
 from db import workers
@@ -32,19 +33,18 @@ class Queue:
 
     @classmethod
     def read(cls, session: Session) -> "Queue":
-        """Read it: four queries, however many runs and workers there are."""
-        own = select(Run.owner_id, func.count()).where(Run.status.in_(ACTIVE))
-        training = session.execute(own.group_by(Run.owner_id))
+        """Read it: three queries, however many runs and workers there are."""
         used: Counter[int] = Counter()
         nodes = select(RunNode.worker_id, RunNode.devices).where(RunNode.ended_at.is_(None))
         for worker_id, devices in session.execute(nodes):
             used[worker_id] += len(devices)
-        queued = _queued(session)
+        unended = _queued(session, and_training=True)
+        queued = [row for row in unended if row.status == Status.QUEUED]
         return cls(
             workers=workers.alive(session),
-            places={run_id: place for place, (run_id, _awaited) in enumerate(queued)},
-            awaited={awaited for _run_id, awaited in queued if awaited is not None},
-            training=Counter({row[0]: row[1] for row in training}),
+            places={row.id: place for place, row in enumerate(queued)},
+            awaited={row.awaited for row in queued if row.awaited is not None},
+            training=Counter(row.owner_id for row in unended if row.status != Status.QUEUED),
             used=used,
         )
 
@@ -57,16 +57,18 @@ class Queue:
 
 def places(session: Session) -> dict[int, int]:
     """Return how many runs are ahead of each queued one."""
-    return {run_id: place for place, (run_id, _awaited) in enumerate(_queued(session))}
+    return {row.id: place for place, row in enumerate(_queued(session))}
 
 
-def _queued(session: Session) -> list[tuple[int, int | None]]:
-    """List queued runs, next first, each with the run whose end it waits for."""
+def _queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
+    """List queued runs, next first, each with the run whose end it waits for; and those in training
+    too, if asked for.
+    """
     earlier = aliased(Run)
-    query = select(Run.id, earlier.id).where(Run.status == Status.QUEUED)
+    query = select(Run.id, Run.owner_id, Run.status, earlier.id.label("awaited"))
+    query = query.where(Run.status.in_((Status.QUEUED, *(ACTIVE if and_training else ()))))
     query = query.outerjoin(earlier, (earlier.id == Run.after_id) & earlier.status.not_in(ENDED))
-    ordered = query.order_by(Run.priority.desc(), Run.position, Run.id)
-    return [(run_id, awaited) for run_id, awaited in session.execute(ordered)]
+    return session.execute(query.order_by(Run.priority.desc(), Run.position, Run.id)).all()
 
 
 def reason(run: Run, queue: Queue, *, runs_per_user: int = 0) -> str:
@@ -115,16 +117,21 @@ def mark(reason: str, ahead: int) -> int:
 
 
 def live_marks(session: Session, run_ids: Collection[int], queue: Queue) -> dict[int, str]:
-    """Return a mark for each of these runs that has not ended, newest first.
+    """Look up `marks` of these runs, newest first."""
+    query = select(Run.id, Run.status, Run.revision).order_by(Run.id.desc())
+    return marks(session.execute(query.where(Run.id.in_(run_ids))).all(), queue)
+
+
+def marks(rows: Iterable[Any], queue: Queue) -> dict[int, str]:
+    """Return a mark for each of these runs that has not ended.
 
     When it differs, so does what a list shows.
     """
     workers_mark = queue.mark
-    query = select(Run.id, Run.status, Run.revision).order_by(Run.id.desc())
-    query = query.where(Run.id.in_(run_ids), Run.status.not_in(ENDED))
     return {
-        run_id: f"{revision}q{queue.places.get(run_id, '')}w{workers_mark}"
-        if status == Status.QUEUED
-        else str(revision)
-        for run_id, status, revision in session.execute(query)
+        row.id: f"{row.revision}q{queue.places.get(row.id, '')}w{workers_mark}"
+        if row.status == Status.QUEUED
+        else str(row.revision)
+        for row in rows
+        if row.status not in ENDED
     }

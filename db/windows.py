@@ -71,7 +71,7 @@ class Window:
     points: int
     bucket: int
     series: dict[str, Line]
-    elapsed_ms: dict[str, list[int]]
+    elapsed_ms: Line
     skips: Ticks
 
 
@@ -256,12 +256,12 @@ class _Stretch:
         steps = np.maximum(self.parts.start[happened], self.span[0])
         return Ticks(steps.tolist(), counts[happened].tolist(), int(counts.sum()))
 
-    def elapsed_ms(self) -> dict[str, list[int]]:
+    def elapsed_ms(self) -> Line:
         """Return the time at the first step and at the last of each bucket."""
         ends = np.minimum(self.parts.start + self.bucket - 1, self.span[1])
         x, where = np.unique(np.concatenate([self.edges.step[:1], ends]), return_index=True)
         y = np.concatenate([self.edges.elapsed_ms[:1], self.parts.elapsed_ms])[where]
-        return {"x": x.tolist(), "y": y.tolist()}
+        return Line(x.tolist(), y.tolist(), Ticks())
 
 
 def _at_most(connection: Connection, source: Source, span: StepRange) -> int:

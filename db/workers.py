@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session, defer
 
 from db.database import now
 from db.errors import Conflict, NotFound
+from db.paging import Page, page
 from db.tables import Worker
 
 #: A worker that has not been seen for so long is shown as gone.
@@ -69,6 +70,11 @@ def everyone(session: Session) -> list[tuple[Worker, bool]]:
     """List workers, each with whether it is alive now."""
     rows = session.execute(select(Worker, ALIVE).order_by(Worker.name))
     return [(worker, bool(is_alive)) for worker, is_alive in rows]
+
+
+def page_of_everyone(session: Session, *, after: str = "", limit: int) -> Page:
+    """Return a page of the workers in the order in which they came, each with whether it is up."""
+    return page(session, select(Worker, ALIVE), (Worker.id,), after=after, limit=limit)
 
 
 def alive(session: Session) -> list[Worker]:

@@ -7,7 +7,7 @@
     run = client.wait(run["id"])
     client.download(run["id"], folder)
 
-What a method returns is the API's own JSON, as /api/docs of the server describes it.
+What a method returns is the API's own JSON, as /api/v1/docs of the server describes it.
 """
 
 import hashlib
@@ -66,19 +66,22 @@ class Client:
 
     def recipes(self) -> list[dict[str, Any]]:
         """Return what can be trained, each with the JSON Schema of its configuration."""
-        return list(self._get("/api/recipes"))
+        return list(self._get("/api/v1/recipes"))
 
-    def runs(self, text: str = "", *, status: str = "", limit: int = 50) -> list[dict[str, Any]]:
+    def runs(
+        self, text: str = "", *, status: str = "", sort: str = "-id", limit: int = 50
+    ) -> list[dict[str, Any]]:
         """Return runs, newest first.
 
         text: in name, recipe, precision, tags or owner.  status: one, or "active".
+        sort: id, name, recipe, status, priority, step, skipped or loss; "-loss": downwards.
         """
-        query = {"text": text, "status": status, "limit": limit}
-        return list(self._get("/api/runs", query)["runs"])
+        query = {"text": text, "status": status, "sort": sort, "limit": limit}
+        return list(self._get("/api/v1/runs", query)["runs"])
 
     def run(self, run_id: int) -> dict[str, Any]:
         """Return one run, with its configuration and history."""
-        return dict(self._get(f"/api/runs/{run_id}"))
+        return dict(self._get(f"/api/v1/runs/{run_id}"))
 
     def submit(
         self,
@@ -95,7 +98,7 @@ class Client:
         Raises ApiError, whose errors name each wrong field, its value and what is allowed.
         """
         wanted = {"recipe": recipe, "config": dict(config or {}), "name": name}
-        return self._post("/api/runs", wanted | {"tags": ", ".join(tags), **further})
+        return self._post("/api/v1/runs", wanted | {"tags": ", ".join(tags), **further})
 
     def wait(self, run_id: int) -> dict[str, Any]:
         """Return the run once it is over, however it ended."""
@@ -105,19 +108,24 @@ class Client:
 
     def cancel(self, run_id: int) -> dict[str, Any]:
         """End a run; one that trains leaves a checkpoint first."""
-        return self._post(f"/api/runs/{run_id}/cancellation")
+        return self._post(f"/api/v1/runs/{run_id}/cancellation")
 
     def pause(self, run_id: int) -> dict[str, Any]:
         """Pause a run, with a checkpoint."""
-        return self._post(f"/api/runs/{run_id}/pause")
+        return self._post(f"/api/v1/runs/{run_id}/pause")
 
     def resume(self, run_id: int) -> dict[str, Any]:
         """Queue a paused run again."""
-        return self._post(f"/api/runs/{run_id}/resumption")
+        return self._post(f"/api/v1/runs/{run_id}/resumption")
 
     def checkpoints(self, run_id: int) -> list[dict[str, Any]]:
         """Return the files that a run has saved, newest step first."""
-        return list(self._get(f"/api/runs/{run_id}/checkpoints"))
+        files, after = [], ""
+        while after is not None:
+            page = self._get(f"/api/v1/runs/{run_id}/checkpoints", {"after": after})
+            files += page["checkpoints"]
+            after = page["next"]
+        return files
 
     def download(
         self, run_id: int, folder: Path | str = ".", *, step: int | None = None, kind: str = ""

@@ -36,9 +36,11 @@ def load_recipe(reference: str) -> type[Recipe]:
     path, _, attribute = reference.rpartition(":")
     if reference.endswith(".py"):
         path, attribute = reference, ""
-    if path.endswith(".py") and Path(path).is_file():
+    if path.endswith(".py"):
+        if not Path(path).is_file():
+            raise UnknownRecipeError(f'"{reference}" cannot be loaded: there is no file {path}')
         return _checked(_load_file(Path(path), attribute), reference)
-    known = ", ".join(known_recipes())
+    known = ", ".join(name for name in known_recipes() if name != reference)
     raise UnknownRecipeError(
         f'there is no recipe "{reference}"; known are {known}; a file is path/to/file.py:Class'
     )

@@ -56,6 +56,17 @@ class Unwanted(Exception):
     """The attempt is not to begin any more, and waits for what is away."""
 
 
+def retention(config: dict[str, Any]) -> dict[str, Any]:
+    """Return which checkpoints to keep, as the training reads it.
+
+    All its numbers are whole; an earlier version queued runs with 2.0 for one.
+    """
+    policy = config.get("checkpoints", {})
+    return {
+        name: int(value) if isinstance(value, float) else value for name, value in policy.items()
+    }
+
+
 class CannotStart(Exception):
     """The attempt cannot begin, and another one could not either; the message says why."""
 
@@ -163,7 +174,7 @@ class Supervisor:
         self._write(self.files.job, job)
         self._write(self.files.control, self.control)
         monitor = SystemMonitor(self.devices, cuda=self.is_cuda)
-        self.recorder.begin(monitor, started_at, run.config.get("checkpoints", {}))
+        self.recorder.begin(monitor, started_at, retention(run.config))
 
     def _fetch(self, state: Checkpoint) -> str | None:
         """Return where a whole checkpoint lies on this machine, or say what it lacks."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db
 from app.parameters import RunId
@@ -63,6 +64,18 @@ class ArtifactFile(BaseModel):
     sha256: str
 
 
+class Replays(ListPage):
+    """What replays found, in order of step."""
+
+    replays: list[dict[str, Any]]
+
+
+class Artifacts(ListPage):
+    """Files, newest step first."""
+
+    artifacts: list[ArtifactFile]
+
+
 @router.get("/findings")
 def get_findings(run_id: RunId, session: Db, _visitor: SignedIn) -> list[Finding]:
     """Return what is wrong with a run, the gravest first."""
@@ -99,14 +112,22 @@ def get_layer_norms(
 
 
 @router.get("/replays")
-def get_replays(run_id: RunId, session: Db, _visitor: SignedIn) -> list[dict[str, Any]]:
-    """Return what replays of skipped steps found, in order of step."""
+def get_replays(
+    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+) -> Replays:
+    """Return what replays of skipped steps found."""
     runs.get(session, run_id)
-    return [row.content for row in artifacts.diagnoses(session, run_id, "replay")]
+    found = artifacts.replays(session, run_id, after=after, limit=limit)
+    replays = [row.content for (row,) in found.rows]
+    return Replays(replays=replays, total=found.total, next=found.next)
 
 
 @router.get("/artifacts")
-def get_artifacts(run_id: RunId, session: Db, _visitor: SignedIn) -> list[ArtifactFile]:
-    """Return the files that the recipe left, newest step first."""
+def get_artifacts(
+    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+) -> Artifacts:
+    """Return the files that the recipe left."""
     runs.get(session, run_id)
-    return [ArtifactFile.model_validate(row) for row in artifacts.of_run(session, run_id)]
+    found = artifacts.page_of_run(session, run_id, after=after, limit=limit)
+    files = [ArtifactFile.model_validate(row) for (row,) in found.rows]
+    return Artifacts(artifacts=files, total=found.total, next=found.next)

@@ -7,17 +7,18 @@ from pydantic import BaseModel, Field
 
 from app.auth import SignedIn
 from app.context import Db, TheSettings
-from app.parameters import RunId, StatusFilter, Text
+from app.parameters import Order, RunId, StatusFilter, Text
 from app.submission import Submission, submit
 from app.summary import RunSummary, summarise, summarise_all
 from db import runs
+from db.runs import SORTED_BY
 from db.tables import Status
 
 router = APIRouter(prefix="/runs", tags=["runs"])
 
 
 class RunList(BaseModel):
-    """A page of runs, newest first. total: of all pages; next: what `before` is for the next one,
+    """A page of runs. total: of all pages; next: what `before` is for the next one,
     null on the last.
     """
 
@@ -80,11 +81,14 @@ def list_runs(
     _visitor: SignedIn,
     status: Annotated[StatusFilter, Query(description='A status, or "active"')] = "",
     text: Annotated[Text, Query(description="In name, recipe, precision, tags or owner")] = "",
-    before: Annotated[RunId | None, Query(description="Only runs older than this id")] = None,
+    sort: Annotated[
+        Order, Query(description=f'{", ".join(SORTED_BY)}; with "-" before it, downwards')
+    ] = "-id",
+    before: Annotated[RunId | None, Query(description="Only runs that come after this id")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> RunList:
-    """List runs, newest first."""
-    rows = runs.newest(session, status=status, text=text, before=before, limit=limit)
+    """List runs, newest first if not told otherwise; those without a loss come last by it."""
+    rows = runs.newest(session, status=status, text=text, sort=sort, before=before, limit=limit)
     return RunList(
         runs=summarise_all(session, rows, settings),
         total=runs.count(session, status=status, text=text),

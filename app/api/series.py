@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
+from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db
 from app.json_rows import CheckpointFile, Event, LogLine, MetricPoint
@@ -21,11 +22,14 @@ LEAST_POINTS = 32
 
 
 class Line(BaseModel):
-    """Steps and values. null is NaN; infinities are "Infinity" and "-Infinity"."""
+    """Values and their steps. null is NaN; infinities are "Infinity" and "-Infinity".
 
-    x: list[int]
+    x, mean_x: null if they are the page's. mean_y: means of buckets, where points are few.
+    """
+
+    x: list[int] | None
     y: list[float | str | None]
-    mean_x: Annotated[list[int], Field(description="Middles of buckets, where points are few")] = []
+    mean_x: Annotated[list[int] | None, Field(description="Middles of buckets")] = None
     mean_y: list[float | str | None] = []
 
 
@@ -44,6 +48,7 @@ class Ticks(BaseModel):
 class SeriesPage(BaseModel):
     """Series over a range of steps, as many points as a screen has use for.
 
+    x, mean_x: of all series without their own; extremes of buckets have them at steps of their own.
     total: steps in the range; points: points of the longest series; cursor: where live news go on.
     metrics: what the recipe measured, in the same way.
     """
@@ -55,6 +60,8 @@ class SeriesPage(BaseModel):
     points: int
     bucket: Annotated[int, Field(description="Steps that share a lowest and a highest; 1: raw")]
     cursor: str
+    x: list[int]
+    mean_x: list[int]
     series: dict[str, Line]
     metrics: dict[str, Line]
     skips: Ticks
@@ -64,9 +71,42 @@ class SeriesPage(BaseModel):
     ]
 
 
-class FlaggedSteps(BaseModel):
-    """Columns of steps with a flag: 1 skipped, 2 loss not finite."""
+class Events(ListPage):
+    """What the scaler did, in order of step."""
 
+    events: list[Event]
+
+
+class Metrics(ListPage):
+    """What the recipe measured, in order of step."""
+
+    metrics: list[MetricPoint]
+
+
+class Log(BaseModel):
+    """Lines, oldest first. total: of all pages; next: what `before` is for the page of those before
+    these, null where there are none.
+    """
+
+    log: list[LogLine]
+    total: int
+    next: int | None
+
+
+class Checkpoints(ListPage):
+    """Files, newest step first."""
+
+    checkpoints: list[CheckpointFile]
+
+
+class FlaggedSteps(BaseModel):
+    """Columns of steps with a flag: 1 skipped, 2 loss not finite.
+
+    total: of all pages; next: the step that `after` is for the next one, null on the last.
+    """
+
+    total: int
+    next: int | None
     step: list[int]
     flags: list[int]
     loss: list[float | str | None]
@@ -96,7 +136,9 @@ def get_series(
             points=0,
             bucket=1,
             cursor=cursor,
-            series={name: Line(x=[], y=[]) for name in SERIES},
+            x=[],
+            mean_x=[],
+            series={name: Line(x=None, y=[]) for name in SERIES},
             metrics=_lines(measured),
             skips=Ticks(),
             nonfinite=Ticks(),
@@ -111,7 +153,9 @@ def get_series(
         points=window.points,
         bucket=window.bucket,
         cursor=cursor,
-        series=_lines(window.series) | {"elapsed_ms": Line(**window.elapsed_ms)},
+        x=loss.x,
+        mean_x=loss.mean_x,
+        series=_lines(window.series | {"elapsed_ms": window.elapsed_ms}, loss),
         metrics=_lines(measured),
         skips=_ticks(window.skips, before=_skips_before(session, run_id, window.first)),
         nonfinite=_ticks(loss.nonfinite),
@@ -119,9 +163,15 @@ def get_series(
     )
 
 
-def _lines(lines: dict[str, windows.Line]) -> dict[str, Line]:
+def _lines(lines: dict[str, windows.Line], first: windows.Line | None = None) -> dict[str, Line]:
+    """Return lines for an answer; what their steps share with a first line stands there once."""
     return {
-        name: Line(x=line.x, y=line.y, mean_x=line.mean_x, mean_y=line.mean_y)
+        name: Line(
+            x=None if first and line.x == first.x else line.x,
+            y=line.y,
+            mean_x=None if first and line.mean_x == first.mean_x else line.mean_x,
+            mean_y=line.mean_y,
+        )
         for name, line in lines.items()
     }
 
@@ -137,24 +187,43 @@ def _skips_before(session: Session, run_id: int, step: int) -> int:
 
 
 @router.get("/flagged")
-def get_flagged_steps(run_id: RunId, session: Db, _visitor: SignedIn) -> FlaggedSteps:
-    """Return all steps that were skipped or not finite, never sampled."""
+def get_flagged_steps(
+    run_id: RunId,
+    session: Db,
+    _visitor: SignedIn,
+    after: Annotated[Step | None, Query(description="Only steps after this one")] = None,
+    limit: Limit = 5000,
+) -> FlaggedSteps:
+    """Return the steps that were skipped or not finite, never sampled."""
     runs.get(session, run_id)
-    return FlaggedSteps(**history.flagged_steps(session, run_id))
+    columns = history.flagged_steps(session, run_id, after=after or 0, limit=limit)
+    return FlaggedSteps(
+        **columns,
+        total=history.count_flagged(session, run_id),
+        next=columns["step"][-1] if len(columns["step"]) == limit else None,
+    )
 
 
 @router.get("/events")
-def get_events(run_id: RunId, session: Db, _visitor: SignedIn) -> list[Event]:
-    """Return all that the scaler did, with the parameters that overflowed."""
+def get_events(
+    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+) -> Events:
+    """Return what the scaler did, with the parameters that overflowed."""
     runs.get(session, run_id)
-    return [Event.model_validate(row) for row in history.events(session, run_id)]
+    found = history.events(session, run_id, after=after, limit=limit)
+    events = [Event.model_validate(row) for (row,) in found.rows]
+    return Events(events=events, total=found.total, next=found.next)
 
 
 @router.get("/metrics")
-def get_metrics(run_id: RunId, session: Db, _visitor: SignedIn) -> list[MetricPoint]:
-    """Return all that the recipe measured."""
+def get_metrics(
+    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+) -> Metrics:
+    """Return what the recipe measured."""
     runs.get(session, run_id)
-    return [MetricPoint.model_validate(row) for row in series.metrics(session, run_id)]
+    found = series.metrics(session, run_id, after=after, limit=limit)
+    metrics = [MetricPoint.model_validate(row) for (row,) in found.rows]
+    return Metrics(metrics=metrics, total=found.total, next=found.next)
 
 
 @router.get("/log")
@@ -163,16 +232,24 @@ def get_log(
     session: Db,
     _visitor: SignedIn,
     before: Annotated[Step | None, Query(description="Only lines before this number")] = None,
-    limit: Annotated[int, Query(ge=1, le=5000)] = 1000,
-) -> list[LogLine]:
-    """Return the latest lines, oldest first."""
+    limit: Limit = 1000,
+) -> Log:
+    """Return the latest lines."""
     runs.get(session, run_id)
-    rows = series.log_lines(session, run_id, before=before, most=limit)
-    return [LogLine.model_validate(row) for row in rows]
+    lines = series.log_lines(session, run_id, before=before, most=limit)
+    return Log(
+        log=[LogLine.model_validate(row) for row in lines],
+        total=series.count_log_lines(session, run_id),
+        next=lines[0].number if len(lines) == limit else None,
+    )
 
 
 @router.get("/checkpoints")
-def get_checkpoints(run_id: RunId, session: Db, _visitor: SignedIn) -> list[CheckpointFile]:
-    """Return the run's files, newest step first."""
+def get_checkpoints(
+    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+) -> Checkpoints:
+    """Return the run's files."""
     runs.get(session, run_id)
-    return [CheckpointFile.model_validate(row) for row in checkpoints.of_run(session, run_id)]
+    found = checkpoints.page_of_run(session, run_id, after=after, limit=limit)
+    files = [CheckpointFile.model_validate(row) for (row,) in found.rows]
+    return Checkpoints(checkpoints=files, total=found.total, next=found.next)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from app import news
 from app.auth import SignedIn
@@ -14,11 +16,27 @@ from db import runs
 
 router = APIRouter(prefix="/runs", tags=["live"])
 
+EVERYTHING = ",".join(news.PARTS)
 RUN_SECONDS = 0.05  # a look that finds nothing takes half a millisecond
 LIST_SECONDS = 0.5
 
 After = Annotated[str, Query(description="Cursor of what you have seen")]
 LastEventId = Annotated[str, Header(description="The same, from a browser that comes back")]
+
+
+def _parts(text: str) -> str:
+    if unknown := set(text.split(",")) - {*news.PARTS, ""}:
+        raise PydanticCustomError(
+            "parts",
+            "there is no {unknown}; allowed: {allowed}, with commas between them",
+            {"unknown": ", ".join(sorted(unknown)), "allowed": ", ".join(news.PARTS)},
+        )
+    return text
+
+
+Parts = Annotated[
+    str, AfterValidator(_parts), Query(description="Parts of the news, with commas between them")
+]
 
 
 @router.get("/live", response_class=EventSourceResponse)
@@ -49,12 +67,15 @@ async def watch_run(
     run_id: Annotated[int, Depends(_existing)],
     after: After = "",
     last_event_id: LastEventId = "",
+    parts: Parts = EVERYTHING,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Send what is new about a run.
+    """Send what is new about a run, of the parts that are asked for.
 
     "steps" replaces all that you have from its first step on: after a resume, steps run again.
     """
-    look = news.of_run(database, settings, run_id)
-    subject = f"run {run_id}"
+    asked = [name for name in news.PARTS if name in parts.split(",")]
+    look = news.of_run(database, settings, run_id, parts=asked)
+    # Viewers of the same parts share a look; all pages ask for the same.
+    subject = " ".join((f"run {run_id}", *asked))
     async for event in live.watch(subject, last_event_id or after, look, seconds=RUN_SECONDS):
         yield event

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db
 from app.parameters import RowId, Text
@@ -35,10 +36,18 @@ class NewToken(TokenRow):
     token: Annotated[str, Field(description="The secret. It is not shown again.")]
 
 
+class Tokens(ListPage):
+    """Tokens, newest first."""
+
+    tokens: list[TokenRow]
+
+
 @router.get("")
-def list_tokens(session: Db, visitor: SignedIn) -> list[TokenRow]:
-    """List your tokens, newest first."""
-    return [TokenRow.model_validate(row) for row in accounts.api_tokens(session, visitor.user)]
+def list_tokens(session: Db, visitor: SignedIn, after: After = "", limit: Limit = 1000) -> Tokens:
+    """List your tokens."""
+    found = accounts.page_of_api_tokens(session, visitor.user, after=after, limit=limit)
+    tokens = [TokenRow.model_validate(row) for (row,) in found.rows]
+    return Tokens(tokens=tokens, total=found.total, next=found.next)
 
 
 @router.post("", status_code=201)

@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db
 from db import workers
@@ -26,13 +27,22 @@ class WorkerState(BaseModel):
     seen_at: float
 
 
+class Workers(ListPage):
+    """Workers, in the order in which they came."""
+
+    workers: list[WorkerState]
+
+
 @router.get("/workers")
-def list_workers(session: Db, _visitor: SignedIn) -> list[WorkerState]:
+def list_workers(
+    session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+) -> Workers:
     """List workers; those that are silent are not alive."""
-    return [
-        WorkerState.model_validate({**vars(worker), "alive": alive})
-        for worker, alive in workers.everyone(session)
+    found = workers.page_of_everyone(session, after=after, limit=limit)
+    states = [
+        WorkerState.model_validate({**vars(worker), "alive": alive}) for worker, alive in found.rows
     ]
+    return Workers(workers=states, total=found.total, next=found.next)
 
 
 @router.get("/recipes")

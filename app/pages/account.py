@@ -20,10 +20,10 @@ router = APIRouter(prefix="/account")
 
 @router.get("")
 def show_account(
-    request: Request, session: Db, visitor: SignedIn, at_browser: AtBrowser
+    request: Request, session: Db, visitor: SignedIn, at_browser: AtBrowser, changed: Text = ""
 ) -> HTMLResponse:
-    """Show them."""
-    return _account(request, session, visitor, at_browser)
+    """Show them. changed: "password", if it has just been."""
+    return _account(request, session, visitor, at_browser, changed=changed)
 
 
 @router.post("/password")
@@ -51,7 +51,7 @@ def set_password(
         accounts.set_password(session, user, password)
     except Invalid as error:
         return _account(request, session, visitor, at_browser, errors=error.errors)
-    response = RedirectResponse("/account", status_code=303)
+    response = RedirectResponse("/account?changed=password", status_code=303)
     sign_in(request, response, session, user)
     return response
 
@@ -87,6 +87,7 @@ def _account(
     visitor: Visitor,
     at_browser: SignInSession,
     *,
+    changed: str = "",
     token: str = "",
     errors: dict[str, str] | None = None,
 ) -> HTMLResponse:
@@ -97,6 +98,7 @@ def _account(
         status_code=422 if errors else 200,
         asks_current=not accounts.came_by_fresh_link(session, at_browser),
         tokens=accounts.api_tokens(session, visitor.user),
+        changed=changed,
         token=token,
         errors=errors or {},
     )

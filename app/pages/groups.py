@@ -29,7 +29,9 @@ def show_group(
     """Lay the runs side by side; the browser fetches the page anew while they change."""
     laid_out = comparison.lay_out(session, group_id, settings)
     shown = [column.run.id for column in laid_out.columns]
-    marks = waiting.live_marks(session, shown, Queue.read(session))
+    queue = Queue.read(session)
+    marks = waiting.live_marks(session, shown, queue)
+    newest = runs.newest_id(session)
     return page(
         request,
         "group.html",
@@ -38,5 +40,5 @@ def show_group(
         comparison=laid_out,
         labels=comparison.MEASURED,
         is_over=all(column.run.is_over for column in laid_out.columns),
-        cursor=list_cursor(runs.newest_id(session), marks),
+        cursor=list_cursor(newest, marks, is_worker_up=bool(queue.workers)),
     )

@@ -33,8 +33,8 @@ def list_runs(
     ended: how many of those that were to be cancelled had ended already.
     """
     rows = runs.newest(session, status=status, text=text, before=before, limit=PAGE_SIZE)
-    newest, queue = runs.newest_id(session), Queue.read(session)
-    marks = waiting.live_marks(session, [run.id for run, _owner in rows], queue)
+    (newest, moment), queue = runs.newest_and_now(session), Queue.read(session)
+    marks = waiting.marks([run for run, _owner in rows], queue)
     lines = series.sparklines(session, [run for run, _owner in rows])
     return page(
         request,
@@ -42,12 +42,12 @@ def list_runs(
         visitor=visitor,
         rows=[
             (summary, lines[summary.id])
-            for summary in summarise_all(session, rows, settings, queue)
+            for summary in summarise_all(session, rows, settings, queue, moment)
         ],
         older=rows[-1][0].id if len(rows) == PAGE_SIZE else None,
         newest=newest,
-        cursor=list_cursor(newest, marks),
-        workers_up=len(queue.workers),
+        cursor=list_cursor(newest, marks, is_worker_up=bool(queue.workers)),
+        is_worker_up=bool(queue.workers),
         status=status,
         text=text,
         before=before,

@@ -18,7 +18,7 @@ const points = new Map()
 
 /** @param {string} id of a run */
 const fetchPoints = async (id) => {
-  const page = await (await insisted(`/api/runs/${id}/series?points=2000`)).json()
+  const page = await (await insisted(`/api/v1/runs/${id}/series?points=2000`)).json()
   points.set(id, new Points(page))
 }
 
@@ -62,7 +62,7 @@ article.querySelector('[data-png]').addEventListener('click', () => chart.savePi
 refresh()
 
 if (article.dataset.over === 'false') {
-  follow('/api/runs/live', article.dataset.cursor, (news) => {
+  follow('/api/v1/runs/live', article.dataset.cursor, (news) => {
     for (const { id } of columns) if (id in news.rows) changed.add(id)
     refresh()
   })

@@ -10,8 +10,9 @@ const FINAL = { 401: 'signed out: sign in again', 403: 'not allowed', 404: 'this
  * @param {string} url
  * @param {string} cursor of what the page shows already
  * @param {(news: any) => void} onNews news that say is_over are the last
+ * @param {string} [parts] of the news, with commas between them; all if not told
  */
-export const follow = (url, cursor, onNews) => {
+export const follow = (url, cursor, onNews, parts) => {
   const badge = document.querySelector('[data-connection]')
   let source = null
   let retry = 0
@@ -19,7 +20,7 @@ export const follow = (url, cursor, onNews) => {
   const waits = patience()
 
   const open = () => {
-    const address = `${url}?after=${encodeURIComponent(cursor)}`
+    const address = `${url}?${new URLSearchParams({ after: cursor, ...(parts && { parts }) })}`
     source = new EventSource(address)
     source.onopen = () => { badge.hidden = true }
     source.onmessage = (event) => {

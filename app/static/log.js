@@ -41,14 +41,14 @@ export const createLog = (section, api) => {
   })
   earlier.addEventListener('click', async () => {
     const first = Number(box.firstElementChild?.dataset.number ?? 1)
-    const lines = await (await fetch(`${api}/log?before=${first}`)).json()
+    const { log: lines, next } = await (await fetch(`${api}/log?before=${first}`)).json()
     const height = box.scrollHeight
     const rows = lines.map(element)
     for (const row of rows) filter(row, searchText())
     box.prepend(...rows)
     countHits()
     box.scrollTop += box.scrollHeight - height
-    earlier.hidden = lines.length === 0 || lines[0].number === 1
+    earlier.hidden = next === null || next === 1
   })
   toEnd()
 

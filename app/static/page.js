@@ -40,7 +40,7 @@ document.addEventListener('submit', async (event) => {
   button.disabled = true
   try {
     const token = document.querySelector('meta[name=csrf-token]').content
-    const answer = await fetch(`/api${new URL(form.action).pathname}`, {
+    const answer = await fetch(`/api/v1${new URL(form.action).pathname}`, {
       method: 'POST',
       headers: { 'X-CSRF-Token': token, 'Content-Type': 'application/json' },
       body: JSON.stringify(fields),

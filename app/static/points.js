@@ -4,8 +4,8 @@
 /**
  * @typedef {{x: number[], y: (number|null)[]}} Line
  * @typedef {{steps: number[], counts: number[]}} Ticks
- * @typedef {{x: number[], y: any[], mean_x: number[], mean_y: any[]}} SentLine
- * @typedef {{parent_step: number, first: number, total: number, bucket: number, series: Record<string, SentLine>, metrics: Record<string, SentLine>, skips: Ticks & {before: number}, nonfinite: Ticks, resumptions: Record<string, number>}} Page
+ * @typedef {{x: number[]|null, y: any[], mean_x: number[]|null, mean_y: any[]}} SentLine null: the page's
+ * @typedef {{parent_step: number, first: number, total: number, bucket: number, x: number[], mean_x: number[], series: Record<string, SentLine>, metrics: Record<string, SentLine>, skips: Ticks & {before: number}, nonfinite: Ticks, resumptions: Record<string, number>}} Page
  */
 
 const SKIPPED = 1
@@ -49,14 +49,15 @@ export class Points {
     this.resumptions = page.resumptions
     /** What a loss was that is not finite, by step; in buckets it is not told. @type {Map<number, string>} */
     this.words = new Map()
-    this.addWords(page.series.loss.x, page.series.loss.y)
+    this.addWords(page.x, page.series.loss.y)
     /** @type {Record<string, Line>} */
     this.lines = {}
     /** Of lines in buckets, the mean of each. @type {Record<string, Line>} */
     this.means = {}
     for (const [name, { x, y, mean_x: meanX, mean_y: meanY }] of Object.entries(page.series)) {
-      this.lines[name] = { x, y: drawable(y) }
-      if (meanX.length) this.means[name] = { x: meanX, y: drawable(meanY) }
+      // Each a list of its own, which grows by itself.
+      this.lines[name] = { x: [...x ?? page.x], y: drawable(y) }
+      if (meanY.length) this.means[name] = { x: [...meanX ?? page.mean_x], y: drawable(meanY) }
     }
     for (const [name, { x, y, mean_x: meanX }] of Object.entries(page.metrics)) {
       // Of a metric measured now and then all points are here; a part of it would break the line.

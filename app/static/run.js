@@ -16,9 +16,11 @@ import { readView, writeView } from 'view'
 
 const article = document.querySelector('[data-run]')
 const section = article.querySelector('[data-charts]')
-const api = `/api/runs/${article.dataset.run}`
+const api = `/api/v1/runs/${article.dataset.run}`
 /** An overview that live steps made so long is fetched anew. */
 const POINTS_KEPT = 10000
+/** Parts of the news that this page makes something of: events and files come as rows of its tables. */
+const SHOWN = 'steps,metrics,log,fragments'
 
 const view = readView()
 // Steps that were retried in fp32 are both skipped and applied: such a run has no axis of the latter.
@@ -177,5 +179,5 @@ if (article.dataset.over === 'false') {
     points.addSteps(news.steps)
     draw()
     if (runsAgain || points.count > POINTS_KEPT) renew()
-  })
+  }, SHOWN)
 }

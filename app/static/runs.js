@@ -16,6 +16,11 @@ const countTicked = () => {
   list.querySelector('[data-ticked]').textContent = ticked ? `${ticked} selected` : ''
 }
 
+/** @param {boolean} isUp */
+const showWorkers = (isUp) => {
+  for (const box of document.querySelectorAll('[data-worker-up]')) box.dataset.workerUp = String(isUp)
+}
+
 let isFetching = false
 /** Fetch this very page again until it has the newest run that news told of. */
 const refresh = async () => {
@@ -40,11 +45,15 @@ if (list) {
     countTicked()
   })
   countTicked()
-  follow('/api/runs/live', body.dataset.cursor, (news) => {
-    still(() => { replaceRows(body, Object.values(news.rows).join('')); countTicked() })
+  follow('/api/v1/runs/live', body.dataset.cursor, (news) => {
+    still(() => { showWorkers(news.is_worker_up); replaceRows(body, Object.values(news.rows).join('')); countTicked() })
     newest = news.newest
     refresh()
   })
 } else {
-  follow('/api/runs/live', '0', ({ newest }) => { if (newest > 0 && !location.search) location.reload() })
+  const empty = document.querySelector('.empty')
+  follow('/api/v1/runs/live', empty?.dataset.cursor ?? '0', (news) => {
+    still(() => showWorkers(news.is_worker_up))
+    if (news.newest > 0 && !location.search) location.reload()
+  })
 }

@@ -39,7 +39,10 @@ def test_file_is_sent_as_nothing_that_runs(
     saved: None, script: TestClient, name: str, media_type: str
 ) -> None:
     """Types come from a short list, and the sandbox and nosniff hold whatever the file is."""
-    files = {each["name"]: each["id"] for each in script.get("/api/runs/1/artifacts").json()}
+    files = {
+        each["name"]: each["id"]
+        for each in script.get("/api/v1/runs/1/artifacts").json()["artifacts"]
+    }
     answer = script.get(f"/runs/1/artifacts/{files[name]}/download")
     assert answer.content == FILES[name]
     assert answer.headers["content-type"] == media_type

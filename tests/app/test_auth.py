@@ -16,7 +16,8 @@ from db.tables import ApiToken, User
 from tests.app.conftest import csrf_token
 from tests.site import until
 
-PUBLIC = {"/", "/sign-in", "/healthz", "/static/{name}"}
+#: The last one answers with another address, and that one asks.
+PUBLIC = {"/", "/sign-in", "/healthz", "/static/{name}", "/api/{_rest:unversioned}"}
 
 
 def _routes(app: FastAPI) -> list[tuple[str, str]]:
@@ -63,7 +64,7 @@ def test_csrf_token_may_be_a_form_field(browser: TestClient) -> None:
 
 def test_scripts_need_no_csrf_token(script: TestClient) -> None:
     """A Bearer token is sent on purpose only, so it may change things by itself."""
-    assert script.post("/api/tokens", json={"name": "another"}).status_code == 201
+    assert script.post("/api/v1/tokens", json={"name": "another"}).status_code == 201
 
 
 def test_a_reader_with_a_token_waits_for_no_writer(
@@ -75,7 +76,7 @@ def test_a_reader_with_a_token_waits_for_no_writer(
     with database.writing() as session:
         session.execute(update(ApiToken).values(name="held"))  # SQLite's lock, PostgreSQL's row
         headers = {"Authorization": f"Bearer {token}"}
-        answer = httpx2.get(f"{address}/api/runs", headers=headers, timeout=None)
+        answer = httpx2.get(f"{address}/api/v1/runs", headers=headers, timeout=None)
         assert answer.status_code == 200
 
     def is_noted() -> bool:
@@ -88,7 +89,7 @@ def test_a_reader_with_a_token_waits_for_no_writer(
 @pytest.mark.parametrize("header", ["Bearer wrong", "Bearer", "Basic YTpi"])
 def test_wrong_authorization_is_refused(stranger: TestClient, header: str) -> None:
     """A token that is unknown, missing or of another kind is no sign-in."""
-    assert stranger.get("/api/runs", headers={"Authorization": header}).status_code == 401
+    assert stranger.get("/api/v1/runs", headers={"Authorization": header}).status_code == 401
 
 
 def test_cookie_is_out_of_reach_of_scripts_and_other_sites(

@@ -23,7 +23,7 @@ def test_one_call_queues_four(
 ) -> None:
     """Precision and scaler.enabled differ, nothing else does, and the four know their group."""
     source = submit(database, ada, name="mine", priority=3)
-    answer = script.post(f"/api/runs/{source.id}/comparison")
+    answer = script.post(f"/api/v1/runs/{source.id}/comparison")
     assert answer.status_code == 201
     assert [each["label"] for each in answer.json()["runs"]] == LABELS
     assert answer.json()["differences"] == {
@@ -51,14 +51,14 @@ def test_a_precision_that_no_worker_offers_is_left_out(
         other = workers.register(session, name="gone", host="host", pid=3, **old | new)
         workers.stop(session, other.id)
     submit(database, ada)
-    answer = script.post("/api/runs/1/comparison").json()
+    answer = script.post("/api/v1/runs/1/comparison").json()
     assert [each["label"] for each in answer["runs"]] == LABELS[:3]
     assert answer["left_out"] == ["bf16"]
     assert "no worker that was up offers it: bf16" in browser.get(f"/groups/{answer['id']}").text
 
     with database.writing() as session:
         workers.stop(session, worker.id)
-    answer = script.post("/api/runs/1/comparison").json()
+    answer = script.post("/api/v1/runs/1/comparison").json()
     assert [each["label"] for each in answer["runs"]] == LABELS
     assert answer["left_out"] == []
     assert "no worker that was up" not in browser.get(f"/groups/{answer['id']}").text
@@ -175,7 +175,7 @@ def test_numbers_stand_beside_their_ratio_to_fp32(
         assert "3.0 s<small>× 1.50</small>" in "".join(map(str.strip, page.splitlines()))
         assert "NaN" in page
     assert "In other precisions" not in browser.get("/runs/1").text
-    assert browser.get("/api/groups/2").json()["runs"][1]["figures"]["loss"]["value"] is None
+    assert browser.get("/api/v1/groups/2").json()["runs"][1]["figures"]["loss"]["value"] is None
 
 
 def test_configuration_that_is_no_longer_allowed_is_refused(
@@ -184,10 +184,10 @@ def test_configuration_that_is_no_longer_allowed_is_refused(
     """Nothing is queued, and the answer names the field."""
     config: dict[str, Any] = {"precision": "fp16", "training": {"steps": 5, "batch_size": 5000}}
     submit(database, ada, config=config)
-    answer = script.post("/api/runs/1/comparison")
+    answer = script.post("/api/v1/runs/1/comparison")
     assert answer.status_code == 422
     assert "training.batch_size" in answer.text
-    assert [run["id"] for run in script.get("/api/runs").json()["runs"]] == [1]
+    assert [run["id"] for run in script.get("/api/v1/runs").json()["runs"]] == [1]
 
 
 def test_group_that_there_is_not(database: Database, ada: User, browser: TestClient) -> None:

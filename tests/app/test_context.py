@@ -21,9 +21,9 @@ async def _answers(app: FastAPI, token: str) -> list[set[int]]:
         headers={"Authorization": f"Bearer {token}"},
         timeout=None,
     ) as client:
-        reading = [client.get("/api/runs") for _ in range(REQUESTS)]
+        reading = [client.get("/api/v1/runs") for _ in range(REQUESTS)]
         read = await asyncio.gather(*reading)
-        writing = [client.post("/api/tokens", json={"name": "one"}) for _ in range(REQUESTS)]
+        writing = [client.post("/api/v1/tokens", json={"name": "one"}) for _ in range(REQUESTS)]
         written = await asyncio.gather(*writing)
         return [{answer.status_code for answer in answers} for answers in (read, written)]
 

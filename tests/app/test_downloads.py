@@ -7,10 +7,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.downloads import CHUNK_BYTES, parse_range
-from db import checkpoints
+from app.main import create_app
+from db import accounts, checkpoints
 from db.database import Database
 from db.settings import Settings
-from db.tables import Run
+from db.tables import Run, User
 from tests.e2e.test_artifacts import publish
 
 BODY = bytes(range(256)) * 8192  # two chunks
@@ -141,3 +142,29 @@ def test_damaged_file_is_not_sent(
 def test_file_of_another_run_is_not_there(saved: None, script: TestClient) -> None:
     """The address names the run that the file belongs to."""
     assert script.get("/runs/2/checkpoints/1/download").status_code == 404
+
+
+def test_a_bucket_that_is_away_is_told_as_such(
+    database: Database, saved: None, settings: Settings, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503 with a sentence, and without the bucket's address; the log has the reason."""
+    monkeypatch.setattr("app.downloads.RETRY_SECONDS", 0.1)
+    for name, value in {
+        "AWS_ENDPOINT": "http://127.0.0.1:9",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "nowhere",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, ada, "script")
+    away = settings.model_copy(update={"storage_url": "s3://bucket"})
+    app = create_app(away, database)
+    headers = {"Authorization": f"Bearer {token}"}
+    with TestClient(app, base_url="http://localhost", headers=headers) as client:
+        answer = client.get("/runs/1/checkpoints/1/download")
+    assert answer.status_code == 503
+    assert answer.json()["code"] == "storage_unreachable"
+    assert "does not answer" in answer.json()["detail"]
+    assert "127.0.0.1" not in answer.text

@@ -26,7 +26,7 @@ def test_every_error_of_the_database_layer_has_a_status() -> None:
 
 def test_api_answers_json_and_pages_answer_html(browser: TestClient) -> None:
     """What is not there is said in the form that was asked for."""
-    answer = browser.get("/api/runs/9")
+    answer = browser.get("/api/v1/runs/9")
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json() == {
         "type": "about:blank",
@@ -47,13 +47,13 @@ def test_an_error_that_nobody_foresaw_is_an_answer_like_others(
 ) -> None:
     """It has the headers that every answer has, tells strangers nothing, and is logged."""
 
-    @app.get("/api/broken")
+    @app.get("/api/v1/broken")
     @app.get("/broken")
     def break_down() -> None:
         raise RuntimeError("sesame")
 
     with TestClient(app, base_url="http://localhost") as client:
-        answers = [client.get(path) for path in ("/api/broken", "/broken")]
+        answers = [client.get(path) for path in ("/api/v1/broken", "/broken")]
     for answer in answers:
         assert answer.status_code == 500
         assert "default-src 'none'" in answer.headers["content-security-policy"]
@@ -64,7 +64,7 @@ def test_an_error_that_nobody_foresaw_is_an_answer_like_others(
 
 def test_bad_parameters_are_named(script: TestClient) -> None:
     """A parameter of the wrong kind is named, with its value."""
-    answer = script.get("/api/runs", params={"limit": "many"})
+    answer = script.get("/api/v1/runs", params={"limit": "many"})
     assert answer.status_code == 422
     assert "'many'" in answer.json()["errors"]["limit"]
 
@@ -98,7 +98,7 @@ def test_no_address_is_an_internal_error(
     running: Run, browser: TestClient, path: str, field: str, message: str
 ) -> None:
     """Page and API name the parameter, its value and what is allowed."""
-    answer = browser.get(f"/api/{path}")
+    answer = browser.get(f"/api/v1/{path}")
     assert answer.status_code == 422
     assert message in answer.json()["errors"][field]
     page = browser.get(f"/{path}")
@@ -117,4 +117,4 @@ def test_ticked_runs_must_be_numbers(browser: TestClient, wrong: str) -> None:
 @pytest.mark.parametrize("step", ["first=99999999999999999999", "last=99999999999999999999"])
 def test_steps_of_a_chart_are_bounded(running: Run, script: TestClient, step: str) -> None:
     """A step beyond all numbers is refused."""
-    assert script.get(f"/api/runs/1/series?{step}").status_code == 422
+    assert script.get(f"/api/v1/runs/1/series?{step}").status_code == 422

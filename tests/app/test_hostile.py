@@ -15,7 +15,7 @@ ZEROS = "0" * 5000
 FIELDS = {"recipe": "digits", "precision": "fp16", "priority": "0", "devices_per_node": "1"}
 
 
-@pytest.mark.parametrize("path", ["/runs", "/api/runs"])
+@pytest.mark.parametrize("path", ["/runs", "/api/v1/runs"])
 def test_a_filter_has_the_length_of_a_line(browser: TestClient, path: str) -> None:
     """SQLite refuses a pattern of 50,000 bytes; what is searched for has 1,000 characters."""
     assert browser.get(path, params={"text": "_" * 1000}).status_code == 200
@@ -72,7 +72,7 @@ def test_a_number_of_any_length_is_answered(
 ) -> None:
     """JSON holds numbers that Python, or PostgreSQL, cannot."""
     headers = {"content-type": "application/json"}
-    assert 400 <= script.post(f"/api/{path}", content=body, headers=headers).status_code < 500
+    assert 400 <= script.post(f"/api/v1/{path}", content=body, headers=headers).status_code < 500
 
 
 def publish(database: Database, run: Run, key: str, body: bytes) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app import news
-from db import artifacts, checkpoints, queue, runs, waiting
+from db import artifacts, checkpoints, queue, runs, waiting, workers
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
@@ -192,7 +192,11 @@ def test_a_long_queue_costs_what_the_page_shows(
     with database.reading() as session:
         newest, places = runs.newest_id(session), waiting.Queue.read(session)
         shown = [running.id, *range(newest, newest - 20, -1)]
-        cursor = news.list_cursor(newest, waiting.live_marks(session, shown, places))
+        cursor = news.list_cursor(
+            newest,
+            waiting.live_marks(session, shown, places),
+            is_worker_up=bool(places.workers),
+        )
     assert len(cursor) < 400
     assert look(cursor) is None
     with database.writing() as session:
@@ -212,3 +216,45 @@ def test_a_cursor_that_makes_no_sense_is_none(
     for cursor in ("", "x", "9-9.x-.7", "1.2.3", "²", "9" * 30, "1.²-1." + "9" * 18 + "-1"):
         assert news.of_list(database, settings)(cursor) is not None
         assert news.of_run(database, settings, running.id)(cursor) is not None
+
+
+def test_the_list_tells_when_the_first_worker_comes_and_the_last_goes(
+    database: Database, settings: Settings
+) -> None:
+    """Even where there is no run; who knows it already is told nothing."""
+    time = [0.0]
+    look = news.of_list(database, settings, lambda: time[0])
+
+    def told(cursor: str) -> str:
+        time[0] += news.PLACES_SECONDS
+        found = look(cursor)
+        assert found is not None
+        assert look(found.cursor) is None
+        heard.append(json.loads(found.data)["is_worker_up"])
+        return found.cursor
+
+    heard: list[bool] = []
+    down = news.list_cursor(0, {}, is_worker_up=False)
+    assert look(down) is None
+    worker_id = offer_digits(database)
+    up = told(down)
+    with database.writing() as session:
+        workers.stop(session, worker_id)
+    assert told(up) == down
+    assert heard == [True, False]
+
+
+def test_a_viewer_is_told_the_parts_that_it_asks_for(
+    database: Database, settings: Settings, running: Run
+) -> None:
+    """What it leaves out is not sent; where the run is, is always told."""
+    record(database, running, make_steps([1.0] * 5, skipped=[2]), events=make_events([2]))
+    everything, cursor = _told(news.of_run(database, settings, running.id)(""))
+    assert everything.keys() >= {*news.PARTS, "rows"}
+    look = news.of_run(database, settings, running.id, parts=("steps", "log"))
+    asked, same = _told(look(""))
+    left_out = {"events", "metrics", "checkpoints", "fragments", "rows"}
+    assert everything.keys() - asked.keys() == left_out
+    assert (asked["steps"], asked["log"]) == (everything["steps"], everything["log"])
+    assert asked["run"]["step"] == 5
+    assert same == cursor

@@ -4,7 +4,7 @@ import pytest
 from starlette.testclient import TestClient
 
 
-@pytest.mark.parametrize("path", ["/sign-in", "/healthz", "/nowhere", "/api/runs"])
+@pytest.mark.parametrize("path", ["/sign-in", "/healthz", "/nowhere", "/api/v1/runs"])
 def test_every_answer_permits_only_this_server(stranger: TestClient, path: str) -> None:
     """Scripts, frames and forms of other places are shut out on every answer, errors too."""
     headers = stranger.get(path).headers
@@ -16,7 +16,7 @@ def test_every_answer_permits_only_this_server(stranger: TestClient, path: str) 
     assert headers["referrer-policy"] == "same-origin"
 
 
-@pytest.mark.parametrize("path", ["/runs", "/sign-in", "/api/runs", "/healthz", "/nowhere"])
+@pytest.mark.parametrize("path", ["/runs", "/sign-in", "/api/v1/runs", "/healthz", "/nowhere"])
 def test_head_is_answered_as_get_is(browser: TestClient, path: str) -> None:
     """The same status and kind, and no body."""
     head, answer = browser.head(path), browser.get(path)
@@ -58,7 +58,7 @@ def test_only_names_of_ours_are_answered(stranger: TestClient, host: str, status
         ("/sign-in", "application/x-www-form-urlencoded"),
         ("/sign-in", "multipart/form-data; boundary=b"),
         ("/runs", "multipart/form-data; boundary=b"),
-        ("/api/runs", "application/json"),
+        ("/api/v1/runs", "application/json"),
     ],
 )
 def test_a_body_that_is_too_large_is_refused_unread(

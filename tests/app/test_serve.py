@@ -24,7 +24,7 @@ def test_stream_goes_on_where_it_was_lost(
 ) -> None:
     """A browser that comes back with its last event's id gets only the steps after it."""
     headers = {"authorization": script.headers["authorization"]}
-    url = f"{address}/api/runs/{running.id}/live"
+    url = f"{address}/api/v1/runs/{running.id}/live"
     record(database, running, make_steps([1.0] * 3))
     with httpx2.stream("GET", url, headers=headers) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
@@ -42,7 +42,7 @@ def test_server_stops_while_pages_are_open(
     """An open stream is ended by the server, so that stopping does not wait for it."""
     headers = {"authorization": script.headers["authorization"]}
     with serving(settings, database) as (server, address):
-        url = f"{address}/api/runs/{running.id}/live"
+        url = f"{address}/api/v1/runs/{running.id}/live"
         with httpx2.stream("GET", url, headers=headers) as stream:
             events = _events(stream)
             next(events)
@@ -58,7 +58,7 @@ def test_open_streams_hold_no_connection(
     headers = {"authorization": script.headers["authorization"]}
     record(database, running, make_steps([1.0] * 3))
     with ExitStack() as stack:
-        for path in ("/api/runs/live", f"/api/runs/{running.id}/live") * 5:
+        for path in ("/api/v1/runs/live", f"/api/v1/runs/{running.id}/live") * 5:
             stream = stack.enter_context(httpx2.stream("GET", f"{address}{path}", headers=headers))
             next(_events(stream))
         pool = database.engine.pool
@@ -102,7 +102,7 @@ def test_an_answer_may_take_longer_than_a_request(
     headers = {"authorization": script.headers["authorization"]}
     with serving(settings, database) as (server, address), ExitStack() as stack:
         silent = stack.enter_context(socket.create_connection(_host_and_port(address)))
-        url = f"{address}/api/runs/{running.id}/live"
+        url = f"{address}/api/v1/runs/{running.id}/live"
         stream = stack.enter_context(httpx2.stream("GET", url, headers=headers))
         events = _events(stream)  # kept: a generator that is dropped closes its stream
         next(events)

@@ -9,12 +9,12 @@ import pytest
 from obstore.store import MemoryStore
 from sqlalchemy import func, select
 
-from db import accounts, artifacts, checkpoints, queue, runs, telemetry
+from db import accounts, artifacts, checkpoints, history, queue, runs, series, telemetry
 from db.backup import back_up, restore
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.storage import mend, mismatches
-from db.tables import Run, Status, Table, User
+from db.tables import Checkpoint, Run, Status, Table, User
 from tests.db.conftest import submit
 
 CHECKPOINT, ARTIFACT = "runs/1/checkpoints/a.pt", "runs/1/artifacts/step-00000002/a.txt"
@@ -148,3 +148,31 @@ def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
             for table in Table.metadata.sorted_tables
             if session.scalar(select(func.count()).select_from(table))
         }
+
+
+def test_a_key_that_leads_out_of_the_backup_is_left_out(
+    database: Database, store: MemoryStore, tmp_path: Path
+) -> None:
+    """Whoever could write a row cannot write beside the backup: it is named and passed over."""
+    key = "../../outside.pt"
+    with database.writing() as session:
+        session.scalars(select(Checkpoint)).one().key = key
+    told = back_up(database, store, tmp_path / "deep" / "backup")
+    assert told["left_out"] == [key]
+    assert not list(tmp_path.rglob("outside.pt"))
+
+
+def test_mending_is_told_to_whoever_watches(
+    database: Database, store: MemoryStore, running: Run
+) -> None:
+    """A page that shows the deleted row hears of it; so does one of artifacts."""
+    with database.reading() as session:
+        seen = history.cursor_now(session, runs.get(session, running.id))
+    for key in (CHECKPOINT, ARTIFACT):
+        obstore.delete(store, key)
+    with database.writing() as session:
+        mend(session, store, mismatches(session, store))
+    with database.reading() as session:
+        told = series.changes(session, running.id, seen)
+    assert told is not None
+    assert told.has_new_files

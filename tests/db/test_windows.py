@@ -179,8 +179,8 @@ def test_means_and_times_are_those_of_the_buckets(database: Database, running: R
     assert window.bucket == 128
     assert line.mean_x[1] == 192
     assert line.mean_y[1] == pytest.approx(steps["loss"][127:255].mean())
-    assert window.elapsed_ms["x"] == [1, 127, 255, 383, 511, 639, 767, 895, 1000]
-    assert window.elapsed_ms["y"] == [5 * x for x in window.elapsed_ms["x"]]
+    assert window.elapsed_ms.x == [1, 127, 255, 383, 511, 639, 767, 895, 1000]
+    assert window.elapsed_ms.y == [5 * x for x in window.elapsed_ms.x]
 
 
 def test_run_without_steps_has_no_window(database: Database, running: Run) -> None:

@@ -186,7 +186,7 @@ def test_long_run_is_drawn_on_after_its_last_finite_loss(
 
 def test_failed_answers_are_asked_for_again(long: None, page: Page) -> None:
     """A 503 in place of the series delays the chart, or its zoom, and harms nothing else."""
-    refused = refuse_once(page, "**/api/runs/1/series*")
+    refused = refuse_once(page, "**/api/v1/runs/1/series*")
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     _zoom(page, 20_000, 20_700)
@@ -209,7 +209,7 @@ def test_late_answer_to_a_zoom_does_not_undo_its_reset(
     with page.expect_response("**/series?first=20000&last=20700") as late:
         held[0].continue_()
     late.value.finished()
-    page.evaluate("fetch('/api/runs/1').then((answer) => answer.json())")  # after the late one
+    page.evaluate("fetch('/api/v1/runs/1').then((answer) => answer.json())")  # after the late one
     record(database, running, make_steps([2.0], first=STEPS + 1))
     until(lambda: _trace(page, "loss")["x"][-1] == STEPS + 1, seconds=20)
     assert 77.0 in _trace(page, "loss")["y"]
@@ -262,7 +262,7 @@ def test_comparison_asks_again_for_what_it_missed(
     with database.writing() as session:
         runs.get(session, running.id).group_id = running.id
     record(database, running, make_steps([1.0] * 3))
-    refused = refuse_once(page, "**/api/runs/1/series*")
+    refused = refuse_once(page, "**/api/v1/runs/1/series*")
     page.goto("/groups/1")
     page.wait_for_selector('[data-drawn="3"]')
     refused.clear()

@@ -247,7 +247,15 @@ def test_pages_fit_their_width(
     page.goto("/runs/1")
     page.get_by_role("button", name="Compare precisions").click()
     page.wait_for_url("**/groups/2")
-    for path in ("/runs", "/runs/new", "/runs/1", "/groups/2", "/workers", "/account", "/api/docs"):
+    for path in (
+        "/runs",
+        "/runs/new",
+        "/runs/1",
+        "/groups/2",
+        "/workers",
+        "/account",
+        "/api/v1/docs",
+    ):
         page.goto(path)
         overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         assert overflow <= 0, path
@@ -288,3 +296,21 @@ def test_machine_is_drawn_when_somebody_looks(database: Database, running: Run, 
     expect(page.locator('[data-fact="step"]')).to_have_text("1")  # news that comes in the pause
     page.clock.fast_forward(5000)
     page.wait_for_selector('[data-system-plot][data-drawn="2"]')
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_long_name_without_a_space_is_broken(
+    database: Database, ada: User, offered: None, page: Page, width: int
+) -> None:
+    """It pushes no column of the list away, and makes no run's page wider than the screen."""
+    page.set_viewport_size({"width": width, "height": 800})
+    start_run(database, ada, name="short")
+    page.goto("/runs")
+    column = page.locator("th", has_text="Created")
+    before = column.evaluate("cell => cell.offsetLeft")
+    start_run(database, ada, name="x" * 100, tags=f"{'y' * 99},{'z' * 99}")
+    page.goto("/runs")
+    assert column.evaluate("cell => cell.offsetLeft") - before < 200
+    page.goto("/runs/2")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("xxx")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -3,11 +3,11 @@
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from db import checkpoints, queue
+from db import checkpoints, queue, workers
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
-from tests.app.conftest import CONFIG, start_run, submit
+from tests.app.conftest import CONFIG, offer_digits, start_run, submit
 from tests.db.telemetry_made import (
     make_events,
     make_histogram,
@@ -247,4 +247,24 @@ def test_nothing_shifts_while_a_run_runs(
     with database.writing() as session:
         queue.end(session, 1, 1, Status.FAILED, error="ValueError: no")
     expect(page.locator(".problem")).to_contain_text("This run failed")
+    assert page.evaluate("window.shifts") == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_list_says_whether_a_worker_is_up_and_moves_nothing(
+    database: Database, ada: User, page: Page, width: int
+) -> None:
+    """The notice goes when a worker comes, and comes when it goes; the rows stay where they are."""
+    page.set_viewport_size({"width": width, "height": 900})
+    submit(database, ada)
+    page.goto("/runs")
+    missing = page.get_by_text("No worker is up, so nothing will train.")
+    expect(missing).to_be_visible()
+    page.evaluate(WATCH_SHIFTS)
+    worker_id = offer_digits(database)
+    expect(page.get_by_text("A worker is up, and trains what is queued.")).to_be_visible()
+    expect(missing).to_be_hidden()
+    with database.writing() as session:
+        workers.stop(session, worker_id)
+    expect(missing).to_be_visible()
     assert page.evaluate("window.shifts") == []

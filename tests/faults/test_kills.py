@@ -74,7 +74,9 @@ def test_killed_servers_do_not_disturb_runs_or_viewers(site: Site, moments: rand
 
         def kill_server(run_id: int) -> None:
             if run_id not in viewers:
-                viewers[run_id] = Viewer(f"http://127.0.0.1:{port}/api/runs/{run_id}/live", token)
+                viewers[run_id] = Viewer(
+                    f"http://127.0.0.1:{port}/api/v1/runs/{run_id}/live", token
+                )
                 viewers[run_id].start()
                 until(lambda: viewers[run_id].cursor != "")
             servers[-1].kill()

@@ -244,21 +244,23 @@ def test_a_run_trains_and_its_checkpoint_is_whole(services: dict[str, Service]) 
         assert browser.get(link[0]).url.path == "/runs"
         token = re.search(r'name="csrf_token" value="([^"]+)"', browser.get("/account").text)
         browser.headers["X-CSRF-Token"] = token[1]
-        until(lambda: any(each["name"] == "digits" for each in browser.get("/api/recipes").json()))
+        until(
+            lambda: any(each["name"] == "digits" for each in browser.get("/api/v1/recipes").json())
+        )
         config = {"precision": "fp16", "training": {"steps": 200}}
-        submitted = browser.post("/api/runs", json={"recipe": "digits", "config": config})
+        submitted = browser.post("/api/v1/runs", json={"recipe": "digits", "config": config})
         assert submitted.status_code == 201, submitted.text
         run = f"/runs/{submitted.json()['id']}"
-        until(lambda: browser.get(f"/api{run}").json()["status"] in ("finished", "failed"))
-        assert browser.get(f"/api{run}").json()["status"] == "finished"
-        files = browser.get(f"/api{run}/checkpoints").json()
+        until(lambda: browser.get(f"/api/v1{run}").json()["status"] in ("finished", "failed"))
+        assert browser.get(f"/api/v1{run}").json()["status"] == "finished"
+        files = browser.get(f"/api/v1{run}/checkpoints").json()["checkpoints"]
         assert {each["kind"] for each in files} == {"checkpoint", "weights"}
         for each in files:
             answer = browser.get(f"{run}/checkpoints/{each['id']}/download")
             assert answer.status_code == 200, answer.text
             assert hashlib.sha256(answer.content).hexdigest() == each["sha256"]
         for kind in ("csv", "parquet"):
-            assert browser.get(f"/api{run}/export/steps.{kind}").status_code == 200
+            assert browser.get(f"/api/v1{run}/export/steps.{kind}").status_code == 200
 
 
 def test_services_end_cleanly(services: dict[str, Service]) -> None:

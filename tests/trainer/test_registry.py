@@ -50,6 +50,17 @@ def test_an_unknown_recipe_is_told_the_known_ones(own_file):
         load_recipe(f"{own_file}:NotARecipe")
 
 
+def test_a_listed_recipe_that_is_not_there_says_why(tmp_path, monkeypatch):
+    """It does not name itself among the known ones."""
+    file = tmp_path / "gone.py"
+    monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Gone, digitz")
+    with pytest.raises(UnknownRecipeError, match=f"cannot be loaded: there is no file {file}$"):
+        load_recipe(f"{file}:Gone")
+    with pytest.raises(UnknownRecipeError, match='no recipe "digitz"; known are') as told:
+        load_recipe("digitz")
+    assert str(told.value).count("digitz") == 1
+
+
 def test_the_probe_prints_devices_recipes_and_versions():
     """One JSON object on stdout says what a worker advertises."""
     output = subprocess.run(

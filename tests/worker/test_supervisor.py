@@ -15,7 +15,7 @@ from tests.app.conftest import offer_digits, start_run
 from tests.site import Site
 from worker import recorder, supervisor
 from worker.recorder import wait_for
-from worker.supervisor import Supervisor
+from worker.supervisor import Supervisor, retention
 
 
 @pytest.fixture
@@ -99,3 +99,11 @@ def test_a_takeover_ends_the_wait(attempt: Supervisor, database: Database) -> No
         wait_for(is_told.wait, meanwhile)
     with pytest.raises(TimeoutError, match="slow"):
         wait_for(lambda: (_ for _ in ()).throw(TimeoutError("slow")), lambda: None)
+
+
+def test_retention_of_a_run_from_before_counts_in_whole_numbers() -> None:
+    """An earlier version queued 2.0 for 2, and nothing is kept as the last 2.0."""
+    queued = {"checkpoints": {"keep_last": 2.0, "keep_every_steps": None, "keep_best": "loss"}}
+    assert repr(retention(queued)["keep_last"]) == "2"
+    assert retention(queued) == queued["checkpoints"]
+    assert retention({}) == {}

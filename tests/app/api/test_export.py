@@ -40,7 +40,7 @@ def test_files_arrive_in_pieces_under_their_name(
     recorded: None, script: TestClient, kind: str
 ) -> None:
     """A file is sent while it is made, so its length is not known when it begins."""
-    with script.stream("GET", f"/api/runs/1/export/steps.{kind}") as answer:
+    with script.stream("GET", f"/api/v1/runs/1/export/steps.{kind}") as answer:
         assert "content-length" not in answer.headers
         disposition = answer.headers["content-disposition"]
         assert disposition == f'attachment; filename="run1-steps.{kind}"'
@@ -49,7 +49,7 @@ def test_files_arrive_in_pieces_under_their_name(
 
 def test_export_is_behind_the_sign_in(recorded: None, stranger: TestClient) -> None:
     """A stranger gets nothing."""
-    answer = stranger.get("/api/runs/1/export/steps.csv")
+    answer = stranger.get("/api/v1/runs/1/export/steps.csv")
     assert answer.status_code == 401
     assert b"elapsed_ms" not in answer.content
 
@@ -62,7 +62,7 @@ def test_what_is_not_there_is_refused(
     running: Run, script: TestClient, path: str, status: int
 ) -> None:
     """An unknown run, table or format is an error before anything is sent."""
-    assert script.get(f"/api/runs/{path}").status_code == status
+    assert script.get(f"/api/v1/runs/{path}").status_code == status
 
 
 def test_page_links_every_file(recorded: None, browser: TestClient) -> None:
@@ -70,13 +70,13 @@ def test_page_links_every_file(recorded: None, browser: TestClient) -> None:
     page = browser.get("/runs/1").text
     for name in ("steps", "events", "metrics"):
         for kind in ("csv", "parquet"):
-            assert f'href="/api/runs/1/export/{name}.{kind}"' in page
+            assert f'href="/api/v1/runs/1/export/{name}.{kind}"' in page
 
 
 def test_api_documents_its_files(script: TestClient) -> None:
     """OpenAPI says what can be exported, and as what."""
-    description = script.get("/api/openapi.json").json()
-    operation = description["paths"]["/api/runs/{run_id}/export/{name}.{kind}"]["get"]
+    description = script.get("/api/v1/openapi.json").json()
+    operation = description["paths"]["/api/v1/runs/{run_id}/export/{name}.{kind}"]["get"]
     choices = [each["schema"].get("enum") for each in operation["parameters"]]
     assert ["steps", "events", "metrics"] in choices
     assert set(operation["responses"]["200"]["content"]) >= {
@@ -86,7 +86,7 @@ def test_api_documents_its_files(script: TestClient) -> None:
 
 
 def _rows(script: TestClient, name: str, kind: str) -> list[dict[str, Any]]:
-    answer = script.get(f"/api/runs/1/export/{name}.{kind}")
+    answer = script.get(f"/api/v1/runs/1/export/{name}.{kind}")
     assert answer.status_code == 200
     if kind == "csv":
         return list(csv.DictReader(answer.text.splitlines()))

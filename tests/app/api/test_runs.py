@@ -14,20 +14,20 @@ from tests.app.conftest import CONFIG, submit
 def test_a_whole_number_is_stored_as_one(offered: None, script: TestClient) -> None:
     """2.0 passes for a whole number, and whoever counts with it later finds 2."""
     body = {"recipe": "digits", "config": {"training": {"steps": 50.0, "batch_size": 2.0}}}
-    run = script.post("/api/runs", json=body).json()
-    training = script.get(f"/api/runs/{run['id']}/config").json()["training"]
+    run = script.post("/api/v1/runs", json=body).json()
+    training = script.get(f"/api/v1/runs/{run['id']}/config").json()["training"]
     assert (repr(training["steps"]), repr(training["batch_size"])) == ("50", "2")
 
 
 def test_submit_fills_in_defaults(offered: None, script: TestClient) -> None:
     """A submission needs the recipe alone; the answer is the queued run."""
     body = {"recipe": "digits", "config": {"training": {"steps": 50}}, "tags": "a ,b,,"}
-    answer = script.post("/api/runs", json=body)
+    answer = script.post("/api/v1/runs", json=body)
     assert answer.status_code == 201
     run = answer.json()
     assert (run["status"], run["name"], run["steps_total"]) == ("queued", "digits-fp16", 50)
     assert (run["owner"], run["tags"]) == ("ada", ["a", "b"])
-    config = script.get(f"/api/runs/{run['id']}/config").json()
+    config = script.get(f"/api/v1/runs/{run['id']}/config").json()
     assert config == CONFIG | {"training": CONFIG["training"] | {"steps": 50}}
 
 
@@ -78,17 +78,17 @@ def test_bad_submission_names_each_field(
     """422 maps the path of a field to its value and what is allowed, and nothing is queued."""
     headers = {"content-type": "application/json"}
     text = json.dumps(body)  # spells out what UTF-8 cannot hold
-    answer = script.post("/api/runs", content=text, headers=headers)
+    answer = script.post("/api/v1/runs", content=text, headers=headers)
     assert answer.status_code == 422
     assert message in answer.json()["errors"][field]
-    assert script.get("/api/runs").json()["runs"] == []
+    assert script.get("/api/v1/runs").json()["runs"] == []
 
 
 def test_all_mistakes_come_at_once(offered: None, script: TestClient) -> None:
     """Who made three mistakes hears of three."""
     config = {"precision": "fp8", "training": {"steps": 0}}
     body = {"recipe": "digits", "priority": 500, "config": config}
-    errors = script.post("/api/runs", json=body).json()["errors"]
+    errors = script.post("/api/v1/runs", json=body).json()["errors"]
     assert errors.keys() == {"precision", "training.steps", "priority"}
 
 
@@ -100,7 +100,7 @@ def test_list_is_filtered_and_paged(
         submit(database, ada, name=name)
 
     def names(**query: str | int) -> list[str]:
-        return [run["name"] for run in script.get("/api/runs", params=query).json()["runs"]]
+        return [run["name"] for run in script.get("/api/v1/runs", params=query).json()["runs"]]
 
     assert names() == ["three", "two", "one"]
     assert names(text="tw") == ["two"]
@@ -113,13 +113,13 @@ def test_queued_run_says_what_it_waits_for(
 ) -> None:
     """The place in the queue and the reason are in the run."""
     submit(database, ada)
-    run = script.get("/api/runs/1").json()
+    run = script.get("/api/v1/runs/1").json()
     assert (run["ahead"], run["waiting"]) == (0, "no worker is up")
 
 
 def test_actions_ask_the_training(database: Database, running: Run, script: TestClient) -> None:
     """Checkpoint, pause and cancel are asked of a running run; its history says who asked."""
-    address = f"/api/runs/{running.id}"
+    address = f"/api/v1/runs/{running.id}"
     assert script.post(f"{address}/checkpoints").status_code == 202
     assert script.post(f"{address}/pause").json()["status"] == "pausing"
     assert script.post(f"{address}/cancellation").json()["status"] == "stopping"
@@ -134,10 +134,10 @@ def test_paused_run_is_resumed_and_moved_forward(
 ) -> None:
     """A run that waits can be held, released and given another priority."""
     submit(database, ada)
-    script.post("/api/runs/1/pause")
-    assert script.post("/api/runs/1/resumption").json()["status"] == "queued"
-    assert script.put("/api/runs/1/priority", json={"priority": 5}).json()["priority"] == 5
-    assert script.put("/api/runs/1/priority", json={"priority": 500}).status_code == 422
+    script.post("/api/v1/runs/1/pause")
+    assert script.post("/api/v1/runs/1/resumption").json()["status"] == "queued"
+    assert script.put("/api/v1/runs/1/priority", json={"priority": 5}).json()["priority"] == 5
+    assert script.put("/api/v1/runs/1/priority", json={"priority": 500}).status_code == 422
     with database.reading() as session:
         assert runs.get(session, 1).status == Status.QUEUED
 
@@ -146,9 +146,11 @@ def test_a_repeated_submission_queues_one_run(offered: None, script: TestClient)
     """With the same key a retry gets the run that the first request queued."""
     body = {"recipe": "digits"}
     key = {"Idempotency-Key": "once"}
-    answers = [script.post("/api/runs", json=body, headers=key).json()["id"] for _ in range(2)]
-    other = script.post("/api/runs", json=body, headers={"Idempotency-Key": "again"}).json()["id"]
-    plain = [script.post("/api/runs", json=body).json()["id"] for _ in range(2)]
+    answers = [script.post("/api/v1/runs", json=body, headers=key).json()["id"] for _ in range(2)]
+    other = script.post("/api/v1/runs", json=body, headers={"Idempotency-Key": "again"}).json()[
+        "id"
+    ]
+    plain = [script.post("/api/v1/runs", json=body).json()["id"] for _ in range(2)]
     assert [*answers, other, *plain] == [1, 1, 2, 3, 4]
 
 
@@ -161,25 +163,25 @@ def test_pages_of_the_list_lead_to_each_other(
     seen, before = [], None
     while True:
         query = {"limit": 2} | ({"before": before} if before else {})
-        page = script.get("/api/runs", params=query).json()
+        page = script.get("/api/v1/runs", params=query).json()
         assert page["total"] == 5
         seen += [run["id"] for run in page["runs"]]
         if (before := page["next"]) is None:
             break
     assert seen == [5, 4, 3, 2, 1]
-    assert script.get("/api/runs", params={"text": "gpt"}).json()["total"] == 0
+    assert script.get("/api/v1/runs", params={"text": "gpt"}).json()["total"] == 0
 
 
 def test_what_is_known_is_not_sent_again(database: Database, ada: User, script: TestClient) -> None:
     """An answer has an ETag, and is compressed for whoever takes that."""
     submit(database, ada)
-    path = "/api/runs/1/config"
+    path = "/api/v1/runs/1/config"
     first = script.get(path)
     again = script.get(path, headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
-    longer = script.get("/api/openapi.json")
+    longer = script.get("/api/v1/openapi.json")
     assert longer.headers["content-encoding"] == "gzip"
-    plain = script.get("/api/openapi.json", headers={"Accept-Encoding": "identity"})
+    plain = script.get("/api/v1/openapi.json", headers={"Accept-Encoding": "identity"})
     assert plain.json() == longer.json()
     assert "content-encoding" not in plain.headers
     assert len(plain.content) > int(longer.headers["content-length"])
@@ -187,14 +189,35 @@ def test_what_is_known_is_not_sent_again(database: Database, ada: User, script: 
 
 def test_the_description_says_who_may_and_what_is_refused(script: TestClient) -> None:
     """Ways to sign in, bounds of what is submitted, and one shape for every error."""
-    description = script.get("/api/openapi.json").json()
+    description = script.get("/api/v1/openapi.json").json()
     assert description["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     fields = description["components"]["schemas"]["Submission"]["properties"]
     assert (fields["priority"]["minimum"], fields["priority"]["maximum"]) == (-100, 100)
     assert fields["name"]["maxLength"] == 100
-    answers = description["paths"]["/api/runs/{run_id}/cancellation"]["post"]["responses"]
+    answers = description["paths"]["/api/v1/runs/{run_id}/cancellation"]["post"]["responses"]
     assert answers.keys() >= {"200", "401", "403", "404", "409", "422"}
     for status in ("401", "404", "422"):
         [(kind, content)] = answers[status]["content"].items()
         assert kind == "application/problem+json"
         assert content["schema"]["$ref"].endswith("/Problem")
+
+
+def test_an_address_without_a_version_leads_to_the_first(offered: None, script: TestClient) -> None:
+    """Method, body, query and token go along, by a redirect that nobody keeps."""
+    submitted = script.post("/api/runs", json={"recipe": "digits"})
+    assert (submitted.status_code, submitted.json()["id"]) == (201, 1)
+    [redirect] = submitted.history
+    assert (redirect.status_code, redirect.headers["location"]) == (308, "/api/v1/runs")
+    assert redirect.headers["cache-control"] == "no-store"
+    assert script.put("/api/runs/1/priority", json={"priority": 7}).json()["priority"] == 7
+    listed = script.get("/api/runs?text=a%26b&limit=3")
+    assert (listed.json()["runs"], listed.url.query) == ([], b"text=a%26b&limit=3")
+    assert script.get("/api/docs").url.path == "/api/v1/docs"
+
+
+def test_an_unknown_version_is_not_found(script: TestClient) -> None:
+    """It leads nowhere, and neither does an unknown address of ours; wrong methods are told."""
+    answers = [script.get(path) for path in ("/api/v2/runs", "/api/v1/nothing", "/api/nothing")]
+    assert [answer.status_code for answer in answers] == [404] * 3
+    assert [len(answer.history) for answer in answers] == [0, 0, 1]
+    assert script.delete("/api/v1/runs").status_code == 405

@@ -19,8 +19,10 @@ def test_password_is_set_and_other_browsers_are_signed_out(
 ) -> None:
     """The browser that set it stays signed in; the password opens the door from then on."""
     before = dict(browser.cookies)
-    assert browser.post("/account/password", data={"password": "a long secret"}).status_code == 303
-    assert browser.get("/account").status_code == 200
+    assert "Password changed" not in browser.get("/account").text
+    changed = browser.post("/account/password", data={"password": "a long secret"})
+    assert changed.status_code == 303
+    assert "Password changed." in browser.get(changed.headers["location"]).text
     stranger.cookies.update(before)
     assert stranger.get("/account").status_code == 303
     form = {"name": "ada", "password": "a long secret"}
@@ -36,10 +38,10 @@ def test_a_new_password_ends_whatever_let_its_user_in_before(
         bob = accounts.user_named(session, "bob")
         of_bob, _row = accounts.make_api_token(session, bob, "bob's")
     assert browser.post("/account/password", data={"password": "a long secret"}).status_code == 303
-    assert script.get("/api/runs").status_code == 401
+    assert script.get("/api/v1/runs").status_code == 401
     assert stranger.get("/", params={"token": link}).headers["location"].startswith("/sign-in")
     bearer = {"Authorization": f"Bearer {of_bob}"}
-    assert stranger.get("/api/runs", headers=bearer).status_code == 200
+    assert stranger.get("/api/v1/runs", headers=bearer).status_code == 200
 
 
 def set_password(browser: TestClient, **form: str) -> Response:
@@ -97,7 +99,7 @@ def test_a_token_does_not_open_the_account(app: FastAPI, script: TestClient, ada
         assert answer.status_code == 403
         assert "An API token does not open the account" in answer.text
         assert not answer.cookies
-    assert script.get("/api/runs").status_code == 200
+    assert script.get("/api/v1/runs").status_code == 200
 
 
 def test_short_password_is_refused(browser: TestClient) -> None:
@@ -132,6 +134,6 @@ def test_account_shows_when_a_token_was_last_used(
 ) -> None:
     """A token that nobody used says so; reading and writing both count as a use."""
     assert "<td>never</td>" in browser.get("/account").text
-    script.request(method, "/api/tokens", json={"name": "x"} if method == "POST" else None)
+    script.request(method, "/api/v1/tokens", json={"name": "x"} if method == "POST" else None)
     page = browser.get("/account").text
     assert page.count("<td>never</td>") == (1 if method == "POST" else 0)

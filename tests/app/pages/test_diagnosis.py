@@ -29,7 +29,7 @@ def test_header_and_list_show_the_verdict(
     assert 'data-verdict="healthy"' in page
     assert "2 of the last 50 steps (4 %) skipped, at most 2 in a row" in page
     assert 'data-verdict="healthy"' in browser.get("/runs").text
-    verdict = browser.get("/api/runs/1").json()["verdict"]
+    verdict = browser.get("/api/v1/runs/1").json()["verdict"]
     assert (verdict["word"], verdict["figures"]["steps_since_skip"]) == ("healthy", 48)
 
 
@@ -39,7 +39,7 @@ def test_run_without_a_scale_has_no_verdict(
     """bf16 needs no scaler, so nothing is said of one."""
     submit(database, ada, config=CONFIG | {"precision": "bf16"})
     assert "data-verdict" not in browser.get("/runs/1").text
-    assert browser.get("/api/runs/1").json()["verdict"] is None
+    assert browser.get("/api/v1/runs/1").json()["verdict"] is None
 
 
 def test_counts_of_a_gpus_skip_are_its_replays(
@@ -70,7 +70,7 @@ def test_skip_shows_counts_and_what_its_replay_found(
     assert "largest input 70,123 of at most 65,504" in page
     assert 'form="replay" name="step" value="9"' in page
     assert 'form="replay" name="step" value="7"' not in page
-    assert browser.get("/api/runs/1/replays").json()[0]["module"] == "model.head"
+    assert browser.get("/api/v1/runs/1/replays").json()["replays"][0]["module"] == "model.head"
 
 
 def test_replay_that_is_not_exact_says_why(
@@ -94,7 +94,7 @@ def test_wishes_work_as_form_and_as_call(
     field = {"scale": "scale", "replays": "step"}[name]
     answer = browser.post(f"/runs/1/{name}", data={field: str(value)})
     assert (answer.status_code, answer.headers["location"]) == (303, "/runs/1")
-    assert browser.post(f"/api/runs/1/{name}", json={field: str(value)}).json() == {"id": 2}
+    assert browser.post(f"/api/v1/runs/1/{name}", json={field: str(value)}).json() == {"id": 2}
     with database.reading() as session:
         assert session.get_one(Request, 2).kind == kind
         assert session.get_one(Request, 2).value == value
@@ -102,7 +102,7 @@ def test_wishes_work_as_form_and_as_call(
 
 def test_wish_that_makes_no_sense_is_refused_in_words(running: Run, browser: TestClient) -> None:
     """The answer names the value and what is allowed."""
-    answer = browser.post("/api/runs/1/scale", json={"scale": -1})
+    answer = browser.post("/api/v1/runs/1/scale", json={"scale": -1})
     assert answer.status_code == 422
     assert answer.json()["errors"] == {"scale": "-1; allowed: 2^-126 to 2^127"}
     assert "allowed: 1 to 400" in browser.post("/runs/1/replays", data={"step": "999"}).text
@@ -112,10 +112,10 @@ def test_histograms_come_by_module(database: Database, running: Run, browser: Te
     """The API gives one module or all together, and the page offers the modules."""
     modules = [make_module("body", -10, [1, 2]), make_module("head", -9, [5])]
     record(database, running, events=[make_histogram(100, *modules)])
-    found: dict[str, Any] = browser.get("/api/runs/1/histograms").json()
+    found: dict[str, Any] = browser.get("/api/v1/runs/1/histograms").json()
     assert found["modules"] == ["body", "head"]
     assert found["samples"][0]["counts"] == [1, 7]
-    head = browser.get("/api/runs/1/histograms", params={"module": "head"}).json()
+    head = browser.get("/api/v1/runs/1/histograms", params={"module": "head"}).json()
     assert head["samples"][0]["counts"] == [5]
     assert "<option>head</option>" in browser.get("/runs/1").text
 
@@ -136,7 +136,7 @@ def test_live_news_bring_diagnoses(
     assert '"has_histograms":true' in second.data
     assert "Gradients underflow" in second.data
     assert look(second.cursor) is None
-    titles = [each["title"] for each in browser.get("/api/runs/1/findings").json()]
+    titles = [each["title"] for each in browser.get("/api/v1/runs/1/findings").json()]
     assert titles == ["Gradients underflow"]
 
 
@@ -147,5 +147,5 @@ def test_page_has_the_norms_of_layers(
     norms = {"layers": ["model.0"], "norms": ["NaN"]}
     record(database, running, events=[{"event": "layer_norms", "step": 50, **norms}])
     assert "Gradient norms by layer" in browser.get("/runs/1").text
-    found = browser.get("/api/runs/1/layer-norms").json()
+    found = browser.get("/api/v1/runs/1/layer-norms").json()
     assert found == {"steps": [50], "layers": ["model.0"], "norms": [[None]]}

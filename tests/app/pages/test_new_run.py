@@ -109,3 +109,14 @@ def test_a_checkpoint_to_start_from_must_exist(
     answer = browser.post("/runs", data=FORM | {"parent_id": "1", "parent_step": "40"})
     assert answer.status_code == 422
     assert "no checkpoint at step 40" in answer.text
+
+
+def test_a_number_that_is_too_small_is_told_beside_its_field(
+    offered: None, browser: TestClient
+) -> None:
+    """The form comes back with what was typed, and says what is allowed."""
+    form = {"recipe": "digits", "precision": "fp16", "training.steps": "-3"}
+    answer = browser.post("/runs", data=form)
+    assert answer.status_code == 422
+    assert 'value="-3"' in answer.text
+    assert "Steps is -3; allowed: a whole number of at least 1" in answer.text

@@ -155,3 +155,16 @@ def test_parent_and_child_link_each_other(
     assert f'<a href="/runs/{fork.id}" title="{fork.name} started from it">' in (
         browser.get("/runs/1").text
     )
+
+
+def test_codes_for_a_terminal_are_not_shown(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A red line of stderr is text like any other."""
+    line = {"number": 1, "attempt": 1, "time": 1.0, "stream": "stderr"}
+    with database.writing() as session:
+        lines = [line | {"text": "\x1b[1;31mWarning\x1b[0m: \x1b[2Kslow"}]
+        telemetry.record(session, running.id, 1, telemetry.Flush(log_lines=lines))
+    page = browser.get(f"/runs/{running.id}").text
+    assert '<div class="stderr" data-number="1">Warning: slow</div>' in page
+    assert "\x1b" not in page

@@ -1,5 +1,8 @@
 """The list of runs, and its bulk action."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 from starlette.testclient import TestClient
 
 from db import queue, runs, waiting
@@ -124,3 +127,23 @@ def queued(database: Database) -> list[int]:
     """The ids of waiting runs, next first."""
     with database.reading() as session:
         return list(waiting.places(session))
+
+
+def test_two_who_cancel_the_same_runs_in_opposite_orders_do_not_wait_for_each_other(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """Both lock by id, whatever the order they were ticked in: the second waits for the first."""
+    ids = [str(submit(database, ada).id) for _ in range(40)]
+    together = threading.Barrier(2)
+
+    def cancel(ticked: list[str]) -> int:
+        together.wait()
+        return browser.post("/runs/cancellation", data={"run": ticked}).status_code
+
+    with ThreadPoolExecutor() as threads:
+        assert list(threads.map(cancel, (ids, ids[::-1]))) == [303, 303]
+    with database.reading() as session:
+        rows = runs.newest(session, status="cancelled", limit=100)
+        assert len(rows) == len(ids)
+        histories = [runs.statuses(session, run.id) for run, _owner in rows]
+    assert all([each.status for each in found][1:] == ["cancelled"] for found in histories)

@@ -1,0 +1,81 @@
+"""A live stream's look at a run that has nothing new, behind 200,000 points of metrics.
+
+The server looks twenty times a second at each run that somebody watches: this is what that costs.
+"""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from sqlalchemy import insert
+
+from app import news
+from benchmarks import databases, synthetic
+from benchmarks.report import report
+from db import history, runs
+from db.database import Database
+from db.settings import Settings
+from db.tables import Metric
+
+POINTS = 200_000
+BATCH = 20_000
+LOOKS = 1000
+BAR_MS = 1.0
+
+
+def fill(database: Database, run_id: int) -> None:
+    """Give a run its steps and its points, of four metrics."""
+    for flush in synthetic.flushes(POINTS // 4):
+        synthetic.record(database, run_id, flush)
+    for first in range(0, POINTS, BATCH):
+        points = [
+            {
+                "run_id": run_id,
+                "name": f"m{n % 4}",
+                "step": n // 4 + 1,
+                "value": 1.0,
+                "elapsed_ms": n,
+            }
+            for n in range(first, first + BATCH)
+        ]
+        with database.writing() as session:
+            session.execute(insert(Metric), points)
+
+
+def look_times(database: Database, folder: str) -> list[float]:
+    """Return the milliseconds of each look."""
+    run_id = synthetic.start_run(database)
+    fill(database, run_id)
+    look = news.of_run(database, Settings(data=Path(folder)), run_id)
+    with database.reading() as session:
+        cursor = str(history.cursor_now(session, runs.get(session, run_id)))
+    times = []
+    for _ in range(LOOKS):
+        started = time.perf_counter()
+        found = look(cursor)
+        times.append((time.perf_counter() - started) * 1000)
+        assert found is None
+    return times
+
+
+def main() -> None:
+    """Look on both databases."""
+    rows, medians = [], []
+    for name, opened in (("SQLite", databases.sqlite), ("PostgreSQL", databases.postgresql)):
+        with tempfile.TemporaryDirectory() as folder, opened() as database:
+            times = sorted(look_times(database, folder))
+        medians.append(statistics.median(times))
+        rows.append((name, f"{medians[-1]:.2f}", f"{times[LOOKS * 99 // 100]:.2f}"))
+    report(
+        "idle_look",
+        f"≤ {BAR_MS:g} ms on both databases",
+        ("database", f"ms, median of {LOOKS:,}", "ms, 99 of 100"),
+        rows,
+        measured=f"SQLite {medians[0]:.2f} ms, PostgreSQL {medians[1]:.2f} ms",
+        passed=max(medians) <= BAR_MS,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The clock that durations are taken from."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from halfstep.clock import clock
+from tests.faults.test_clocks import HOUR, faked, jump
+
+READ = "import time; from halfstep.clock import clock; print(time.time(), clock(), flush=True)"
+
+
+def test_a_duration_does_not_follow_a_clock_that_jumps(tmp_path: Path) -> None:
+    """An hour back on the wall between two readings is no time at all on this clock."""
+    offset = tmp_path / "offset"
+    jump(offset, 0)
+    command = [sys.executable, "-c", f"{READ}; input(); {READ.partition(';')[2]}"]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **faked(offset)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    wall, before = map(float, process.stdout.readline().split())
+    jump(offset, -HOUR)
+    rest, _ = process.communicate("\n")
+    wall_after, after = map(float, rest.split())
+    assert wall_after < wall - HOUR / 2  # so the clock did jump
+    assert 0 <= after - before < HOUR / 2
+
+
+def test_all_processes_of_a_machine_share_the_clock() -> None:
+    """What another process reads meanwhile lies between two readings here."""
+    before = clock()
+    told = subprocess.run(
+        [sys.executable, "-c", READ], check=True, capture_output=True, text=True
+    ).stdout
+    assert before <= float(told.split()[1]) <= clock()
