@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from halfstep.recipe import RecipeError
+from halfstep.rows import Counts
 
 
 class Update(NamedTuple):
@@ -22,9 +23,8 @@ class Update(NamedTuple):
     total_norm: Tensor  # 0-dim: L2 over all its gradients, unscaled, before the clip
     clipped_norm: Tensor  # 0-dim: after the clip by value, if there is one; else total_norm
     norms: Tensor  # (P,): L2 of each parameter's gradient, unscaled, before the clip
-    #: Of parameters with a norm that is not finite, by position: elements that are inf, and NaN.
     #: Counted on a CPU alone: on a GPU the host would have to wait, and does so in a replay.
-    counts: Mapping[int, tuple[int, int]] | None = None
+    counts: Counts | None = None
 
 
 class StepResult(NamedTuple):
@@ -95,7 +95,7 @@ class WatchedOptimizer:
         scaler.step(self.optimizer)
         return self._found_inf
 
-    def count_nonfinite(self, norms: Tensor) -> Mapping[int, tuple[int, int]] | None:
+    def count_nonfinite(self, norms: Tensor) -> Counts | None:
         """Return Update.counts of these norms. Call it before the clip, which spreads a NaN."""
         if not self._is_on_cpu or math.isfinite(norms.sum().item()):  # in host memory: no wait
             return None

@@ -13,6 +13,7 @@ from torch import nn
 from halfstep.clock import clock
 from halfstep.config import parse_config
 from halfstep.recipe import Loss
+from halfstep.ring import RING_ROWS
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
 from trainer.batches import Batches
 from trainer.diagnosis.histogram import Histogram
@@ -23,7 +24,7 @@ from trainer.ranks import Ranks
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
 from trainer.sampler import Sampler
-from trainer.telemetry import RING_ROWS, Telemetry
+from trainer.telemetry import Telemetry
 from trainer.train import Rig, make_autocast, make_scaler, train_step
 from trainer.watched import watched_optimizers
 

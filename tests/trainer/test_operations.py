@@ -57,7 +57,7 @@ class FarFromHost(Telemetry):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self._host_rows = None
+        self.ring.is_on_host = False
 
 
 def operations(parameters: int, *, measured: bool) -> int:
