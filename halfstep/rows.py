@@ -5,7 +5,7 @@ row, fp32:  [loss, scale before, scale after, learning rate, found_inf ×O, tota
             O optimizers, P parameters in the order of the optimizers, then of the modules
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
@@ -34,7 +34,7 @@ class Rows:
 
     def __init__(
         self,
-        optimizers: Mapping[str, Sequence[str]],
+        optimizers: Mapping[str, list[str]],
         *,
         max_grad_norm: float | None = None,
         layers_every: int = 0,
@@ -70,6 +70,12 @@ class Rows:
     @last_scale.setter
     def last_scale(self, scale: float | None) -> None:
         self._last_scales = {} if scale is None else {0: np.float32(scale)}
+
+    def relaid(self, optimizers: Mapping[str, list[str]], *, has_rates: bool) -> "Rows":
+        """Return what reads the rows of more optimizers, or of others, from here on."""
+        rows = Rows(optimizers, has_rates=has_rates)
+        rows._last_scales, rows.skipped = self._last_scales, self.skipped
+        return rows
 
     def is_for_layers(self, step: int) -> bool:
         """Tell whether this step's row is to hold the norms of parameters, wherever it is."""
@@ -199,7 +205,7 @@ class Rows:
 
 
 def _culprits(
-    names: Sequence[str], norms: NDArray[np.float32], counts: Counts | None
+    names: list[str], norms: NDArray[np.float32], counts: Counts | None
 ) -> list[dict[str, Any]]:
     """Name the parameters whose gradients are not finite, counted where that was for free."""
     if counts is None:

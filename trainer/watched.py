@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from halfstep.gradients import count_nonfinite, elements
 from halfstep.recipe import RecipeError
 from halfstep.rows import Counts
 
@@ -133,20 +134,6 @@ class WatchedOptimizer:
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
         # Cloned, because scaler.update() adds other optimizers' flags to it in place.
         self._found_inf = self._zero if found_inf is None else found_inf.clone()
-
-
-def elements(gradient: Tensor) -> Tensor:
-    """Return what a gradient holds; of a sparse one, each row summed up and zeros left out.
-
-    On a GPU the host waits for the number of a sparse gradient's rows.
-    """
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
-
-
-def count_nonfinite(gradient: Tensor) -> tuple[int, int]:
-    """Return how many elements are inf, and how many are NaN. The host waits."""
-    values = elements(gradient)
-    return int(values.isinf().sum()), int(values.isnan().sum())
 
 
 def prepare_momentum(optimizers: Mapping[str, Optimizer]) -> None:
