@@ -12,6 +12,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    set_code_exec_strategy,
+)
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -47,11 +52,29 @@ class Listener(Protocol):
         """An optimizer has stepped."""
 
 
+def _uncompiled(function: Callable[..., None]) -> Callable[..., None]:
+    """Return what runs, with all that it calls, as Python runs it, in a compiled step too."""
+
+    def call(*arguments: Any, **named: Any) -> None:
+        function(*arguments, **named)
+
+    _keep_from_compiler(call, also_what_it_calls=True)
+    return call
+
+
+def _keep_from_compiler(function: Any, *, also_what_it_calls: bool = False) -> None:
+    """Have a graph end before this function. As torch.compiler.disable, whose import is slow."""
+    function._torchdynamo_disable = True
+    beyond = _FrameAction.SKIP if also_what_it_calls else _FrameAction.DEFAULT
+    strategy = _FrameExecStrategy(_FrameAction.SKIP, beyond)
+    set_code_exec_strategy(function.__code__, strategy)
+
+
 class Taps:
     """The wraps. `guard` calls the listener, and lets no error of ours reach the loop."""
 
     def __init__(self, listener: Listener, guard: Callable[..., None]) -> None:
-        self._guard = guard
+        self._guard = _uncompiled(guard)
         self._before: dict[str, Hear] = {"step": listener.stepping, "update": listener.updating}
         self._after: dict[str, Hear] = {
             "scale": listener.scaled,
@@ -96,15 +119,14 @@ class Taps:
                 guard(after[name], this, *args, **kwargs)
             return result
 
-        # As torch.compiler.disable marks it, which takes a second to import: a graph ends before.
-        wrapped._torchdynamo_disable = True  # type: ignore[attr-defined]
+        _keep_from_compiler(wrapped)
         setattr(owner, name, wrapped)
         self._wraps.append((owner, name, original, wrapped))
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._guard(self._stepped, optimizer)
 
-    _after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _keep_from_compiler(_after_step)
 
 
 def _sharded_scalers() -> list[type]:

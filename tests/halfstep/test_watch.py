@@ -569,3 +569,35 @@ def test_modules_of_one_class_are_numbered() -> None:
         "Linear2.weight",
         "Linear2.bias",
     ]
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_a_step_that_is_compiled_whole_is_watched(tmp_path: Path, is_scaled: bool) -> None:
+    """Backward, scaler and optimizer within torch.compile: the same bits, and every step."""
+
+    def train(watch: Any = None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+        scaler = GradScaler("cpu", enabled=is_scaled)
+        if watch:
+            watch.add(net)
+
+        @torch.compile(backend="eager")
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            scaler.scale(net(x).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        for _ in range(3):
+            step(torch.ones(4, 8))
+        return [p.detach() for p in net.parameters()]
+
+    bare = train()
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        assert all(map(torch.equal, train(watch), bare))
+    steps = Written(tmp_path / "it").steps
+    assert len(steps) == 3
+    assert (steps["loss"] > 0).all()
