@@ -1,5 +1,6 @@
 """What a training script imports and a person types: watch, spool, recipe, client, command."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,4 +22,6 @@ def __getattr__(name: str) -> Any:
         from halfstep import watching
 
         return getattr(watching, name)
+    if name in ("lightning", "transformers"):  # the adapter, and with it the framework
+        return importlib.import_module(f"halfstep.{name}")
     raise AttributeError(f"module 'halfstep' has no attribute {name!r}")

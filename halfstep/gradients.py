@@ -57,13 +57,14 @@ class Gradients:
         rate = self.optimizer.param_groups[0]["lr"]
         return rate if isinstance(rate, Tensor) and not rate.is_cpu else float(rate)
 
-    @torch.no_grad()
     def measure(self, scale: Tensor | None = None) -> Measured | None:
         """Measure them; None if there are none. scale: what they are still multiplied by."""
         gradients = [p.grad for p in self.parameters]
         present = [g for g in gradients if g is not None]
         if not present:
             return None
+        if present[0].requires_grad:  # of a backward pass that can be differentiated itself
+            present = [g.detach() for g in present]
         if not self._is_plain or any(g.is_sparse for g in present):
             present = [local_elements(g) for g in present]
         norms = torch._foreach_norm(present, dtype=torch.float32 if self._is_half else None)

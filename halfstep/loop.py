@@ -47,10 +47,9 @@ class Mean:
     def add(self, loss: Value) -> None:
         """Take one more. Of a tensor on a device, the sum is one that nobody changes in place."""
         if isinstance(loss, Tensor):
-            value = loss.detach()
-            if value.ndim:
-                value = value.float().mean()
-            loss = value.item() if value.is_cpu else value.float()
+            if loss.ndim:
+                loss = loss.detach().float().mean()
+            loss = loss.item() if loss.is_cpu else loss.detach().float()
         self._sum = loss + self._sum
         self.count += 1
 
@@ -89,8 +88,9 @@ class Loop:
         self._scaler = scaler
         self._names: dict[nn.Parameter, str] = {}
         self._known: dict[int, tuple[str, Gradients]] = {}  # by id, which they keep alive
-        self._under_scaler: set[int] = set()  # optimizers that an enabled scaler steps
-        self._scalers: list[GradScaler] = []
+        self.under_scaler: set[int] = set()  # ids of optimizers that an enabled scaler steps
+        self.on_scaler: Callable[[], None] = lambda: None
+        self._scalers: dict[int, tuple[int, GradScaler]] = {}  # by id, numbered
         self._schedule = ScheduleWatch()
         self._rows = Rows({})
         self._ring: Ring | None = None
@@ -125,6 +125,8 @@ class Loop:
         if not self._is_ours(scaler):
             return
         self._start()
+        if self._current == NO_SCALER:
+            self.on_scaler()
         self._current = id(scaler)
         row = self._open[self._current]
         for loss in [outputs] if isinstance(outputs, Tensor) else outputs:
@@ -140,24 +142,23 @@ class Loop:
     def unscaled(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Measure gradients, before a clip can spread a NaN over them."""
         if self._is_ours(scaler):
+            self.under_scaler.add(id(optimizer))
             self._measure(self._open[id(scaler)], optimizer)
 
     def checked(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """The same, of gradients that are still times the scale."""
         if self._is_ours(scaler):
+            self.under_scaler.add(id(optimizer))
             self._measure(self._open[id(scaler)], optimizer, scaler._scale)
-
-    def stepping(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
-        """Remember who is stepped by a scaler: its row closes at update()."""
-        if self._is_ours(scaler):
-            self._under_scaler.add(id(optimizer))
 
     def updating(self, scaler: GradScaler, new_scale: Any = None) -> None:
         """Read flags and scale, which this call is about to change in place."""
         if not self._is_ours(scaler):
             return
         row = self._open[id(scaler)]
-        _check_attributes(scaler)
+        if id(scaler) not in self._scalers:
+            _check_attributes(scaler)
+            self._scalers[id(scaler)] = len(self._scalers), scaler
         for identity, state in scaler._per_optimizer_states.items():
             if identity in row.measured:
                 row.found_inf[identity] = _joint(state["found_inf_per_device"].values())
@@ -177,15 +178,14 @@ class Loop:
             self._write(row, after.item() if new_scale is None else row.scale)
         elif new_scale is None:
             ring.row[SCALE_AFTER].copy_(after)
-        if scaler not in self._scalers:
-            self._scalers.append(scaler)
-        self._close(row, self._scalers.index(scaler))
+        number, _ = self._scalers[id(scaler)]
+        self._close(row, number)
         del self._open[id(scaler)]
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Of an optimizer that no scaler steps: measure it, and close the row if it is whole."""
         identity = id(optimizer)
-        if identity in self._under_scaler or not self._is_wanted(optimizer):
+        if not self._is_wanted(optimizer):
             return
         is_alone = self._current == NO_SCALER
         if is_alone and identity in self._open[NO_SCALER].measured:
@@ -247,7 +247,10 @@ class Loop:
         rate = row.rate if isinstance(row.rate, Tensor) else 0.0
         values: list[Value] = [loss, row.scale, scale_after, rate, *found, *totals, *totals]
         if ring.is_on_host:
-            ring.pack(self._layout, [_fp32(value) for value in values])
+            try:
+                ring.pack(self._layout, values)
+            except OverflowError:
+                ring.pack(self._layout, [_fp32(value) for value in values])
             for (name, _), each in zip(self._known.values(), measured, strict=True):
                 if each is not None and each.counts:
                     self._rows.count(ring.number, name, each.counts)

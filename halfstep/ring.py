@@ -12,7 +12,7 @@ record of the spool's format, and is handed over with it. This module imports to
 import math
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ class Ring:
         """The open row, on its device."""
         return self._device_rows[self.number % RING_ROWS]
 
-    def pack(self, layout: struct.Struct, values: list[float], first: int = 0) -> None:
+    def pack(self, layout: struct.Struct, values: Sequence[Any], first: int = 0) -> None:
         """Write numbers into the open row, from column `first` on, if it is on the host."""
         at = self.number % RING_ROWS * self._row_bytes + 4 * first
         layout.pack_into(self._bytes, at, *values)

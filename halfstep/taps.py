@@ -27,6 +27,9 @@ Hear = Callable[..., None]
 class Listener(Protocol):
     """Who is told. Each gets what the method was called with, the scaler first."""
 
+    under_scaler: set[int]  # ids of optimizers that a scaler steps: their own steps say nothing
+    on_scaler: Callable[[], None]  # to be called at the first scaler that is heard
+
     def scaled(self, scaler: GradScaler, outputs: Any) -> None:
         """A loss was multiplied by the scale."""
 
@@ -35,9 +38,6 @@ class Listener(Protocol):
 
     def checked(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """They were checked alone."""
-
-    def stepping(self, scaler: GradScaler, optimizer: Optimizer, *args: Any, **named: Any) -> None:
-        """An optimizer is about to step, or to be skipped."""
 
     def updating(self, scaler: GradScaler, new_scale: Any = None) -> None:
         """The scale is about to change, and the flags to be forgotten."""
@@ -52,16 +52,6 @@ class Listener(Protocol):
         """An optimizer has stepped."""
 
 
-def _uncompiled(function: Callable[..., None]) -> Callable[..., None]:
-    """Return what runs, with all that it calls, as Python runs it, in a compiled step too."""
-
-    def call(*arguments: Any, **named: Any) -> None:
-        function(*arguments, **named)
-
-    _keep_from_compiler(call, also_what_it_calls=True)
-    return call
-
-
 def _keep_from_compiler(function: Any, *, also_what_it_calls: bool = False) -> None:
     """Have a graph end before this function. As torch.compiler.disable, whose import is slow."""
     function._torchdynamo_disable = True
@@ -71,11 +61,13 @@ def _keep_from_compiler(function: Any, *, also_what_it_calls: bool = False) -> N
 
 
 class Taps:
-    """The wraps. `guard` calls the listener, and lets no error of ours reach the loop."""
+    """The wraps."""
 
     def __init__(self, listener: Listener, guard: Callable[..., None]) -> None:
-        self._guard = _uncompiled(guard)
-        self._before: dict[str, Hear] = {"step": listener.stepping, "update": listener.updating}
+        """guard: calls what it is given, and lets no error of ours reach the loop."""
+        _keep_from_compiler(getattr(guard, "__func__", guard), also_what_it_calls=True)
+        self._guard = guard
+        self._before: dict[str, Hear] = {"update": listener.updating}
         self._after: dict[str, Hear] = {
             "scale": listener.scaled,
             "unscale_": listener.unscaled,
@@ -83,7 +75,8 @@ class Taps:
             "update": listener.updated,
             "backward": listener.propagated,
         }
-        self._stepped = listener.stepped
+        self._listener = listener
+        listener.on_scaler = self._leave_backward  # for the loss is what the scaler gets
         self._wraps: list[tuple[type, str, Callable[..., Any], Callable[..., Any]]] = []
         self._hook: Any = None
 
@@ -97,9 +90,8 @@ class Taps:
 
     def disarm(self) -> None:
         """Undo it. Where somebody has wrapped ours meanwhile, ours stays and says nothing."""
-        for owner, name, original, wrapped in self._wraps:
-            if vars(owner)[name] is wrapped:
-                setattr(owner, name, original)
+        for wrap in self._wraps:
+            _unwrap(*wrap)
         self._wraps.clear()
         self._before.clear()
         self._after.clear()
@@ -123,10 +115,22 @@ class Taps:
         setattr(owner, name, wrapped)
         self._wraps.append((owner, name, original, wrapped))
 
+    def _leave_backward(self) -> None:
+        self._after.pop("backward", None)
+        for wrap in self._wraps:
+            if wrap[1] == "backward":
+                _unwrap(*wrap)
+
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._guard(self._stepped, optimizer)
+        if id(optimizer) not in self._listener.under_scaler:
+            self._guard(self._listener.stepped, optimizer)
 
     _keep_from_compiler(_after_step)
+
+
+def _unwrap(owner: type, name: str, original: Any, wrapped: Any) -> None:
+    if vars(owner)[name] is wrapped:
+        setattr(owner, name, original)
 
 
 def _sharded_scalers() -> list[type]:
