@@ -4,7 +4,7 @@ Nothing in here waits for a device unless it says so. This module imports torch.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ class Measured(NamedTuple):
     """The gradients of one optimizer in one step: numbers on a CPU, else tensors of the device."""
 
     total: Tensor | float  # L2 over all of them
-    norms: Tensor | list[float]  # L2 of each, in the order of the names; 0 where there is none
+    norms: Tensor | list[float]  # L2 of each, by name; of a CPU's, still times the scale
     counts: Counts | None = None  # on a CPU, of those that are not finite
 
 
@@ -41,7 +41,9 @@ class Gradients:
         self.names = list((known | {p: n for p, n in own.items() if p not in known}).values())
         self.parameters = [*known, *(p for p in own if p not in known)]
         self.device = self.parameters[0].device
-        self._is_half = any(p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters)
+        is_half = any(p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters)
+        self._dtype = torch.float32 if is_half else None  # of the norms; None: the gradients' own
+        self._groups = len(optimizer.param_groups)
         self._is_plain = all(
             p.device == self.device and not hasattr(p, "to_local") for p in self.parameters
         )
@@ -49,8 +51,8 @@ class Gradients:
         self.no_norms = torch.zeros(len(self.names), device=self.device)  # of a step without it
 
     def is_complete(self) -> bool:
-        """Tell whether the optimizer has the parameters that it had."""
-        return sum(len(group["params"]) for group in self.optimizer.param_groups) == len(self.names)
+        """Tell whether the optimizer has the groups that it had."""
+        return len(self.optimizer.param_groups) == self._groups
 
     def rate(self) -> float | Tensor:
         """Return the learning rate of the first group: a tensor if only its device knows it."""
@@ -59,34 +61,39 @@ class Gradients:
 
     def measure(self, scale: Tensor | None = None) -> Measured | None:
         """Measure them; None if there are none. scale: what they are still multiplied by."""
-        gradients = [p.grad for p in self.parameters]
-        present = [g for g in gradients if g is not None]
+        present = [g for p in self.parameters if (g := p.grad) is not None]
         if not present:
             return None
-        if present[0].requires_grad:  # of a backward pass that can be differentiated itself
-            present = [g.detach() for g in present]
-        if not self._is_plain or any(g.is_sparse for g in present):
-            present = [local_elements(g) for g in present]
-        norms = torch._foreach_norm(present, dtype=torch.float32 if self._is_half else None)
-        if not self._is_plain:
-            norms = tuple(norm.to(self.device, non_blocking=True) for norm in norms)
-        if len(present) < len(gradients):
+        norms = self._norms(present)
+        if len(present) < len(self.parameters):
             found = iter(norms)
-            norms = tuple(self._zero if g is None else next(found) for g in gradients)
+            norms = [self._zero if p.grad is None else next(found) for p in self.parameters]
         if self._zero.is_cpu:
             return self._numbers(norms, 1.0 if scale is None else scale.item())
-        stacked = torch.stack(norms)
+        stacked = torch.stack(list(norms))
         if scale is not None:
             stacked = stacked / scale
         return Measured(torch.linalg.vector_norm(stacked), stacked)
 
-    def _numbers(self, norms: tuple[Tensor, ...], scale: float) -> Measured:
+    def _norms(self, gradients: list[Tensor]) -> Sequence[Tensor]:
+        """Return the norm of each, in one call for all."""
+        if gradients[0].requires_grad:  # of a backward pass that can be differentiated itself
+            gradients = [gradient.detach() for gradient in gradients]
+        if self._is_plain:
+            try:
+                return torch._foreach_norm(gradients, dtype=self._dtype)
+            except (NotImplementedError, RuntimeError):  # one is sparse, and so will be the next
+                self._is_plain = False
+        local = [local_elements(gradient) for gradient in gradients]
+        norms = torch._foreach_norm(local, dtype=self._dtype)
+        return [norm.to(self.device, non_blocking=True) for norm in norms]
+
+    def _numbers(self, norms: Sequence[Tensor], scale: float) -> Measured:
         """Read norms in host memory: nobody waits."""
         values = [norm.item() for norm in norms]
-        if scale != 1.0:
-            values = [value / scale for value in values]
-        if math.isfinite(sum(values)):
-            return Measured(math.hypot(*values), values)
+        total = math.hypot(*values)
+        if math.isfinite(total):
+            return Measured(total / scale, values)
         counts = {
             position: count_nonfinite(gradient)
             for position, value in enumerate(values)

@@ -305,8 +305,8 @@ def _check_attributes(scaler: GradScaler) -> None:
 def _joint(flags: Any) -> Value:
     """Return one flag of those of several devices: a number, or a tensor of the first one."""
     first, *others = flags
-    if first.is_cpu:
-        return float(any(flag.item() for flag in (first, *others)))
+    if first.is_cpu and not others:
+        return float(first.item())
     for other in others:
         first = first + other.to(first.device, non_blocking=True)
     found: Tensor = first.reshape(())
