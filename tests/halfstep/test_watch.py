@@ -603,3 +603,43 @@ def test_a_step_that_is_compiled_whole_is_watched(tmp_path: Path, is_scaled: boo
     steps = Written(tmp_path / "it").steps
     assert len(steps) == 3
     assert (steps["loss"] > 0).all()
+
+
+RANK = """
+import sys, torch, halfstep
+import torch.distributed as dist
+from torch.amp import GradScaler
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+place = f"file://{sys.argv[1]}/meet"
+dist.init_process_group("gloo", place, rank=int(sys.argv[2]), world_size=2)
+torch.manual_seed(0)
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+scaler = {"plain": GradScaler, "sharded": ShardedGradScaler}[sys.argv[3]]("cpu")
+with halfstep.watch(net, folder=sys.argv[1], name="it"):
+    for step in range(4):
+        optimizer.zero_grad()
+        factor = float("inf") if step == 2 and dist.get_rank() else 1.0
+        scaler.scale(net(torch.ones(1, 4)).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "sharded"])
+def test_of_processes_that_train_together_one_writes(tmp_path: Path, kind: str) -> None:
+    """DDP, with either scaler: what any rank overflowed in is in the one run, by plain names."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, tmp_path, str(rank), kind],
+            env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
+        )
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    written = Written(tmp_path / "it")
+    assert written.steps["step"].tolist() == [1, 2, 3, 4]
+    [skip] = written.of("scaler", "skip")
+    assert (skip["step"], [c["name"] for c in skip["culprits"]]) == (3, ["weight", "bias"])
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["it"]
