@@ -1,12 +1,13 @@
 # Everything a person or CI types. `make help` lists it.
 PYTHON ?= python3
 VENV := .venv
+FRAMEWORKS := .venv-frameworks
 BIN := $(VENV)/bin
 GPU_PYTHON ?= $(BIN)/python
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-faults image-test gpu lint bench screenshots lock
+.PHONY: help up test test-faults test-frameworks image-test gpu lint bench screenshots lock
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -26,6 +27,12 @@ gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=pyt
 	$(GPU_PYTHON) -m pytest tests/gpu --confcutdir=tests/gpu -W default -p no:cacheprovider
 	$(GPU_PYTHON) -m benchmarks.gpu_amp | tee benchmarks/results/gpu.md
 	$(GPU_PYTHON) -m benchmarks.gpu_loop | tee -a benchmarks/results/gpu.md
+
+test-frameworks: ## Watch Lightning, Accelerate and Transformers in an environment of their own
+	@test -x $(FRAMEWORKS)/bin/pip || $(PYTHON) -m venv $(FRAMEWORKS)
+	@$(FRAMEWORKS)/bin/pip install --quiet --constraint constraints.txt torch
+	@$(FRAMEWORKS)/bin/pip install --quiet --editable ./halfstep pytest lightning accelerate transformers
+	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks --confcutdir=tests/frameworks -W default -p no:cacheprovider
 
 image-test: $(VENV)/.installed-test ## Build both images and train a run in them (Debian, root)
 	@sh .ci/system-packages buildah debootstrap

@@ -14,6 +14,7 @@ from benchmarks.report import RESULTS, SUMMARY, summary
 CLAIMS = (
     "peers",
     "telemetry_cost",
+    "watch_cost",
     "syncs",
     "recording",
     "disk",

@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -28,12 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.report import report
+from halfstep import ring
 from halfstep.clock import clock as run_clock
 from halfstep.config import RunConfig, parse_config
 from halfstep.recipe import Loss, Recipe
 from halfstep.spool import SpoolWriter
 from trainer import machine
-from trainer import telemetry as telemetry_module
 from trainer.ranks import Ranks
 from trainer.schedule import make_schedule, peak_rates
 from trainer.train import make_autocast, make_rig, make_scaler, train_step
@@ -167,9 +166,7 @@ def main() -> None:
         },
     )
     own_time = [0.0]
-    telemetry_module.time = SimpleNamespace(
-        monotonic=lambda: own_time[0], perf_counter=time.perf_counter
-    )
+    ring.clock = lambda: own_time[0]
     with tempfile.TemporaryDirectory() as folder:
         loops = [BareLoop(config, device), MeasuredLoop(config, device, Path(folder))]
         seconds: list[list[float]] = [[], []]

@@ -31,8 +31,8 @@ class Evidence:
 
     lost_losses: applied steps whose loss was not finite.  skips: the latest, with their culprits.
     modules: of the newest histogram.  shapes: what misses tensor cores, as the spool's event has
-    it.  failed: diagnoses that raised, likewise.  seconds: by variant, of the finished runs of the
-    group.
+    it.  schedule: in how many skipped steps it advanced, likewise.  failed: diagnoses that raised,
+    likewise.  seconds: by variant, of the finished runs of the group.
     """
 
     verdict: Verdict | None
@@ -42,6 +42,7 @@ class Evidence:
     modules: Sequence[dict[str, Any]] = ()
     has_bf16: bool = False
     shapes: dict[str, Any] | None = None
+    schedule: dict[str, Any] | None = None
     failed: Sequence[dict[str, Any]] = ()
     variant: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -51,6 +52,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     """Read the evidence of a run and return what it shows."""
     newest = histograms.newest(session, run.id)
     shapes = artifacts.diagnoses(session, run.id, "shapes")
+    schedule = artifacts.diagnoses(session, run.id, "schedule")
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
     evidence = Evidence(
         verdict=verdict(session, run),
@@ -60,6 +62,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         modules=newest.content["modules"] if newest else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
         shapes=shapes[0].content if shapes else None,
+        schedule=schedule[-1].content if schedule else None,
         failed=[each.content for each in artifacts.diagnoses(session, run.id, FAILED)],
         variant=groups.variant(run.config),
         seconds=groups.seconds(session, run.group_id) if run.group_id else {},
@@ -75,6 +78,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _one_module(evidence)
     yield from _underflow(evidence)
     yield from _bf16(evidence)
+    yield from _schedule(evidence)
     yield from _slower(evidence)
     yield from _shapes(evidence)
     yield from _failed(evidence)
@@ -163,6 +167,16 @@ def _bf16(evidence: Evidence) -> Iterator[Finding]:
             "The device of this run has it. bf16 has the exponents of fp32, so that it needs no "
             "loss scale and skips nothing; it has 8 bits of precision to fp16's 11. Compare the "
             "precisions to see what it gives.",
+        )
+
+
+def _schedule(evidence: Evidence) -> Iterator[Finding]:
+    if found := evidence.schedule:
+        yield Finding(
+            "The learning-rate schedule advances in skipped steps",
+            f"It did so in {found['advanced']:,} of {found['skipped']:,} skips: it runs ahead of "
+            "the weights, through its warm-up above all. Step it only if the scaler did not skip. "
+            "(Accelerate does not notice skips of a fused optimizer, and so advances it.)",
         )
 
 

@@ -1,18 +1,27 @@
-"""What a training script imports and a person types: spool, recipe, client, the command."""
+"""What a training script imports and a person types: watch, spool, recipe, client, command."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halfstep.client import ApiError as ApiError
     from halfstep.client import Client as Client
+    from halfstep.watching import Watch as Watch
+    from halfstep.watching import watch as watch
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Load the client when it is first asked for: `import halfstep` costs nothing."""
+    """Load what is asked for when it is: `import halfstep` costs nothing."""
     if name in ("ApiError", "Client"):
         from halfstep import client
 
         return getattr(client, name)
+    if name in ("Watch", "watch"):
+        from halfstep import watching
+
+        return getattr(watching, name)
+    if name in ("lightning", "transformers"):  # the adapter, and with it the framework
+        return importlib.import_module(f"halfstep.{name}")
     raise AttributeError(f"module 'halfstep' has no attribute {name!r}")

@@ -291,5 +291,6 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "culprits": Listed({"optimizer": _text(NAME_CHARACTERS), **COUNTED}, is_needed=False),
     },
     "layer_norms": {"step": STEP, "layers": Listed(WORDS), "norms": Listed(NUMBER)},
+    "schedule": {"step": STEP, "advanced": COUNT, "skipped": COUNT},
     "failed_diagnosis": {"step": SINCE, "diagnosis": NAME, "error": WORDS},
 }

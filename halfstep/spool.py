@@ -34,6 +34,8 @@ of every field; what is not within them is not written, and read as Unrecordable
     replay      step, exact, notes, requested, scale, found, module, direction "forward" |
                 "backward", operation, dtype, largest_input, limit, loss_nonfinite, culprits
                 [{"optimizer", "name", "inf", "nan"}]; see replay.py
+    schedule    step, advanced, skipped: of the steps skipped so far, in how many the learning-rate
+                schedule advanced nevertheless; see schedule.py
     failed_diagnosis  step, diagnosis, error: one that raised, and is asked no more
 
 What the training process takes from outside is its control file, one JSON object:

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from halfstep.gradients import count_nonfinite, elements
 from halfstep.recipe import RecipeError
+from halfstep.rows import Counts
 
 
 class Update(NamedTuple):
@@ -22,9 +24,8 @@ class Update(NamedTuple):
     total_norm: Tensor  # 0-dim: L2 over all its gradients, unscaled, before the clip
     clipped_norm: Tensor  # 0-dim: after the clip by value, if there is one; else total_norm
     norms: Tensor  # (P,): L2 of each parameter's gradient, unscaled, before the clip
-    #: Of parameters with a norm that is not finite, by position: elements that are inf, and NaN.
     #: Counted on a CPU alone: on a GPU the host would have to wait, and does so in a replay.
-    counts: Mapping[int, tuple[int, int]] | None = None
+    counts: Counts | None = None
 
 
 class StepResult(NamedTuple):
@@ -95,7 +96,7 @@ class WatchedOptimizer:
         scaler.step(self.optimizer)
         return self._found_inf
 
-    def count_nonfinite(self, norms: Tensor) -> Mapping[int, tuple[int, int]] | None:
+    def count_nonfinite(self, norms: Tensor) -> Counts | None:
         """Return Update.counts of these norms. Call it before the clip, which spreads a NaN."""
         if not self._is_on_cpu or math.isfinite(norms.sum().item()):  # in host memory: no wait
             return None
@@ -133,20 +134,6 @@ class WatchedOptimizer:
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
         # Cloned, because scaler.update() adds other optimizers' flags to it in place.
         self._found_inf = self._zero if found_inf is None else found_inf.clone()
-
-
-def elements(gradient: Tensor) -> Tensor:
-    """Return what a gradient holds; of a sparse one, each row summed up and zeros left out.
-
-    On a GPU the host waits for the number of a sparse gradient's rows.
-    """
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
-
-
-def count_nonfinite(gradient: Tensor) -> tuple[int, int]:
-    """Return how many elements are inf, and how many are NaN. The host waits."""
-    values = elements(gradient)
-    return int(values.isinf().sum()), int(values.isnan().sum())
 
 
 def prepare_momentum(optimizers: Mapping[str, Optimizer]) -> None:

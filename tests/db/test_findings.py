@@ -77,6 +77,11 @@ SINKING = [make_module("body", -10, [90], underflow=0.02), make_module("head", -
         ("healthy", {"variant": "TF32", "seconds": {"fp32": 2.0, "TF32": 3.0}}, []),
         ("healthy", {"shapes": SHAPES}, ["Shapes miss tensor cores"]),
         ("healthy", {"variant": "fp32", "seconds": {"fp32": 3.0}}, []),
+        (
+            "healthy",
+            {"schedule": {"advanced": 9, "skipped": 10}},
+            ["The learning-rate schedule advances in skipped steps"],
+        ),
     ],
 )
 def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: list[str]) -> None:
@@ -111,6 +116,18 @@ def test_a_diagnosis_that_failed_is_named(database: Database, running: Run) -> N
         [found] = findings.of_run(session, session.get_one(Run, running.id))
     assert found.title == "The replay failed"
     assert found.text.startswith("At step 7: OutOfMemoryError: no memory left.")
+
+
+def test_the_newest_count_of_a_schedule_is_shown(database: Database, running: Run) -> None:
+    """A watched loop tells it again as it grows; the figures are the last ones."""
+    told = [
+        {"event": "schedule", "step": step, "advanced": step - 1, "skipped": step}
+        for step in (20, 40)
+    ]
+    record(database, running, make_steps([1.0] * 40), events=told)
+    with database.reading() as session:
+        [found] = findings.of_run(session, session.get_one(Run, running.id))
+    assert found.text.startswith("It did so in 39 of 40 skips")
 
 
 def test_evidence_comes_from_the_rows(database: Database, running: Run) -> None:

@@ -13,12 +13,12 @@ from torch import nn
 from halfstep.clock import clock
 from halfstep.config import parse_config
 from halfstep.recipe import Loss
+from halfstep.ring import RING_ROWS
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
 from trainer.policies import CALIBRATED_AFTER
 from trainer.ranks import Ranks
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
-from trainer.telemetry import RING_ROWS
 from trainer.train import make_rig, train_step
 
 CUDA = torch.device("cuda", 0)

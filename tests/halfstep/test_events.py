@@ -34,6 +34,7 @@ HONEST: dict[str, dict[str, Any]] = {
     "replay": make_replay(3, module=None, largest_input=None),
     "length": {"step": 0, "steps": 1200},
     "layer_norms": {"step": 50, "layers": ["head"], "norms": [float("inf")]},
+    "schedule": {"step": 40, "advanced": 9, "skipped": 10},
     "failed_diagnosis": {"step": 0, "diagnosis": "replay", "error": "KeyError: 'x'"},
 }
 for kind, made in HONEST.items():

@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from halfstep.config import Diagnosis
+from halfstep.layers import Layers
 from tests.trainer.conftest import Pair, assert_same_bits
-from trainer.layers import MOST_SAMPLES, Layers, layer_interval
-from trainer.watched import watched_optimizers
+from trainer.layers import MOST_SAMPLES, layer_interval
 
 
 def test_layer_norms_are_those_of_the_gradients_before_the_clip(run_loop):
@@ -33,8 +33,7 @@ def test_layer_norms_change_no_bit(run_loop):
 def test_parameters_of_a_layer_are_joined():
     """Weight and bias of a layer are one norm; inf and NaN stay what they are."""
     network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1, bias=False))
-    sgd = torch.optim.SGD(network.parameters())
-    layers = Layers(watched_optimizers({"net": network}, {"sgd": sgd}))
+    layers = Layers(f"net.{name}" for name, _ in network.named_parameters())
     assert layers.names == ["net.0", "net.1"]
     assert layers.norms(np.array([3, 4, 7], np.float32)) == [5, 7]
     norms = layers.norms(np.array([np.inf, 4, np.nan], np.float32))

@@ -80,7 +80,7 @@ def operations(parameters: int, *, measured: bool) -> int:
         on_event=lambda event: None,
         at=0.0,
     )
-    followers.telemetry._host_rows = None  # as on a GPU, where the host cannot write in place
+    followers.telemetry.ring.is_on_host = False  # as on a GPU, where the host cannot write in place
 
     def with_telemetry():
         rig.observers.before_step(1)

@@ -3,8 +3,9 @@ import pytest
 import torch
 
 from halfstep.config import Diagnosis, Training
+from halfstep.ring import DRAIN_ROWS, RING_ROWS
 from tests.trainer.conftest import CPU
-from trainer.telemetry import DRAIN_ROWS, RING_ROWS, Telemetry
+from trainer.telemetry import Telemetry
 from trainer.watched import StepResult, Update, watched_optimizers
 
 
@@ -46,8 +47,8 @@ def test_rows_arrive_once_in_order_and_whole_however_slow_the_copy(linear, polls
     """Over several rounds of the ring, what a step wrote is what is handed over for it."""
     received, event = [], SlowEvent(polls)
     telemetry = Telemetry(linear, CPU, Training(), Diagnosis(), received.append, [].append, 0.0)
-    telemetry._pinned = torch.full_like(telemetry._ring, float("nan"))
-    telemetry._arrived = event
+    telemetry.ring._pinned = torch.full_like(telemetry.ring._device_ring, float("nan"))
+    telemetry.ring._arrived = event
     for step in range(1, 3 * RING_ROWS + 11):
         write(telemetry, step)
     telemetry.drain()
@@ -61,7 +62,7 @@ def test_rows_arrive_once_in_order_and_whole_however_slow_the_copy(linear, polls
 def test_a_time_without_news_is_short(linear, monkeypatch):
     """Slow steps are handed over by the clock, fast ones by the number."""
     now, received = [0.0], []
-    monkeypatch.setattr("trainer.telemetry.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("halfstep.ring.clock", lambda: now[0])
     telemetry = Telemetry(linear, CPU, Training(), Diagnosis(), received.append, [].append, 0.0)
     for step in range(DRAIN_ROWS):
         write(telemetry, step)

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halfstep.config import Diagnosis
+from halfstep.gradients import elements
 from halfstep.spool import Event
 from trainer.observers import Observer
-from trainer.watched import StepResult, WatchedOptimizer, elements
+from trainer.watched import StepResult, WatchedOptimizer
 
 BINS, BIAS = 256, 127
 CHUNK = 2**22  # elements

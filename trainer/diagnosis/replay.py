@@ -38,6 +38,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.config import RunConfig
+from halfstep.gradients import count_nonfinite
+from halfstep.ring import RING_ROWS
 from halfstep.spool import SKIPPED, Event, Steps
 from trainer.batches import Batches
 from trainer.checkpoint import random_state, restore_random_state
@@ -46,8 +48,7 @@ from trainer.observers import Observer
 from trainer.policies import Calibration
 from trainer.ranks import Ranks
 from trainer.sampler import Sampler
-from trainer.telemetry import RING_ROWS
-from trainer.watched import StepResult, count_nonfinite
+from trainer.watched import StepResult
 
 if TYPE_CHECKING:
     from trainer.train import Rig

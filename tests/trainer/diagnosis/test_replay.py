@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from halfstep import ring
 from halfstep.recipe import Loss
 from halfstep.spool import json_safe
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
-from trainer import telemetry
 from trainer.diagnosis.replay import Replay
 from trainer.policies import CALIBRATED_AFTER
 from trainer.ranks import Control, Request
@@ -398,7 +398,7 @@ def test_a_replay_that_fails_midway_leaves_no_trace(run_loop, monkeypatch):
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
 def test_which_skips_are_replayed_depends_on_steps_alone(run_loop, monkeypatch, seconds):
     """Not on when the host happened to hear of them: at once, or as late as the ring allows."""
-    monkeypatch.setattr(telemetry, "DRAIN_SECONDS", seconds)
+    monkeypatch.setattr(ring, "DRAIN_SECONDS", seconds)
     run = run_loop(PlantedForward)
     skips = [event["step"] for event in run.of("scaler", kind="skip")]
     calibrated = [step for step in skips if step > CALIBRATED_AFTER]

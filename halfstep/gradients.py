@@ -1,0 +1,148 @@
+"""Gradients of an optimizer: how large each one is, and what is not finite in it.
+
+Nothing in here waits for a device unless it says so. This module imports torch.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from halfstep.rows import Counts
+
+#: What wrappers of modules put into the names of parameters.
+WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+class Measured(NamedTuple):
+    """The gradients of one optimizer in one step: numbers on a CPU, else tensors of the device."""
+
+    total: Tensor | float  # L2 over all of them
+    norms: Tensor | list[float]  # L2 of each, by name; of a CPU's, still times the scale
+    counts: Counts | None = None  # on a CPU, of those that are not finite
+
+
+class Gradients:
+    """Those of somebody's optimizer, whose parameters may have any type and lie on any device."""
+
+    def __init__(self, optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> None:
+        """names: of parameters, in forward order; others are called by their place."""
+        self.optimizer = optimizer
+        own = {
+            parameter: f"group{g}.{i}"
+            for g, group in enumerate(optimizer.param_groups)
+            for i, parameter in enumerate(group["params"])
+        }
+        known = {parameter: name for parameter, name in names.items() if parameter in own}
+        self.names = list((known | {p: n for p, n in own.items() if p not in known}).values())
+        self.parameters = [*known, *(p for p in own if p not in known)]
+        self.device = self.parameters[0].device
+        is_half = any(p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters)
+        self._dtype = torch.float32 if is_half else None  # of the norms; None: the gradients' own
+        self._groups = len(optimizer.param_groups)
+        self._is_plain = all(
+            p.device == self.device and not hasattr(p, "to_local") for p in self.parameters
+        )
+        self._zero = torch.zeros((), device=self.device)
+        self.no_norms = torch.zeros(len(self.names), device=self.device)  # of a step without it
+
+    def is_complete(self) -> bool:
+        """Tell whether the optimizer has the groups that it had."""
+        return len(self.optimizer.param_groups) == self._groups
+
+    def rate(self) -> float | Tensor:
+        """Return the learning rate of the first group: a tensor if only its device knows it."""
+        rate = self.optimizer.param_groups[0]["lr"]
+        return rate if isinstance(rate, Tensor) and not rate.is_cpu else float(rate)
+
+    def measure(self, scale: Tensor | None = None) -> Measured | None:
+        """Measure them; None if there are none. scale: what they are still multiplied by."""
+        present = [g for p in self.parameters if (g := p.grad) is not None]
+        if not present:
+            return None
+        norms = self._norms(present)
+        if len(present) < len(self.parameters):
+            found = iter(norms)
+            norms = [self._zero if p.grad is None else next(found) for p in self.parameters]
+        if self._zero.is_cpu:
+            return self._numbers(norms, 1.0 if scale is None else scale.item())
+        stacked = torch.stack(list(norms))
+        if scale is not None:
+            stacked = stacked / scale
+        return Measured(torch.linalg.vector_norm(stacked), stacked)
+
+    def _norms(self, gradients: list[Tensor]) -> Sequence[Tensor]:
+        """Return the norm of each, in one call for all."""
+        if gradients[0].requires_grad:  # of a backward pass that can be differentiated itself
+            gradients = [gradient.detach() for gradient in gradients]
+        if self._is_plain:
+            try:
+                return torch._foreach_norm(gradients, dtype=self._dtype)
+            except (NotImplementedError, RuntimeError):  # one is sparse, and so will be the next
+                self._is_plain = False
+        local = [local_elements(gradient) for gradient in gradients]
+        norms = torch._foreach_norm(local, dtype=self._dtype)
+        return [norm.to(self.device, non_blocking=True) for norm in norms]
+
+    def _numbers(self, norms: Sequence[Tensor], scale: float) -> Measured:
+        """Read norms in host memory: nobody waits."""
+        values = [norm.item() for norm in norms]
+        total = math.hypot(*values)
+        if math.isfinite(total):
+            return Measured(total / scale, values)
+        counts = {
+            position: count_nonfinite(gradient)
+            for position, value in enumerate(values)
+            if not math.isfinite(value) and (gradient := self.parameters[position].grad) is not None
+        }
+        return Measured(sum(values), values, counts)
+
+
+def parameter_names(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, str]:
+    """Name the parameters of modules as their owner knows them: "head.weight".
+
+    Of several modules, each one's name is its class's, numbered if there are two of a class.
+    """
+    names: dict[nn.Parameter, str] = {}
+    inner = [plain(module) for module in modules]
+    classes = [type(module).__name__ for module in inner]
+    for index, module in enumerate(inner):
+        name = classes[index]
+        number = classes[:index].count(name) + 1
+        prefix = "" if len(modules) == 1 else f"{name}{number if classes.count(name) > 1 else ''}."
+        for path, parameter in module.named_parameters():
+            for wrapper in WRAPPERS:
+                path = path.replace(wrapper, "")
+            names.setdefault(parameter, prefix + path)
+    return names
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """Return the module inside of what compiles or distributes it."""
+    inner = getattr(module, "_orig_mod", module)
+    inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
+    return module if inner is module else plain(inner)
+
+
+def local_elements(gradient: Tensor) -> Tensor:
+    """Return what this device has of a gradient: a shard, the rows of a sparse one as they came."""
+    local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return local._values() if local.is_sparse else local
+
+
+def elements(gradient: Tensor) -> Tensor:
+    """Return what a gradient holds; of a sparse one, each row summed up and zeros left out.
+
+    On a GPU the host waits for the number of a sparse gradient's rows.
+    """
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def count_nonfinite(gradient: Tensor) -> tuple[int, int]:
+    """Return how many elements are inf, and how many are NaN. The host waits."""
+    values = elements(gradient)
+    return int(values.isinf().sum()), int(values.isnan().sum())

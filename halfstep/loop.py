@@ -1,0 +1,326 @@
+"""A training loop that is not ours, step by step, as the taps tell of it.
+
+A row of the ring closes at each `GradScaler.update()`: its step's loss is the mean of what was
+scaled since the last row. Of a loop without a scaler, a row closes when each optimizer known has
+stepped once. Nothing in here waits for the device, but for a new optimizer in the midst of a run.
+This module imports torch.
+"""
+
+import math
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from halfstep.clock import clock
+from halfstep.gradients import Gradients, Measured, parameter_names
+from halfstep.ring import Ring
+from halfstep.rows import FOUND_INF, SCALE_AFTER, Rows
+from halfstep.schedule import ScheduleWatch
+from halfstep.spool import Event, Steps
+
+RELAY_SECONDS = 30.0  # for a device to finish its rows before they are laid out anew
+PRIVATE = ("_per_optimizer_states", "_scale", "_growth_tracker")
+LARGEST_FP32 = float(np.finfo(np.float32).max)
+
+Value: TypeAlias = float | Tensor
+
+NO_SCALER = 0
+
+
+class Mean:
+    """A mean of losses, on the host or the device."""
+
+    def __init__(self) -> None:
+        self._sum: Value = 0.0
+        self.count = 0
+
+    def add(self, loss: Value) -> None:
+        """Take one more. Of a tensor on a device, the sum is one that nobody changes in place."""
+        if isinstance(loss, Tensor):
+            if loss.ndim:
+                loss = loss.detach().float().mean()
+            loss = loss.item() if loss.is_cpu else loss.detach().float()
+        self._sum = loss + self._sum
+        self.count += 1
+
+    def value(self) -> Value:
+        """Return it; NaN if there was none."""
+        return self._sum / self.count if self.count > 1 else self._sum if self.count else math.nan
+
+
+@dataclass(slots=True)
+class OpenRow:
+    """What is known of the step under way; optimizers go by their ids."""
+
+    loss: Mean = field(default_factory=Mean)
+    measured: dict[int, Measured] = field(default_factory=dict)
+    found_inf: dict[int, Value] = field(default_factory=dict)
+    scale: Value = 1.0
+    rate: Value | None = None
+
+
+class Loop:
+    """Writes a row a step, and hands over what rows say once they have arrived."""
+
+    def __init__(
+        self,
+        on_steps: Callable[[Steps], None],
+        on_event: Callable[[Event], None],
+        *,
+        optimizers: Mapping[str, Optimizer] | None = None,
+        scaler: GradScaler | None = None,
+        step: int = 0,
+    ) -> None:
+        """optimizers, scaler: the only ones to hear; None: all.  step: done already."""
+        self.step = step  # the last one closed
+        self._on_steps, self._on_event = on_steps, on_event
+        self._wanted = None if optimizers is None else {id(o): n for n, o in optimizers.items()}
+        self._scaler = scaler
+        self._names: dict[nn.Parameter, str] = {}
+        self._known: dict[int, tuple[str, Gradients]] = {}  # by id, which they keep alive
+        self.under_scaler: set[int] = set()  # ids of optimizers that an enabled scaler steps
+        self.on_scaler: Callable[[], None] = lambda: None
+        self._scalers: dict[int, tuple[int, GradScaler]] = {}  # by id, numbered
+        self._schedule = ScheduleWatch()
+        self._rows = Rows({})
+        self._ring: Ring | None = None
+        self._layout = struct.Struct("")
+        self._started_at = clock()
+        self._step_started: float | None = None
+        self._open: defaultdict[int, OpenRow] = defaultdict(OpenRow)  # by a scaler's id
+        self._current = NO_SCALER  # the scaler heard last
+        self._told_loss = Mean()
+
+    def add(self, modules: tuple[nn.Module, ...]) -> None:
+        """Call parameters as these modules do."""
+        self._names |= parameter_names(modules)
+
+    def add_loss(self, loss: Tensor | float) -> None:
+        """Take this for the next row's loss, rather than what is scaled; the mean of several."""
+        self._start()
+        self._told_loss.add(loss)
+
+    def elapsed_ms(self) -> int:
+        """Return milliseconds since the loop was first heard."""
+        return int((clock() - self._started_at) * 1000)
+
+    def drain(self, patience_seconds: float) -> bool:
+        """Hand over what the device has; tell whether that was all."""
+        return self._ring is None or self._ring.drain(patience_seconds)
+
+    # ---- What the taps tell, in the order of a step -------------------------------------------
+
+    def scaled(self, scaler: GradScaler, outputs: Any) -> None:
+        """Take part in the mean of the row's losses."""
+        if not self._is_ours(scaler):
+            return
+        self._start()
+        if self._current == NO_SCALER:
+            self.on_scaler()
+        self._current = id(scaler)
+        row = self._open[self._current]
+        for loss in [outputs] if isinstance(outputs, Tensor) else outputs:
+            if loss.requires_grad:  # others scale a 1, to read the scale
+                row.loss.add(loss)
+
+    def propagated(self, loss: Tensor, *_: Any, **__: Any) -> None:
+        """The same where nothing is scaled."""
+        if self._current == NO_SCALER:
+            self._start()
+            self._open[NO_SCALER].loss.add(loss)
+
+    def unscaled(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Measure gradients, before a clip can spread a NaN over them."""
+        if self._is_ours(scaler):
+            self.under_scaler.add(id(optimizer))
+            self._measure(self._open[id(scaler)], optimizer)
+
+    def checked(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """The same, of gradients that are still times the scale."""
+        if self._is_ours(scaler):
+            self.under_scaler.add(id(optimizer))
+            self._measure(self._open[id(scaler)], optimizer, scaler._scale)
+
+    def updating(self, scaler: GradScaler, new_scale: Any = None) -> None:
+        """Read flags and scale, which this call is about to change in place."""
+        if not self._is_ours(scaler):
+            return
+        row = self._open[id(scaler)]
+        if id(scaler) not in self._scalers:
+            _check_attributes(scaler)
+            self._scalers[id(scaler)] = len(self._scalers), scaler
+        for identity, state in scaler._per_optimizer_states.items():
+            if identity in row.measured:
+                row.found_inf[identity] = _joint(state["found_inf_per_device"].values())
+        scale = scaler._scale
+        if row.found_inf and scale is not None:
+            row.scale = scale.item() if scale.is_cpu else scale
+            if not scale.is_cpu:
+                self._write(row, scale)
+
+    def updated(self, scaler: GradScaler, new_scale: Any = None) -> None:
+        """Close the row. A scale given by hand shows in the next one, as set."""
+        row, ring = self._open.get(id(scaler)), self._ring
+        if row is None or not row.found_inf or ring is None or scaler._scale is None:
+            return
+        after = scaler._scale
+        if after.is_cpu:
+            self._write(row, after.item() if new_scale is None else row.scale)
+        elif new_scale is None:
+            ring.row[SCALE_AFTER].copy_(after)
+        number, _ = self._scalers[id(scaler)]
+        self._close(row, number)
+        del self._open[id(scaler)]
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Of an optimizer that no scaler steps: measure it, and close the row if it is whole."""
+        identity = id(optimizer)
+        if not self._is_wanted(optimizer):
+            return
+        is_alone = self._current == NO_SCALER
+        if is_alone and identity in self._open[NO_SCALER].measured:
+            self._close_unscaled()  # the others rest in this step
+        row = self._open[self._current]
+        self._measure(row, optimizer)
+        expected = self._known.keys() if self._wanted is None else self._wanted.keys()
+        if is_alone and row.measured.keys() == expected:
+            self._close_unscaled()
+
+    # ---- Rows ---------------------------------------------------------------------------------
+
+    def _measure(self, row: OpenRow, optimizer: Optimizer, scale: Tensor | None = None) -> None:
+        if not self._is_wanted(optimizer):
+            return
+        self._start()
+        _, gradients = self._known.get(id(optimizer), ("", None))
+        if gradients is None or not gradients.is_complete():
+            gradients = self._meet(optimizer)
+        if row.rate is None:
+            row.rate = gradients.rate()
+        if measured := gradients.measure(scale):
+            row.measured[id(optimizer)] = measured
+
+    def _start(self) -> None:
+        if self._step_started is None:
+            self._step_started = time.perf_counter()
+
+    def _meet(self, optimizer: Optimizer) -> Gradients:
+        """Know an optimizer from here on, or anew; the rows have to be laid out for it."""
+        identity, gradients = id(optimizer), Gradients(optimizer, self._names)
+        name = self._known[identity][0] if identity in self._known else self._name(optimizer)
+        if self._ring is not None and not self._ring.drain(RELAY_SECONDS):
+            raise RuntimeError(f"the device has not finished its steps in {RELAY_SECONDS:g} s")
+        self._known[identity] = name, gradients
+        has_rates = isinstance(gradients.rate(), Tensor)
+        names = {name: each.names for name, each in self._known.values()}
+        self._rows = self._rows.relaid(names, has_rates=has_rates)
+        self._layout = struct.Struct(f"<{FOUND_INF + 3 * len(self._known)}f")
+        self._ring = Ring(self._rows.columns, gradients.device, self._started_at, self._hand_over)
+        return gradients
+
+    def _name(self, optimizer: Optimizer) -> str:
+        if self._wanted is not None:
+            return self._wanted[id(optimizer)]
+        name = type(optimizer).__name__
+        others = [type(g.optimizer).__name__ for _, g in self._known.values()]
+        return f"{name}{others.count(name) + 1}" if name in others else name
+
+    def _write(self, row: OpenRow, scale_after: Value) -> None:
+        """Write a row: on a CPU numbers where they lie, else two kernels."""
+        ring = self._ring
+        if ring is None:
+            return
+        measured = [row.measured.get(identity) for identity in self._known]
+        totals: list[Value] = [0.0 if each is None else each.total for each in measured]
+        loss = (self._told_loss if self._told_loss.count else row.loss).value()
+        found: list[Value] = [row.found_inf.get(identity, 0.0) for identity in self._known]
+        rate = row.rate if isinstance(row.rate, Tensor) else 0.0
+        values: list[Value] = [loss, row.scale, scale_after, rate, *found, *totals, *totals]
+        if ring.is_on_host:
+            try:
+                ring.pack(self._layout, values)
+            except OverflowError:
+                ring.pack(self._layout, [_fp32(value) for value in values])
+            for (name, _), each in zip(self._known.values(), measured, strict=True):
+                if each is not None and each.counts:
+                    self._rows.count(ring.number, name, each.counts)
+            return
+        device = ring.row.device
+        norms = [
+            gradients.no_norms if each is None else each.norms
+            for (_, gradients), each in zip(self._known.values(), measured, strict=True)
+        ]
+        scalars = torch.stack([_tensor(value, device) for value in values])
+        torch.cat([scalars, *(_tensor(each, device) for each in norms)], out=ring.row)
+
+    def _close_unscaled(self) -> None:
+        row = self._open.pop(NO_SCALER)
+        self._write(row, 1.0)
+        self._close(row)
+
+    def _close(self, row: OpenRow, scaler: int = 0) -> None:
+        """End the row: from here on the next step's time runs."""
+        ring = self._ring
+        if ring is None or self._step_started is None:
+            return
+        self.step += 1
+        self._rows.belongs(ring.number, scaler)
+        rate = row.rate if isinstance(row.rate, float) else 0.0
+        ring.close(self.step, self._step_started, rate)
+        self._step_started = time.perf_counter()
+        self._told_loss = Mean()
+
+    def _hand_over(self, first: int, rows: NDArray[np.float32], records: Steps) -> None:
+        events = self._rows.read(first, rows, records)
+        self._on_steps(records)
+        for event in (*events, *self._schedule.read(records)):
+            self._on_event(event)
+
+    def _is_ours(self, scaler: GradScaler) -> bool:
+        return scaler._enabled and (self._scaler is None or self._scaler is scaler)
+
+    def _is_wanted(self, optimizer: Optimizer) -> bool:
+        return self._wanted is None or id(optimizer) in self._wanted
+
+
+def _check_attributes(scaler: GradScaler) -> None:
+    """Raise if torch's scaler is not built as those are that we know."""
+    if missing := [name for name in PRIVATE if not hasattr(scaler, name)]:
+        raise AttributeError(
+            f"torch {torch.__version__}'s {type(scaler).__name__} has no {', '.join(missing)}, "
+            "from which skips and scale are read; which torch is supported, docs/watch.md says"
+        )
+
+
+def _joint(flags: Any) -> Value:
+    """Return one flag of those of several devices: a number, or a tensor of the first one."""
+    first, *others = flags
+    if first.is_cpu and not others:
+        return float(first.item())
+    for other in others:
+        first = first + other.to(first.device, non_blocking=True)
+    found: Tensor = first.reshape(())
+    return found
+
+
+def _fp32(value: Value) -> float:
+    """Return a number as fp32 can hold it."""
+    number = float(value)
+    return number if -LARGEST_FP32 <= number <= LARGEST_FP32 else number * math.inf
+
+
+def _tensor(value: Value | list[float], device: torch.device) -> Tensor:
+    """Return a value as a tensor of this device, without a wait."""
+    if isinstance(value, float):
+        return torch.full((), value, device=device)
+    return torch.as_tensor(value).to(device, torch.float32, non_blocking=True)

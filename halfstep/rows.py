@@ -1,0 +1,246 @@
+"""What the rows of a ring say: records of steps, and what the scaler did.
+
+row, fp32:  [loss, scale before, scale after, learning rate, found_inf ×O, total norm ×O,
+             clipped norm ×O, norm of each gradient ×P]
+            O optimizers, P parameters in the order of the optimizers, then of the modules
+"""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halfstep.layers import Layers
+from halfstep.spool import (
+    NONFINITE_LOSS,
+    NORM_OVERFLOW,
+    SKIPPED,
+    Event,
+    Steps,
+    optimizer_skipped,
+)
+
+LOSS, SCALE, SCALE_AFTER, RATE, FOUND_INF = 0, 1, 2, 3, 4  # columns; the others follow
+CLIP_EPSILON = 1e-6  # added to the norm by clip_grads_with_norm_
+
+#: Of parameters with a norm that is not finite, by position: elements that are inf, and NaN.
+Counts: TypeAlias = Mapping[int, tuple[int, int]]
+
+
+class Rows:
+    """Reads rows in their order, and remembers the scale that the last one left."""
+
+    def __init__(
+        self,
+        optimizers: Mapping[str, list[str]],
+        *,
+        max_grad_norm: float | None = None,
+        layers_every: int = 0,
+        has_rates: bool = False,
+    ) -> None:
+        """optimizers: the names of each one's parameters, in forward order.
+
+        max_grad_norm: what the norms were clipped to, if rows say nothing of it.  layers_every:
+        every how many steps rows hold the norms of parameters; on a GPU they always do.
+        has_rates: the learning rate is the row's, for the host does not know it.
+        """
+        self._optimizers = optimizers
+        self._max_grad_norm, self._has_rates = max_grad_norm, has_rates
+        self._layers = Layers(name for names in optimizers.values() for name in names)
+        self._layers_every = layers_every
+        self._skip_flags = [SKIPPED | optimizer_skipped(i) for i in range(len(optimizers))]
+        self._counts: dict[int, dict[str, Counts]] = {}  # by row
+        self._scaler_of: dict[int, int] = {}  # by row, where it is not the first scaler's
+        self._last_scales: dict[int, np.float32] = {}  # by scaler, after its last row
+        self.skipped = 0  # steps in which any optimizer was skipped
+
+    @property
+    def columns(self) -> int:
+        """How many numbers a row has."""
+        return FOUND_INF + sum(3 + len(names) for names in self._optimizers.values())
+
+    @property
+    def last_scale(self) -> float | None:
+        """What the last row left: a scale set since then is not told of, as yet."""
+        scale = self._last_scales.get(0)
+        return None if scale is None else float(scale)
+
+    @last_scale.setter
+    def last_scale(self, scale: float | None) -> None:
+        self._last_scales = {} if scale is None else {0: np.float32(scale)}
+
+    def relaid(self, optimizers: Mapping[str, list[str]], *, has_rates: bool) -> "Rows":
+        """Return what reads the rows of more optimizers, or of others, from here on."""
+        rows = Rows(optimizers, has_rates=has_rates)
+        rows._last_scales, rows.skipped = self._last_scales, self.skipped
+        return rows
+
+    def is_for_layers(self, step: int) -> bool:
+        """Tell whether this step's row is to hold the norms of parameters, wherever it is."""
+        return bool(self._layers_every) and step % self._layers_every == 0
+
+    def count(self, row: int, optimizer: str, counts: Counts) -> None:
+        """Have the culprits of a row counted. row: its number."""
+        self._counts.setdefault(row, {})[optimizer] = counts
+
+    def belongs(self, row: int, scaler: int) -> None:
+        """Say whose scale a row holds, of several scalers. row: its number."""
+        if scaler:
+            self._scaler_of[row] = scaler
+
+    def read(self, first: int, rows: NDArray[np.float32], records: Steps) -> list[Event]:
+        """Fill the records in from the rows, and say what the scaler did. first: a row's number."""
+        count = len(self._optimizers)
+        is_uneventful = self._is_uneventful(rows)
+        totals = rows[:, FOUND_INF + count : FOUND_INF + 2 * count]  # (steps, O)
+        clipped = rows[:, FOUND_INF + 2 * count : FOUND_INF + 3 * count]  # (steps, O)
+        if self._max_grad_norm is not None:
+            # inf × 0 is NaN here as it is on the device.
+            with nullcontext() if is_uneventful else np.errstate(all="ignore"):
+                clipped = _clip(totals, self._max_grad_norm)
+        records["loss"], records["scale"] = rows[:, LOSS], rows[:, SCALE]
+        records["grad_norm"], records["grad_norm_clipped"] = _joint(totals), _joint(clipped)
+        if self._has_rates:
+            records["lr"] = rows[:, RATE]
+        events = self._layer_norms(rows, records)
+        if not is_uneventful:
+            events += self._events(first, rows, records)
+        read = first + len(rows)
+        self._counts = {row: each for row, each in self._counts.items() if row >= read}
+        self._scaler_of = {row: each for row, each in self._scaler_of.items() if row >= read}
+        return events
+
+    def _layer_norms(self, rows: NDArray[np.float32], records: Steps) -> list[Event]:
+        """Tell the norm of each layer's gradients, in the steps that are due."""
+        if not self._layers_every:
+            return []
+        norms = rows[:, FOUND_INF + 3 * len(self._optimizers) :]
+        return [
+            {
+                "event": "layer_norms",
+                "step": int(records["step"][i]),
+                "layers": self._layers.names,
+                "norms": self._layers.norms(norms[i]),
+            }
+            for i in np.flatnonzero(records["step"] % self._layers_every == 0)
+        ]
+
+    def _is_uneventful(self, rows: NDArray[np.float32]) -> bool:
+        """Whether all is finite and the scale as it was: nearly always, so it has to be cheap."""
+        count = len(self._optimizers)
+        scales = rows[:, SCALE : SCALE_AFTER + 1]
+        found_inf = rows[:, FOUND_INF : FOUND_INF + count]
+        return bool(
+            not self._scaler_of
+            and (scales == self._last_scales.get(0)).all()
+            and not found_inf.any()
+            and np.isfinite(rows[:, : FOUND_INF + 2 * count]).all()
+        )
+
+    def _events(self, first: int, rows: NDArray[np.float32], records: Steps) -> list[Event]:
+        """Flag the records, and list the scaler's events."""
+        count = len(self._optimizers)
+        found_inf = rows[:, FOUND_INF : FOUND_INF + count] != 0  # (steps, O)
+        totals = rows[:, FOUND_INF + count : FOUND_INF + 2 * count]
+        norms = rows[:, FOUND_INF + 3 * count :]  # (steps, P)
+
+        # Finite gradients above about 1.8e19 have an infinite L2 norm; that is no skip.
+        overflows = (np.isinf(totals) & ~found_inf).any(axis=1)
+        flags = np.bitwise_or.reduce(np.where(found_inf, self._skip_flags, 0), axis=1)
+        flags |= np.where(np.isfinite(rows[:, LOSS]), 0, NONFINITE_LOSS)
+        records["flags"] = flags | np.where(overflows, NORM_OVERFLOW, 0)
+        self.skipped += int(np.count_nonzero(flags & SKIPPED))
+
+        before, after = rows[:, SCALE], rows[:, SCALE_AFTER]
+        left = self._left(first, before, after)
+        events: list[Event] = []
+        for i in np.flatnonzero(found_inf.any(axis=1) | (left != before) | (before != after)):
+            if left[i] != before[i]:
+                events.append(_event("set", records[i], float(left[i]), float(before[i])))
+            counts = self._counts.get(first + int(i), {})
+            events += self._scaler_events(records[i], rows[i], found_inf[i], norms[i], counts)
+        return events
+
+    def _left(
+        self, first: int, before: NDArray[np.float32], after: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Return the scale that the row before left, of the same scaler.
+
+        One that is not what the row then had was set by hand in between.
+        """
+        left = np.empty_like(before)
+        scalers = np.array([self._scaler_of.get(first + i, 0) for i in range(len(before))])
+        for scaler in np.unique(scalers):
+            own = np.flatnonzero(scalers == scaler)
+            left[own] = np.roll(after[own], 1)
+            left[own[0]] = self._last_scales.get(scaler, before[own[0]])
+            self._last_scales[scaler] = after[own[-1]]
+        return left
+
+    def _scaler_events(
+        self,
+        record: np.void,
+        row: NDArray[np.float32],
+        found_inf: NDArray[np.bool_],
+        norms: NDArray[np.float32],
+        counts: Mapping[str, Counts],
+    ) -> list[Event]:
+        before, after = float(row[SCALE]), float(row[SCALE_AFTER])
+        events, first = [], 0
+        for (optimizer, names), was_skipped in zip(
+            self._optimizers.items(), found_inf, strict=True
+        ):
+            own = slice(first, first + len(names))
+            first = own.stop
+            if was_skipped:
+                culprits = _culprits(names, norms[own], counts.get(optimizer))
+                skip = {"optimizer": optimizer, "culprits": culprits}
+                events.append(_event("skip", record, before, after) | skip)
+        if after != before:
+            kind = "growth" if after > before else "backoff"
+            events.append(_event(kind, record, before, after))
+        return events
+
+
+def _culprits(
+    names: list[str], norms: NDArray[np.float32], counts: Counts | None
+) -> list[dict[str, Any]]:
+    """Name the parameters whose gradients are not finite, counted where that was for free."""
+    if counts is None:
+        return [{"name": names[i]} for i in np.flatnonzero(~np.isfinite(norms))]
+    # One without inf or NaN is finite, though too large for its norm to be.
+    return [
+        {"name": names[position], "inf": inf, "nan": nan}
+        for position, (inf, nan) in counts.items()
+        if inf or nan
+    ]
+
+
+def _event(kind: str, record: np.void, before: float, after: float) -> Event:
+    return {
+        "event": "scaler",
+        "kind": kind,
+        "step": int(record["step"]),
+        "optimizer": None,
+        "scale_before": before,
+        "scale_after": after,
+        "culprits": [],
+        "loss_nonfinite": bool(record["flags"] & NONFINITE_LOSS),
+    }
+
+
+def _clip(totals: NDArray[np.float32], limit: float) -> NDArray[np.float32]:
+    """Return what clip_grads_with_norm_ leaves of the norms, as it reckons."""
+    coefficient = np.float32(limit) / (totals + np.float32(CLIP_EPSILON))
+    clipped: NDArray[np.float32] = totals * np.minimum(coefficient, np.float32(1))
+    return clipped
+
+
+def _joint(norms: NDArray[np.float32]) -> NDArray[Any]:
+    """Return one L2 norm over all optimizers, (steps,), of each one's, (steps, O)."""
+    if norms.shape[1] == 1:
+        return norms[:, 0]
+    joint: NDArray[Any] = np.sqrt(np.square(norms, dtype=np.float64).sum(axis=1))
+    return joint

@@ -1,0 +1,167 @@
+"""The folder of a watched run: everything about it, for whoever reads it later, and elsewhere.
+
+    <folder>/<run>/run.json             name, project, configuration, tags, attempts
+                   spool/<attempt>-<n>.spool
+                   artifacts/step-00000400/<name>
+                   checkpoints/step-00000400/<name>
+                   outcome-<attempt>.json      how it ended; none: it has not, or nobody could say
+
+    <folder>/resume                     a text file that names the run to go on with, if it is there
+
+An attempt is one process that watched; a resumed run's is the last one's plus 1.
+"""
+
+import json
+import os
+import platform
+import re
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from halfstep.attempt_files import AttemptFiles
+from halfstep.spool import Position, SpoolReader, json_safe, spool_files
+
+FORMAT = 1
+RESUME = "resume"
+PACKAGES = ("torch", "numpy", "lightning", "transformers", "accelerate", "timm", "halfstep")
+
+
+def open_run(
+    folder: Path,
+    *,
+    name: str | None = None,
+    run: str | None = None,
+    project: str | None = None,
+    config: object = None,
+    tags: Sequence[str] = (),
+) -> AttemptFiles:
+    """Make a run's folder, or find that of `run`, and note a new attempt in it."""
+    resume = folder / RESUME
+    if run is None and resume.is_file():
+        run = resume.read_text().strip()
+    place, written = _place(folder, name, run), {}
+    if (place / "run.json").exists():
+        written = json.loads((place / "run.json").read_text())
+    attempts = written.get("attempts", [])
+    numbers = [attempt["attempt"] for attempt in attempts]
+    files = AttemptFiles(place, max([*numbers, *_spooled(place)], default=0) + 1)
+    described = {
+        "format": FORMAT,
+        "id": uuid.uuid4().hex,
+        "name": name or place.name,
+        "project": project,
+        "config": plain(config) if config is not None else None,
+        "tags": list(tags),
+        "started": _now(),
+    } | written
+    described["attempts"] = [*attempts, _attempt(files.attempt)]
+    write_json(place / "run.json", described)
+    return files
+
+
+def last_step(files: AttemptFiles) -> int:
+    """Return the last step that the attempts before this one spooled, as far as it lies here."""
+    earlier = [_numbers(path) for path in spool_files(files.spool)]
+    for attempt, sequence in reversed([each for each in earlier if each[0] < files.attempt]):
+        reader, step = SpoolReader(files.spool, Position(attempt, sequence, 0)), 0
+        while items := reader.poll():
+            if reader.position()[:2] > (attempt, sequence):  # type: ignore[index]
+                break
+            steps = [each for each in items if not isinstance(each, dict | tuple)]
+            step = max([step, *(int(each["step"].max()) for each in steps)])
+        if step:
+            return step
+    return 0
+
+
+def write_outcome(files: AttemptFiles, status: str, step: int, error: str | None = None) -> None:
+    """Write how the attempt ended: finished, failed or terminated. error: its traceback."""
+    outcome = {"status": status, "step": step, "error": error, "ended": _now()}
+    write_json(files.outcome, outcome)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file that is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(json_safe(content), indent=2, allow_nan=False))
+    temporary.replace(path)
+
+
+def plain(value: Any) -> Any:
+    """Return a configuration as JSON has it: of a dictionary, namespace, dataclass or the like."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each) for each in value]
+    if hasattr(value, "model_dump"):  # pydantic
+        return plain(value.model_dump())
+    if hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
+        return plain({k: each for k, each in vars(value).items() if not k.startswith("_")})
+    return str(value)
+
+
+def slug(name: str) -> str:
+    """Return a name as a folder may have it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:100] or "run"
+
+
+def _place(folder: Path, name: str | None, run: str | None) -> Path:
+    """Return the folder of a run to go on with, or one that was not there."""
+    if run is not None:
+        place = folder / slug(run)
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+    script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c") else "run"
+    wanted = slug(name or f"{script}-{datetime.now():%Y%m%d-%H%M%S}")
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        place = folder / (wanted if number == 1 else f"{wanted}-{number}")
+        try:
+            place.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return place
+
+
+def _spooled(place: Path) -> list[int]:
+    return [_numbers(path)[0] for path in spool_files(place / "spool")]
+
+
+def _numbers(path: Path) -> tuple[int, int]:
+    attempt, sequence = path.stem.split("-")
+    return int(attempt), int(sequence)
+
+
+def _attempt(number: int) -> dict[str, Any]:
+    return {
+        "attempt": number,
+        "started": _now(),
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "command": sys.argv,
+        "folder": str(Path.cwd()),
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,357 @@
+"""Watch a training loop: two lines in a script, whatever framework it uses.
+
+    import halfstep
+    halfstep.watch(model)
+
+From then on every step's loss, loss scale, skips with their culprits and gradient norms go into a
+folder on the local disk (see run_folder.py). Nothing of it changes a bit of the training, makes
+the host wait for the device, or ends the script: an error of ours is one line on stderr.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+from halfstep.attempt_files import AttemptFiles
+from halfstep.clock import clock
+from halfstep.ending import Ending
+from halfstep.logged import as_file, is_number
+from halfstep.run_folder import last_step, open_run, slug, write_outcome
+from halfstep.spool import BadEvent, Event, SpoolWriter, Steps
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.amp.grad_scaler import GradScaler
+    from torch.optim import Optimizer
+
+PATIENCE_SECONDS = 5.0  # for the device at the end: a lost one never answers
+FLUSH_SECONDS = 0.2  # of what is logged while no step ends
+UNKNOWN = "the script has not said from which step it went on"
+
+Mode: TypeAlias = Literal["auto", "offline", "disabled"]
+MODES = ("auto", "offline", "disabled")
+
+
+def watch(
+    *modules: "nn.Module",
+    optimizers: "Mapping[str, Optimizer] | Sequence[Optimizer] | None" = None,
+    scaler: "GradScaler | None" = None,
+    name: str | None = None,
+    config: object = None,
+    project: str | None = None,
+    tags: Sequence[str] = (),
+    run: str | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    folder: str | Path = "halfstep",
+    mode: Mode = "auto",
+) -> "Watch":
+    """Watch what this process trains, until its end or `finish()`; a second call adds modules.
+
+    modules: they give parameters their names.  optimizers, scaler: the only ones to watch, where
+    there are others; of several optimizers without a scaler, a step is one of each.  config: of
+    the run, anything that reads as a dictionary.  run: go on with this one, as its next attempt.
+    url, token: of a server, HALFSTEP_URL and HALFSTEP_TOKEN if not told.  mode: "disabled" does
+    nothing at all; HALFSTEP_MODE if not told.
+    """
+    global _active
+    if _active is not None:
+        _active.add(*modules)
+        return _active
+    try:
+        if _mode(mode) == "disabled" or not _is_first_rank():
+            return Watch(None)
+        files = open_run(
+            Path(folder).absolute(), name=name, run=run, project=project, config=config, tags=tags
+        )
+        _active = Watch(files, optimizers=_named(optimizers), scaler=scaler, url=url, token=token)
+    except Exception as error:
+        _say(f"cannot watch, and the script goes on without: {type(error).__name__}: {error}")
+        return Watch(None)
+    _say(f"watching; the run is in {files.folder}")
+    _active.add(*modules)
+    return _active
+
+
+_active: "Watch | None" = None
+
+
+class Watch:
+    """A watched run. A context manager; it ends with the script if it was not finished before."""
+
+    def __init__(
+        self,
+        files: AttemptFiles | None,
+        *,
+        optimizers: "Mapping[str, Optimizer] | None" = None,
+        scaler: "GradScaler | None" = None,
+        url: str | None = None,
+        token: str | None = None,
+    ) -> None:
+        """files: where it is written; None: nothing is watched, and every method does nothing."""
+        self.files = files
+        self.url = url or os.environ.get("HALFSTEP_URL")
+        self.token = token or os.environ.get("HALFSTEP_TOKEN")
+        self._is_on = False
+        if files is None:
+            return
+        from halfstep.loop import Loop  # with torch
+        from halfstep.taps import Taps
+
+        first_step = last_step(files)
+        self._resumed = None if files.attempt == 1 else _resumed(first_step, [UNKNOWN])
+        self._spool = SpoolWriter(files.spool, files.attempt)
+        self._loop = Loop(
+            self._record, self._spool.event, optimizers=optimizers, scaler=scaler, step=first_step
+        )
+        self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived
+        self._flushed_at = clock()
+        self._complaints: set[str] = set()
+        self._ending = Ending(self._end)
+        self._taps = Taps(self._loop, self._guard)
+        self._taps.arm()
+        self._is_on = True
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the run lies; None if it is not watched."""
+        return self.files.folder if self.files else None
+
+    @property
+    def step(self) -> int:
+        """How many steps were attempted."""
+        return self._loop.step if self.files else 0
+
+    def add(self, *modules: "nn.Module") -> None:
+        """Call parameters as these modules do."""
+        self._guard(lambda: self._loop.add(modules))
+
+    def resume(self, step: int, *, exact: bool = False) -> None:
+        """Say which step the script goes on from: the next one is that plus 1."""
+        self._guard(lambda: self._resume(step, exact))
+
+    def loss(self, loss: "Tensor | float") -> None:
+        """Tell the loss of the step under way, if it is another than what is scaled.
+
+        The mean of several calls is taken. A tensor is read when the step's row is.
+        """
+        self._guard(lambda: self._loop.add_loss(loss))
+
+    def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Tell anything else of the last step: numbers, texts, images, tables.
+
+        A tensor of the device is brought to the host without a wait. step: another than the last.
+        """
+        self._guard(lambda: self._log(values, self.step if step is None else step))
+
+    def checkpoint(self, path: str | Path, *, kind: str = "checkpoint") -> None:
+        """Register a file with its size and SHA-256; it is linked into the run's folder.
+
+        kind: or weights, or weights.<module>. Returns once the file is read.
+        """
+        self._guard(lambda: self._checkpoint(Path(path), kind))
+
+    def finish(self) -> None:
+        """End the run: what the device has yet is fetched, and torch is as it was."""
+        self._end("finished", None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.finish()
+        elif self._is_on:
+            self._ending.raised(kind, error, trace)
+
+    # ---- What is written ----------------------------------------------------------------------
+
+    def _record(self, steps: Steps) -> None:
+        if self._resumed:
+            self._spool.event(self._resumed)
+            self._resumed = None
+        self._spool.steps(steps)
+        self._flush()
+
+    def _resume(self, step: int, exact: bool) -> None:
+        self._loop.step = step
+        self._resumed = _resumed(step, [] if exact else ["the script resumed it"])
+
+    def _log(self, values: Mapping[str, Any], step: int) -> None:
+        for name, value in values.items():
+            try:
+                if is_number(value):
+                    self._log_number(name, value, step)
+                else:
+                    self._log_file(name, value, step)
+            except (TypeError, BadEvent) as error:
+                self._complain(f"{name} is not logged: {error}")
+        if clock() - self._flushed_at > FLUSH_SECONDS:
+            self._flush()
+
+    def _log_number(self, name: str, value: Any, step: int) -> None:
+        arrived = None
+        if getattr(value, "is_cuda", False):
+            import torch
+
+            value = value.detach().to("cpu", non_blocking=True)
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
+        metric = {"event": "metric", "step": step, "name": name, "value": value}
+        self._logged.append((arrived, metric | {"elapsed_ms": self._loop.elapsed_ms()}))
+
+    def _log_file(self, name: str, value: Any, step: int) -> None:
+        suffix, content = as_file(value)
+        folder = Path("artifacts") / f"step-{step:08}"
+        place = self._inside(folder) / f"{slug(name)[:80]}.{suffix}"
+        place.write_bytes(content)
+        self._spool.event({"event": "artifact", "step": step, "name": place.name} | self._of(place))
+
+    def _checkpoint(self, path: Path, kind: str) -> None:
+        if not path.is_file():
+            self._complain(f"{path} is no file, and not registered as a checkpoint")
+            return
+        place = self._inside(Path("checkpoints") / f"step-{self.step:08}") / path.name
+        place.unlink(missing_ok=True)
+        try:
+            place.hardlink_to(path)
+        except OSError:  # another file system
+            shutil.copyfile(path, place)
+        file = {"kind": kind, **self._of(place)}
+        event = {"event": "checkpoint", "step": self.step, "reason": "script", "files": [file]}
+        try:
+            self._spool.event(event)
+        except BadEvent as error:
+            self._complain(f"{path} is not registered: {error}")
+
+    def _inside(self, folder: Path) -> Path:
+        """Make a folder of the run's."""
+        place = self._written.folder / folder
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def _of(self, place: Path) -> Event:
+        """Return what an event says of a file."""
+        with place.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        path = place.relative_to(self._written.folder).as_posix()
+        return {"path": path, "size_bytes": place.stat().st_size, "sha256": digest}
+
+    def _flush(self) -> None:
+        """Write the numbers that were logged and have arrived."""
+        self._flushed_at = clock()
+        while self._logged and (self._logged[0][0] is None or self._logged[0][0].query()):
+            _, metric = self._logged.popleft()
+            try:
+                self._spool.event(metric | {"value": float(metric["value"])})
+            except (BadEvent, TypeError, ValueError) as error:
+                self._complain(f"{metric['name']} is not logged: {error}")
+
+    @property
+    def _written(self) -> AttemptFiles:
+        if self.files is None:
+            raise RuntimeError("nothing is watched")
+        return self.files
+
+    # ---- How it ends, and what never does -----------------------------------------------------
+
+    def _guard(self, call: Callable[..., None], *arguments: Any, **named: Any) -> None:
+        """Call something of ours. Whatever it raises is said in a line, and we are gone."""
+        if not self._is_on:
+            return
+        ending = self._ending
+        ending.held += 1
+        try:
+            call(*arguments, **named)
+        except Exception as error:
+            self._fail(error)
+        ending.held -= 1
+        if ending.is_due and not ending.held:
+            ending.terminate()
+
+    def _end(self, status: str, error: str | None) -> None:
+        self._guard(partial(self._finish, status, error))
+
+    def _finish(self, status: str, error: str | None) -> None:
+        self._disarm()
+        if not self._loop.drain(PATIENCE_SECONDS):
+            self._complain(f"the device did not answer within {PATIENCE_SECONDS:g} s")
+        self._flush()
+        self._spool.__exit__()
+        write_outcome(self._written, status, self.step, error)
+
+    def _fail(self, error: Exception) -> None:
+        self._disarm()
+        text = " ".join(f"{type(error).__name__}: {error}".split())  # one line
+        _say(f"{text}; the training goes on unwatched")
+        note = {"event": "failed_diagnosis", "step": self.step, "diagnosis": "watch"}
+        try:
+            self._spool.event(note | {"error": text[:1000]})
+            self._spool.__exit__()
+        except (OSError, ValueError):  # what failed was the disk, or had been closed
+            return
+
+    def _disarm(self) -> None:
+        """Leave torch and Python as they were."""
+        global _active
+        self._is_on, _active = False, None
+        self._taps.disarm()
+        self._ending.cancel()
+
+    def _complain(self, text: str) -> None:
+        """Say something once."""
+        if text not in self._complaints and len(self._complaints) < 20:
+            self._complaints.add(text)
+            _say(text)
+
+
+def _after_fork() -> None:
+    """In a forked process, a loader's worker say: the run is its parent's."""
+    if _active is not None:
+        _active._disarm()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _resumed(step: int, notes: list[str]) -> Event:
+    return {"event": "resumed", "step": step, "exact": not notes, "notes": notes}
+
+
+def _mode(mode: str) -> str:
+    if mode == "auto":
+        mode = os.environ.get("HALFSTEP_MODE") or mode
+    if mode not in MODES:
+        raise ValueError(f"the mode is {mode!r}; allowed: {', '.join(MODES)}")
+    return mode
+
+
+def _is_first_rank() -> bool:
+    """Of several processes that train together one writes the run's history."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        return bool(distributed.get_rank() == 0)
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _named(
+    optimizers: "Mapping[str, Optimizer] | Sequence[Optimizer] | None",
+) -> "Mapping[str, Optimizer] | None":
+    if optimizers is None or isinstance(optimizers, Mapping):
+        return optimizers
+    if not isinstance(optimizers, Sequence):
+        optimizers = [optimizers]
+    kinds = [type(each).__name__ for each in optimizers]
+    numbers = [kinds[: i + 1].count(kind) for i, kind in enumerate(kinds)]
+    names = [kind if n == 1 else f"{kind}{n}" for kind, n in zip(kinds, numbers, strict=True)]
+    return dict(zip(names, optimizers, strict=True))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"halfstep: {text}\n")

@@ -1,0 +1,53 @@
+"""Accelerate with plain `halfstep.watch`, beside the same loop without."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import halfstep
+from tests.frameworks.reference import Net, RecordingScaler, assert_true, samples, weights, written
+
+accelerate = pytest.importorskip("accelerate")
+
+
+def train(fused: bool, clip: bool, folder: Path | None) -> tuple[RecordingScaler, list]:
+    """Train two epochs as Accelerate's documentation does, with a schedule."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator.scaler = scaler = RecordingScaler()  # which it makes on CUDA alone
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    loader = DataLoader(TensorDataset(*samples()), batch_size=8)
+    net, optimizer, loader, schedule = accelerator.prepare(net, optimizer, loader, schedule)
+    optimizer.scaler = scaler
+    if folder:
+        halfstep.watch(net, folder=folder)
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = (net(x) - y).square().mean()
+            scaler.scale(loss).backward()
+            if clip:
+                accelerator.unscale_gradients()
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+    if folder:
+        halfstep.watch().finish()
+    return scaler, weights(net)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize(("fused", "clip"), [(False, False), (False, True), (True, False)])
+def test_accelerate_tells_the_truth(tmp_path: Path, fused: bool, clip: bool) -> None:
+    """Skips that Accelerate itself does not notice are there; and that its schedule runs ahead."""
+    bare, without = train(fused, clip, None)
+    watched, with_us = train(fused, clip, tmp_path)
+    assert (watched.scales, watched.skipped) == (bare.scales, bare.skipped)
+    assert all(map(torch.equal, with_us, without))
+    assert_true(tmp_path, watched)
+    told = [event for event in written(tmp_path)[1] if event["event"] == "schedule"]
+    assert bool(told) == (fused and sum(watched.skipped) >= 3)

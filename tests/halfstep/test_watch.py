@@ -1,0 +1,645 @@
+"""`halfstep.watch` beside reference loops that find out by asking what it has to know unasked."""
+
+import gc
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import optimizer as optimizer_module
+
+import halfstep
+from halfstep import events, watching
+from halfstep.loop import PRIVATE
+from tests.halfstep.watch_made import STEPS, Net, Script, Written
+
+METHODS = ("scale", "unscale_", "_check_inf_per_device", "update")
+
+
+@pytest.fixture(autouse=True)
+def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test does, torch and Python are left as they were."""
+    monkeypatch.delenv("HALFSTEP_MODE", raising=False)
+    before = [vars(GradScaler)[name] for name in METHODS]
+    others = sys.excepthook, signal.getsignal(signal.SIGTERM), torch.Tensor.backward
+    yield
+    if watching._active is not None:
+        watching._active.finish()
+    assert [vars(GradScaler)[name] for name in METHODS] == before
+    assert (sys.excepthook, signal.getsignal(signal.SIGTERM), torch.Tensor.backward) == others
+    assert not optimizer_module._global_optimizer_post_hooks
+
+
+SCRIPTS = {
+    "unfused": Script(),
+    "fused": Script(fused=True),
+    "clipped": Script(clip=1.0),
+    "fused and clipped": Script(fused=True, clip=1.0),
+    "SGD": Script(kind="SGD"),
+    "fused SGD": Script(kind="SGD", fused=True),
+    "accumulating": Script(accumulation=3, clip=1.0),
+    "accumulating, fused": Script(accumulation=3, fused=True),
+    "two optimizers": Script(optimizers=(("body",), ("head",)), clip=1.0),
+    "two optimizers, fused": Script(optimizers=(("body",), ("head",)), fused=True),
+    "two scalers": Script(optimizers=(("body",), ("head",)), scalers=2),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_step_is_the_reference_loops(tmp_path: Path, name: str) -> None:
+    """Losses, scales, skips and culprits are equal step by step, and the weights bit for bit."""
+    script = SCRIPTS[name]
+    bare = script.train()
+    assert 3 <= sum(map(bool, bare.skipped)) <= len(bare.skipped) - 3
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watched = script.train(watch.add)
+    written = Written(tmp_path / "it").truth()
+    assert all(map(torch.equal, watched.weights, bare.weights))
+    assert written.scales == bare.scales == watched.scales
+    assert written.skipped == bare.skipped
+    assert written.culprits == bare.culprits
+    assert written.losses == pytest.approx(bare.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["unfused", "fused", "two optimizers"])
+def test_a_device_that_the_host_cannot_read_tells_the_same(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows written by kernels, as on a GPU, hold what rows packed by the host do."""
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    init = halfstep.ring.Ring.__init__
+
+    def far(self: Any, *args: Any) -> None:
+        init(self, *args)
+        self.is_on_host = False
+
+    monkeypatch.setattr(halfstep.ring.Ring, "__init__", far)
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        truth = SCRIPTS[name].train(watch.add)
+    written = Written(tmp_path / "it").truth()
+    assert (written.scales, written.skipped) == (truth.scales, truth.skipped)
+    assert written.culprits == truth.culprits
+    assert written.losses == pytest.approx(truth.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_norms_are_unscaled_and_before_the_clip(tmp_path: Path, fused: bool) -> None:
+    """They are clip_grad_norm_'s own, whether the loop unscales or a fused optimizer does."""
+    for clip in (1e-3, None):
+        with halfstep.watch(folder=tmp_path, name=f"clip-{clip}") as watch:
+            truth = Script(fused=fused, clip=clip).train(watch.add, steps=12)
+        steps = Written(tmp_path / f"clip-{clip}").steps
+        applied = steps["flags"] == 0
+        expected = np.array(truth.norms) / (1 if clip else steps["scale"])
+        assert steps["grad_norm"][applied] == pytest.approx(expected[applied], rel=1e-4)
+
+
+def bf16(watch: Any = None, *, fused: bool = False, epochs: int = 20) -> list[torch.Tensor]:
+    """Train without a scaler, with a clip and a schedule."""
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    if watch:
+        watch.add(net)
+    losses = []
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = net(torch.randn(16, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.detach())
+    return [*losses, *(p.detach() for p in net.parameters())]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_loop_without_a_scaler_is_watched_by_its_optimizer(tmp_path: Path, fused: bool) -> None:
+    """bf16: the loss that went backward, the norm, the rate; scale 1, and nothing skipped."""
+    bare = bf16(fused=fused)
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watched = bf16(watch, fused=fused)
+    assert all(map(torch.equal, bare, watched))
+    steps = Written(tmp_path / "it").steps
+    assert steps["step"].tolist() == list(range(1, 21))
+    assert steps["loss"].tolist() == [loss.item() for loss in bare[:20]]
+    assert steps["lr"] == pytest.approx([1e-2 * 0.9**i for i in range(20)])
+    assert (steps["scale"] == 1).all()
+    assert (steps["flags"] == 0).all()
+    assert (steps["grad_norm"] > 0).all()
+
+
+def test_a_step_without_a_scaler_is_one_of_each_optimizer(tmp_path: Path) -> None:
+    """Of two that are named, both have stepped before a row closes."""
+    net = Net()
+    pair = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (net.body, net.head)]
+    with halfstep.watch(net, optimizers=pair, folder=tmp_path, name="it"):
+        for _ in range(3):
+            net(torch.ones(1, 8)).sum().backward()
+            for optimizer in pair:
+                optimizer.step()
+    assert len(Written(tmp_path / "it").steps) == 3
+
+
+def test_a_disabled_scaler_is_none(tmp_path: Path) -> None:
+    """GradScaler(enabled=False) leaves the same loop to the optimizer's hook."""
+    net, scaler = Net(), GradScaler("cpu", enabled=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for _ in range(3):
+            scaler.scale(net(torch.ones(1, 8)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    steps = Written(tmp_path / "it").steps
+    assert len(steps) == 3
+    assert np.isfinite(steps["loss"]).all()
+
+
+def test_a_scale_set_by_hand_is_told_as_set(tmp_path: Path) -> None:
+    """Instead of an update, or after one, it is no growth and no backoff."""
+    net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for step in range(1, 5):
+            optimizer.zero_grad()
+            scaler.scale(net(torch.ones(1, 8)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update(64.0 if step == 2 else None)
+            if step == 3:
+                scaler.update(32.0)
+    written = Written(tmp_path / "it")
+    assert written.steps["scale"].tolist() == [8, 8, 64, 32]
+    told = [(e["kind"], e["step"], e["scale_after"]) for e in written.of("scaler")]
+    assert told == [("set", 3, 64), ("set", 4, 32)]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_schedule_that_advances_in_skipped_steps_is_told(tmp_path: Path) -> None:
+    """scheduler.step() after each attempt runs ahead; one that waits for the optimizer does not."""
+    for waits in (False, True):
+        net, scaler = Net(), GradScaler("cpu", init_scale=2.0**30)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+        with halfstep.watch(net, folder=tmp_path, name=f"waits-{waits}"):
+            for _ in range(20):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.float16):
+                    loss = net(torch.ones(4, 8)).square().mean()
+                scale = scaler.get_scale()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                if not waits or scaler.get_scale() >= scale:
+                    schedule.step()
+    for waits in (False, True):
+        written = Written(tmp_path / f"waits-{waits}")
+        skipped = len(written.of("scaler", "skip"))
+        assert skipped >= 3
+        told = written.of("schedule")
+        if waits:
+            assert told == []
+        else:
+            assert told[0]["advanced"] == told[0]["skipped"]
+            assert skipped / 2 < told[-1]["advanced"] <= skipped
+
+
+def test_an_optimizer_that_comes_later_lays_the_rows_out_anew(tmp_path: Path) -> None:
+    """So does a group that is added; no step before is lost."""
+    net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
+    first = torch.optim.SGD(net.head.parameters(), lr=1e-3)
+    second = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=1e-3)
+    [extra] = second.param_groups[0]["params"]
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for step in range(1, 7):
+            if step == 5:
+                first.add_param_group({"params": list(net.body.parameters())})
+            used = [first] if step < 3 else [first, second]
+            loss = net(torch.ones(1, 8)).sum() * (1 if step < 6 else float("inf")) + extra.sum()
+            scaler.scale(loss).backward()
+            for optimizer in used:
+                scaler.step(optimizer)
+            scaler.update()
+    written = Written(tmp_path / "it")
+    assert written.steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    [skip] = written.of("scaler", "skip")
+    assert [each["name"] for each in skip["culprits"]] == [n for n, _ in net.named_parameters()]
+
+
+def test_what_is_said_of_the_loss_goes_before_what_is_scaled(tmp_path: Path) -> None:
+    """loss() replaces the row's loss; several calls are averaged."""
+    net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with halfstep.watch(net, folder=tmp_path, name="it") as watch:
+        for _ in range(2):
+            loss = net(torch.ones(1, 8)).sum()
+            scaler.scale(loss).backward()
+            watch.loss(torch.tensor(2.0))
+            watch.loss(4)
+            scaler.step(optimizer)
+            scaler.update()
+    assert Written(tmp_path / "it").steps["loss"].tolist() == [3, 3]
+
+
+def test_compiled_modules_keep_their_names_and_their_bits(tmp_path: Path) -> None:
+    """torch.compile of the model, and of a whole step: culprits go by the plain names."""
+    net = Net()
+    compiled = torch.compile(net, backend="eager")
+    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=1e-3), GradScaler("cpu")
+
+    @torch.compile(backend="eager")
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return scaler.scale(compiled(x).sum())
+
+    with halfstep.watch(compiled, folder=tmp_path, name="it"):
+        for factor in (1.0, float("inf")):
+            (forward(torch.ones(1, 8)) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    written = Written(tmp_path / "it")
+    assert len(written.steps) == 2
+    [skip] = written.of("scaler", "skip")
+    assert {each["name"] for each in skip["culprits"]} <= {n for n, _ in net.named_parameters()}
+
+
+def test_numbers_texts_images_and_tables_are_logged(tmp_path: Path) -> None:
+    """Numbers become metrics at their step, everything else a file; a fault is said, once."""
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        for _ in range(2):
+            watch.log({"val/loss": 0.5, "tensor": torch.tensor(2), "odd": object()}, step=7)
+        watch.log({"a/text": "hello", "image": pixels, "table": [{"a": 1}, {"b": 2}]}, step=7)
+    written = Written(tmp_path / "it")
+    metrics = {(e["name"], e["step"], e["value"]) for e in written.of("metric")}
+    assert metrics == {("val/loss", 7, 0.5), ("tensor", 7, 2.0)}
+    files = {e["name"]: tmp_path / "it" / e["path"] for e in written.of("artifact")}
+    assert files["a-text.txt"].read_text() == "hello"
+    assert files["table.csv"].read_text().split() == ["a,b", "1,", ",2"]
+    from PIL import Image
+
+    assert (np.asarray(Image.open(files["image.png"])) == pixels).all()
+
+
+def test_a_checkpoint_is_registered_with_size_and_digest(tmp_path: Path) -> None:
+    """It lies in the run's folder too, without a second copy."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"weights")
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.checkpoint(path)
+        watch.checkpoint(tmp_path / "absent.pt")
+    [event] = Written(tmp_path / "it").of("checkpoint")
+    [file] = event["files"]
+    assert (file["size_bytes"], file["kind"]) == (7, "checkpoint")
+    assert file["sha256"] == hashlib.sha256(b"weights").hexdigest()
+    assert (tmp_path / "it" / file["path"]).samefile(path)
+
+
+def test_the_folder_says_all_of_the_run(tmp_path: Path) -> None:
+    """Name, configuration, project, tags, versions and host; and how it ended."""
+    from argparse import Namespace
+
+    config = Namespace(lr=1e-3, path=Path("data"), deep={"a": float("nan")})
+    with halfstep.watch(
+        folder=tmp_path, name="my run/1", config=config, project="p", tags=["a"]
+    ) as watch:
+        bf16(watch, epochs=3)
+    run = json.loads((tmp_path / "my-run-1" / "run.json").read_text())
+    assert (run["name"], run["project"], run["tags"]) == ("my run/1", "p", ["a"])
+    assert run["config"] == {"lr": 1e-3, "path": "data", "deep": {"a": "NaN"}}
+    [attempt] = run["attempts"]
+    assert (
+        attempt["versions"]["torch"] == torch.__version__.partition("+")[0] or attempt["versions"]
+    )
+    outcome = json.loads((tmp_path / "my-run-1" / "outcome-1.json").read_text())
+    assert (outcome["status"], outcome["step"], outcome["error"]) == ("finished", 3, None)
+
+
+@pytest.mark.parametrize("how", ["run", "file"])
+def test_a_resumed_run_is_the_next_attempt(tmp_path: Path, how: str) -> None:
+    """By run=, or a file in the folder; its steps go on, from where the script says if it does."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        bf16(watch, epochs=5)
+    if how == "file":
+        (tmp_path / "resume").write_text("it\n")
+    again = {"run": "it"} if how == "run" else {}
+    with halfstep.watch(folder=tmp_path, **again) as watch:
+        bf16(watch, epochs=2)
+    with halfstep.watch(folder=tmp_path, **again) as watch:
+        watch.resume(3)
+        bf16(watch, epochs=1)
+    written = Written(tmp_path / "it")
+    assert written.steps["step"].tolist() == [1, 2, 3, 4, 5, 6, 7, 4]
+    assert [(e["step"], e["exact"]) for e in written.of("resumed")] == [(5, False), (3, False)]
+    attempts = json.loads((tmp_path / "it" / "run.json").read_text())["attempts"]
+    assert [attempt["attempt"] for attempt in attempts] == [1, 2, 3]
+
+
+def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
+    """A name that is taken gets a number."""
+    for _ in range(2):
+        halfstep.watch(folder=tmp_path, name="it").finish()
+    assert {path.name for path in tmp_path.iterdir()} == {"it", "it-2"}
+
+
+def test_watching_twice_is_watching_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second call adds modules and says nothing; finishing twice does nothing more."""
+    first = halfstep.watch(folder=tmp_path, name="it")
+    second = halfstep.watch(Net(), folder=tmp_path, name="other")
+    assert first is second
+    first.finish()
+    second.finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+    assert capsys.readouterr().err == f"halfstep: watching; the run is in {tmp_path / 'it'}\n"
+
+
+def test_disabled_it_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By mode or environment; so on every rank but the first. All methods are there."""
+    cases: list[tuple[dict[str, str], Any]] = [
+        ({}, "disabled"),
+        ({"HALFSTEP_MODE": "disabled"}, "auto"),
+        ({"RANK": "1"}, "auto"),
+    ]
+    for environment, mode in cases:
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            with halfstep.watch(Net(), folder=tmp_path, mode=mode) as watch:
+                watch.log({"a": 1})
+                watch.loss(1.0)
+                watch.checkpoint(tmp_path)
+            assert watch.folder is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_argument_ends_no_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be watched is said in one line."""
+    monkeypatch.setenv("HALFSTEP_MODE", "sometimes")
+    assert halfstep.watch(folder=tmp_path).folder is None
+    monkeypatch.delenv("HALFSTEP_MODE")
+    (tmp_path / "file").touch()
+    assert halfstep.watch(folder=tmp_path / "file").folder is None
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "the mode is 'sometimes'; allowed: auto, offline, disabled" in lines[0]
+
+
+def test_an_error_of_ours_ends_no_loop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one line, the wraps are gone, the weights are what they would have been."""
+    bare = Script().train(steps=12)
+    measure, calls = halfstep.gradients.Gradients.measure, iter(range(100))
+
+    def failing(*arguments: Any) -> Any:
+        if next(calls) == 5:
+            raise OSError("no space\nleft")
+        return measure(*arguments)
+
+    monkeypatch.setattr(halfstep.gradients.Gradients, "measure", failing)
+    watch = halfstep.watch(folder=tmp_path, name="it")
+    watched = Script().train(watch.add, steps=12)
+    watch.log({"a": 1})
+    watch.finish()
+    assert all(map(torch.equal, watched.weights, bare.weights))
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    [told] = Written(tmp_path / "it").of("failed_diagnosis")
+    assert (told["diagnosis"], told["step"]) == ("watch", 5)
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_torch_has_the_attributes_that_are_read(name: str) -> None:
+    """They are private: a torch without one of them must be noticed here."""
+    scaler = GradScaler("cpu")
+    scaler.scale(torch.ones((), requires_grad=True))
+    assert hasattr(scaler, name)
+    state = scaler._per_optimizer_states[0]
+    assert state["found_inf_per_device"] == {}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_torch_has_the_methods_that_are_wrapped(name: str) -> None:
+    """A method that is renamed would leave the loop unheard."""
+    assert callable(vars(GradScaler)[name])
+
+
+def test_a_torch_that_has_not_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop goes on, and the line names class and attribute."""
+    monkeypatch.setattr("halfstep.loop.PRIVATE", (*PRIVATE, "_gone"))
+    with halfstep.watch(folder=tmp_path) as watch:
+        Script().train(watch.add, steps=2)
+    assert "GradScaler has no _gone" in capsys.readouterr().err
+
+
+def test_nothing_keeps_a_model_alive(tmp_path: Path) -> None:
+    """A run that is over lets go of what it watched."""
+    import weakref
+
+    net = Net()
+    there = weakref.ref(net.body.weight)
+    halfstep.watch(net, folder=tmp_path).finish()
+    del net
+    gc.collect()
+    assert there() is None
+
+
+SCRIPT = """
+import os, signal, sys, torch, halfstep
+from torch.amp import GradScaler
+def main(end):
+    net = torch.nn.Linear(4, 1)
+    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=1e-3), GradScaler("cpu")
+    watch = halfstep.watch(net, folder=sys.argv[1], name="it")
+    for _ in range(5):
+        scaler.scale(net(torch.ones(1, 4)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    end()
+def raises(): raise KeyError("broken")
+def terminated(): os.kill(os.getpid(), signal.SIGTERM); signal.pause()
+def own_handler():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); terminated()
+def forks():
+    if os.fork() == 0: sys.exit(0)
+    os.wait()
+def loads():
+    class Data(torch.utils.data.Dataset):
+        def __len__(self): return 8
+        def __getitem__(self, i):
+            GradScaler("cpu").scale(torch.ones((), requires_grad=True)).backward()
+            return i
+    list(torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_context="fork"))
+def returns(): pass
+def exits(): sys.exit(3)
+main(globals()[sys.argv[2]])
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "status", "error"),
+    [
+        ("returns", 0, "finished", None),
+        ("exits", 3, "finished", None),
+        ("raises", 1, "failed", "KeyError: 'broken'"),
+        ("terminated", -signal.SIGTERM, "terminated", None),
+        ("own_handler", 7, "finished", None),
+        ("forks", 0, "finished", None),
+        ("loads", 0, "finished", None),
+    ],
+)
+def test_however_a_script_ends_its_last_rows_are_there(
+    tmp_path: Path, end: str, code: int, status: str, error: str | None
+) -> None:
+    """Its exit code is what it would have been, and only the process that watched has written."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path, end],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
+    )
+    assert done.returncode == code, done.stderr
+    assert Written(tmp_path / "it").steps["step"].tolist() == [1, 2, 3, 4, 5]
+    outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
+    assert (outcome["status"], outcome["step"]) == (status, 5)
+    if error is None:
+        assert outcome["error"] is None
+    else:
+        assert error in outcome["error"]
+        assert error in done.stderr
+    assert done.stderr.count("halfstep:") == 1
+
+
+def test_a_signal_in_the_midst_of_our_work_waits_for_its_end(tmp_path: Path) -> None:
+    """Else the spool would be written twice at once."""
+    watch = halfstep.watch(folder=tmp_path, name="it")
+    ended: list[str] = []
+    watch._ending.terminate = lambda: ended.append("now")  # type: ignore[method-assign]
+
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        assert ended == []
+
+    watch._guard(interrupted)
+    assert ended == ["now"]
+    watch._ending.is_due = False
+
+
+def test_all_that_is_written_can_be_recorded(tmp_path: Path) -> None:
+    """Every event of the worst run passes the table that the recorder goes by."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        Script().train(watch.add, steps=STEPS)
+    assert all(events.fault(event) is None for event in Written(tmp_path / "it").events)
+
+
+def test_parameters_that_no_module_has_are_called_by_their_place(tmp_path: Path) -> None:
+    """watch() without a module names culprits all the same."""
+    net, scaler = Net(), GradScaler("cpu")
+    optimizer = torch.optim.SGD(net.head.parameters(), lr=1e-3)
+    with halfstep.watch(folder=tmp_path, name="it"):
+        scaler.scale(net(torch.ones(1, 8)).sum() * float("inf")).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    [skip] = Written(tmp_path / "it").of("scaler", "skip")
+    assert [each["name"] for each in skip["culprits"]] == ["group0.0", "group0.1"]
+
+
+def test_modules_of_one_class_are_numbered() -> None:
+    """Of several modules each has its class's name before its parameters'."""
+    from halfstep.gradients import parameter_names
+
+    names = parameter_names((nn.Linear(1, 1), nn.Conv1d(1, 1, 1, bias=False), nn.Linear(1, 1)))
+    assert list(names.values()) == [
+        "Linear1.weight",
+        "Linear1.bias",
+        "Conv1d.weight",
+        "Linear2.weight",
+        "Linear2.bias",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of torch itself
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_a_step_that_is_compiled_whole_is_watched(tmp_path: Path, is_scaled: bool) -> None:
+    """Backward, scaler and optimizer within torch.compile: the same bits, and every step."""
+
+    def train(watch: Any = None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+        scaler = GradScaler("cpu", enabled=is_scaled)
+        if watch:
+            watch.add(net)
+
+        @torch.compile(backend="eager")
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            scaler.scale(net(x).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        for _ in range(3):
+            step(torch.ones(4, 8))
+        return [p.detach() for p in net.parameters()]
+
+    bare = train()
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        assert all(map(torch.equal, train(watch), bare))
+    steps = Written(tmp_path / "it").steps
+    assert len(steps) == 3
+    assert (steps["loss"] > 0).all()
+
+
+RANK = """
+import sys, torch, halfstep
+import torch.distributed as dist
+from torch.amp import GradScaler
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+place = f"file://{sys.argv[1]}/meet"
+dist.init_process_group("gloo", place, rank=int(sys.argv[2]), world_size=2)
+torch.manual_seed(0)
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+scaler = {"plain": GradScaler, "sharded": ShardedGradScaler}[sys.argv[3]]("cpu")
+with halfstep.watch(net, folder=sys.argv[1], name="it"):
+    for step in range(4):
+        optimizer.zero_grad()
+        factor = float("inf") if step == 2 and dist.get_rank() else 1.0
+        scaler.scale(net(torch.ones(1, 4)).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "sharded"])
+def test_of_processes_that_train_together_one_writes(tmp_path: Path, kind: str) -> None:
+    """DDP, with either scaler: what any rank overflowed in is in the one run, by plain names."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, tmp_path, str(rank), kind],
+            env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
+        )
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    written = Written(tmp_path / "it")
+    assert written.steps["step"].tolist() == [1, 2, 3, 4]
+    [skip] = written.of("scaler", "skip")
+    assert (skip["step"], [c["name"] for c in skip["culprits"]]) == (3, ["weight", "bias"])
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["it"]
