@@ -11,12 +11,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 from sqlalchemy import text
 
 from db import accounts
 from db.database import Database
 from db.tables import User
 from tests.site import Site
+
+settings.register_profile("halfstep", deadline=None)  # a busy machine is no fault
+settings.load_profile("halfstep")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests import warm
 from tests.db.conftest import CPU, DIGITS, add_worker, claim
 from worker.worker import Worker
 
+GATED = f"{Path(__file__).with_name('gated.py')}:Gated"
 SECONDS = 240  # patience with a slow machine; nothing here is asserted about time
 
 
@@ -56,6 +57,17 @@ class Site:
         finally:
             process.terminate()
             process.wait(SECONDS)
+
+    def gated_worker(self, name: str = "w1") -> AbstractContextManager[subprocess.Popen[bytes]]:
+        """A worker that offers GATED, whose steps are slow until the gate is open."""
+        return self.worker(name, HALFSTEP_RECIPES=GATED, HALFSTEP_GATE=str(self.gate))
+
+    def open_gate(self) -> None:
+        self.gate.touch()
+
+    @property
+    def gate(self) -> Path:
+        return self.data / "gate"
 
     def idle_worker(self) -> Worker:
         """A worker in this process that offers one CPU and does nothing of itself."""

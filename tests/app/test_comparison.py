@@ -74,7 +74,7 @@ def test_tf32_is_a_column_where_all_devices_have_it(
     with database.writing() as session:
         workers.register(session, name="gpu", host="host", pid=1, devices=[gpu], **offer)
     submit(database, ada, config={"precision": "fp16", "training": {"steps": 5, "tf32": True}})
-    answer = script.post("/api/runs/1/comparison").json()
+    answer = script.post("/api/v1/runs/1/comparison").json()
     assert [each["label"] for each in answer["runs"]] == ["fp32", "TF32", *LABELS[1:]]
     assert answer["differences"]["precision"] == ["fp32", "fp32", "fp16", "fp16", "bf16"]
     assert answer["differences"]["training.tf32"] == [False, True, True, True, True]
@@ -82,7 +82,7 @@ def test_tf32_is_a_column_where_all_devices_have_it(
     older = {name: value for name, value in gpu.items() if name != "tf32"}  # as told before
     with database.writing() as session:
         workers.register(session, name="old", host="host", pid=2, devices=[gpu, older], **offer)
-    answer = script.post("/api/runs/1/comparison").json()
+    answer = script.post("/api/v1/runs/1/comparison").json()
     assert [each["label"] for each in answer["runs"]] == LABELS
     assert answer["left_out"] == []
 
@@ -135,7 +135,7 @@ def test_a_comparison_over_several_devices_says_so(
     note = "trained on different devices"
 
     def devices() -> list[str]:
-        return [run["device"] for run in browser.get("/api/groups/2").json()["runs"]]
+        return [run["device"] for run in browser.get("/api/v1/groups/2").json()["runs"]]
 
     _train(database, 2, seconds=2.0, losses=[2.0], devices=[0, 1])
     assert devices() == ["CPU, a device that is gone", "", "", ""]

@@ -16,7 +16,6 @@ from tests.db.telemetry_made import forget, make_metric, make_steps, record
 
 #: A function-scoped database may serve every example: each begins with a run of its own.
 anyhow = settings(
-    deadline=None,
     max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -399,7 +399,6 @@ PAYLOADS = st.one_of(
 
 @settings(
     max_examples=50,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(frames=st.lists(PAYLOADS, max_size=6))

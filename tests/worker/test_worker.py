@@ -14,7 +14,7 @@ from app.summary import summarise
 from db import checkpoints, queue, runs
 from db.tables import Request, Run, ScalerEvent, Status
 from tests import warm
-from tests.site import Site, halfstep, is_running, until
+from tests.site import GATED, Site, halfstep, is_running, until
 from tests.spool_made import spool_raw
 from worker.engine import Handle
 
@@ -225,15 +225,16 @@ def test_requests_are_obeyed_while_a_run_trains_on(site: Site) -> None:
 
 def test_a_stopped_worker_gives_its_run_back_and_the_next_resumes_it(site: Site) -> None:
     """SIGTERM leaves a checkpoint and queues the run; a new worker goes on from that step."""
-    run_id = site.submit(steps=2000)
-    with site.worker():
-        site.wait_for_step(run_id, 50)
+    run_id = site.submit(steps=600, recipe=GATED)
+    with site.gated_worker():
+        site.wait_for_step(run_id, 10)
     stopped = site.run(run_id)
     assert stopped.status == Status.QUEUED
-    with site.worker("w2"):
+    with site.gated_worker("w2"):
+        site.open_gate()
         run = site.wait(run_id)
     assert (run.status, run.attempt, run.resumed_step) == (Status.FINISHED, 2, stopped.step)
-    assert site.count_steps(run_id) == 2000
+    assert site.count_steps(run_id) == 600
     assert f"resumed at step {stopped.step}, exactly" in site.log(run_id)
 
 
@@ -241,17 +242,18 @@ def test_a_killed_training_is_started_again(site: Site) -> None:
     """SIGKILL of the training process: what it spooled is kept, and attempt 2 ends the run."""
     config = {
         "precision": "fp16",
-        "training": {"steps": 3000},
-        "checkpoints": {"every_steps": 100},
+        "training": {"steps": 600},
+        "checkpoints": {"every_steps": 10},
     }
-    run_id = site.submit(config=config)
-    with site.worker():
-        site.wait_for_step(run_id, 150)
+    run_id = site.submit(config=config, recipe=GATED)
+    with site.gated_worker():
+        site.wait_for_step(run_id, 15)
         site.training(run_id).kill()
+        site.open_gate()
         run = site.wait(run_id)
     assert (run.status, run.attempt) == (Status.FINISHED, 2)
     assert run.resumed_step
-    assert site.count_steps(run_id) == 3000
+    assert site.count_steps(run_id) == 600
     with site.database.reading() as session:
         requeued = [row for row in runs.statuses(session, run_id) if row.status == "queued"][1]
     assert (requeued.fault, requeued.reason) == (
@@ -265,35 +267,37 @@ def test_a_killed_supervisor_takes_its_training_with_it(site: Site) -> None:
 
     Every step is there in the end, those from before the pause too.
     """
-    run_id = site.submit(steps=3000)
-    with site.worker():
-        site.wait_for_step(run_id, 20)
+    run_id = site.submit(steps=600, recipe=GATED)
+    with site.gated_worker():
+        site.wait_for_step(run_id, 10)
         with site.database.writing() as session:
             runs.pause(session, run_id, site.owner)
         paused = site.wait(run_id, Status.PAUSED)
         with site.database.writing() as session:
             runs.resume(session, run_id, site.owner)
-        site.wait_for_step(run_id, paused.step + 20)
+        site.wait_for_step(run_id, paused.step + 10)
         training = site.training(run_id)
         os.kill(site.supervisor_pid(run_id, attempt=2), signal.SIGKILL)
         until(lambda: not is_running(training))
+        site.open_gate()
         run = site.wait(run_id)
     assert (run.status, run.attempt) == (Status.FINISHED, 3)
     assert run.resumed_step == paused.step
-    assert site.count_steps(run_id) == 3000
+    assert site.count_steps(run_id) == 600
 
 
 def test_a_killed_worker_finds_its_run_again(site: Site) -> None:
     """SIGKILL of the worker does not disturb the training; the next worker adopts it."""
-    run_id = site.submit(steps=4000)
-    with site.worker() as first:
-        site.wait_for_step(run_id, 20)
+    run_id = site.submit(steps=600, recipe=GATED)
+    with site.gated_worker() as first:
+        site.wait_for_step(run_id, 10)
         first.kill()
         first.wait()
-    with site.worker():
+    with site.gated_worker():
+        site.open_gate()
         run = site.wait(run_id)
     assert (run.status, run.attempt) == (Status.FINISHED, 1)
-    assert site.count_steps(run_id) == 4000
+    assert site.count_steps(run_id) == 600
 
 
 def test_an_attempt_that_was_given_up_writes_nothing(site: Site) -> None:
