@@ -11,7 +11,7 @@ from db.settings import Settings
 from db.tables import User
 from tests.app.conftest import offered, running, serving, settings  # noqa: F401 - fixtures
 
-MILLISECONDS = 20_000  # patience with a slow machine
+MILLISECONDS = 60_000  # patience with a slow machine
 CHROMIUM = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
 
