@@ -3,9 +3,12 @@
 import argparse
 import json
 import sys
+from getpass import getpass
 from typing import Any
 
-from halfstep.client import ENDED, Client
+from halfstep import credentials
+from halfstep.client import ENDED, URL, Client
+from halfstep.credentials import Credentials
 
 
 def runs(words: list[str]) -> None:
@@ -78,14 +81,31 @@ def download(words: list[str]) -> None:
         print(client.download(options.run, options.folder, step=step, kind=kind))
 
 
-COMMANDS = {each.__name__: each for each in (cancel, download, runs, show, submit)}
+def login(words: list[str]) -> None:
+    """Keep a server's address and a token for it, in a file that you alone can read."""
+    parser = _parser("login", login)
+    parser.add_argument("url", nargs="?", default=URL, help=f"of the server; {URL} if not told")
+    options = parser.parse_args(words)
+    if not options.url.startswith(("http://", "https://")):
+        parser.error(f"url is {options.url!r}; allowed: http://… or https://…")
+    # Never an argument: whoever lists processes, or reads the shell's history, would see it.
+    asked = f"Token of {options.url}, from its account page: "
+    token = (getpass(asked) if sys.stdin.isatty() else sys.stdin.readline()).strip()
+    if not token:
+        parser.error("there is no token: type it, or send it as standard input")
+    path = credentials.store(Credentials(options.url.rstrip("/"), token))
+    print(f"The token of {options.url} is in {path}")
+
+
+COMMANDS = {each.__name__: each for each in (cancel, download, login, runs, show, submit)}
 
 
 def _parser(name: str, command: Any) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         prog=f"halfstep {name}",
         description=command.__doc__,
-        epilog="The server is HALFSTEP_URL, or this machine's; the token is HALFSTEP_TOKEN.",
+        epilog="The server is HALFSTEP_URL and the token HALFSTEP_TOKEN, else as `halfstep login` "
+        "has kept them.",
     )
 
 
