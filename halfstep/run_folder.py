@@ -23,6 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from halfstep import process, redaction
 from halfstep.attempt_files import AttemptFiles
 from halfstep.spool import Position, SpoolReader, json_safe, spool_files
 
@@ -39,8 +40,12 @@ def open_run(
     project: str | None = None,
     config: object = None,
     tags: Sequence[str] = (),
+    secret: str | None = None,
 ) -> AttemptFiles:
-    """Make a run's folder, or find that of `run`, and note a new attempt in it."""
+    """Make a run's folder, or find that of `run`, and note a new attempt in it.
+
+    secret: what is hidden wherever it stands.
+    """
     resume = folder / RESUME
     if run is None and resume.is_file():
         run = resume.read_text().strip()
@@ -55,11 +60,11 @@ def open_run(
         "id": uuid.uuid4().hex,
         "name": name or place.name,
         "project": project,
-        "config": plain(config) if config is not None else None,
+        "config": redaction.without(plain(config), secret),
         "tags": list(tags),
         "started": _now(),
     } | written
-    described["attempts"] = [*attempts, _attempt(files.attempt)]
+    described["attempts"] = [*attempts, _attempt(files.attempt, secret)]
     write_json(place / "run.json", described)
     return files
 
@@ -141,13 +146,14 @@ def _numbers(path: Path) -> tuple[int, int]:
     return int(attempt), int(sequence)
 
 
-def _attempt(number: int) -> dict[str, Any]:
+def _attempt(number: int, secret: str | None) -> dict[str, Any]:
     return {
         "attempt": number,
         "started": _now(),
         "host": platform.node(),
         "pid": os.getpid(),
-        "command": sys.argv,
+        "pid_started": process.started(os.getpid()),
+        "command": redaction.command(sys.argv, secret),
         "folder": str(Path.cwd()),
         "versions": {"python": platform.python_version(), **_versions()},
     }

@@ -20,7 +20,8 @@ of every field; what is not within them is not written, and read as Unrecordable
                 that was set by hand before this step
     metric      step, name, value, elapsed_ms
     checkpoint  step, reason, request, files [{"kind", "path", "size_bytes", "sha256"}]:
-                kind "checkpoint", "weights", or "weights.<module>" where there are several
+                kind "checkpoint", "weights", or "weights.<module>" where there are several;
+                upload: whether the uploader of a watched run shall send them
     resumed     step, exact, notes
     length      step 0, steps: how many the run will attempt, as its epochs come to
     artifact    step, name, path "artifacts/step-00000400/<name>", size_bytes, sha256
@@ -115,11 +116,14 @@ class Unrecordable(NamedTuple):
 class SpoolWriter:
     """Appends steps and events. FileExistsError means that this attempt already ran once."""
 
-    def __init__(self, folder: Path, attempt: int, rotate_bytes: int = 64 * 2**20) -> None:
+    def __init__(
+        self, folder: Path, attempt: int, rotate_bytes: int = 64 * 2**20, sequence: int = 0
+    ) -> None:
+        """sequence: of the first file; above 0 after one that could not be written to its end."""
         self._folder = folder
         self._attempt = attempt
         self._rotate_bytes = rotate_bytes
-        self._sequence = 0
+        self.sequence = sequence
         folder.mkdir(parents=True, exist_ok=True)
         self._open()
 
@@ -143,20 +147,29 @@ class SpoolWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Append no more."""
         self._file.close()
 
     def _append(self, kind: int, payload: bytes) -> None:
         if self._bytes >= self._rotate_bytes:
             self._file.close()
-            self._sequence += 1
+            self.sequence += 1
             self._open()
         self._write(frame(kind, payload))
 
     def _open(self) -> None:
-        path = self._folder / f"{self._attempt}-{self._sequence}.spool"
+        path = self._folder / f"{self._attempt}-{self.sequence}.spool"
         self._file = path.open("xb", buffering=0)
         self._bytes = 0
-        self._write(FILE_HEADER.pack(MAGIC, VERSION))
+        try:
+            self._write(FILE_HEADER.pack(MAGIC, VERSION))
+        except OSError:  # a full disk has room for a name: it would be in the way of the next try
+            self._file.close()
+            path.unlink()
+            raise
 
     def _write(self, data: bytes) -> None:
         self._bytes += len(data)

@@ -18,12 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
+from halfstep import credentials
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.ending import Ending
 from halfstep.logged import as_file, is_number
+from halfstep.patient_spool import PatientSpool
 from halfstep.run_folder import last_step, open_run, slug, write_outcome
-from halfstep.spool import BadEvent, Event, SpoolWriter, Steps
+from halfstep.spool import BadEvent, Event, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,8 +69,15 @@ def watch(
     try:
         if _mode(mode) == "disabled" or not _is_first_rank():
             return Watch(None)
+        server = credentials.known(url, token)
         files = open_run(
-            Path(folder).absolute(), name=name, run=run, project=project, config=config, tags=tags
+            Path(folder).absolute(),
+            name=name,
+            run=run,
+            project=project,
+            config=config,
+            tags=tags,
+            secret=server.token if server else token,
         )
         _active = Watch(files, optimizers=_named(optimizers), scaler=scaler, url=url, token=token)
     except Exception as error:
@@ -106,7 +115,7 @@ class Watch:
 
         first_step = last_step(files)
         self._resumed = None if files.attempt == 1 else _resumed(first_step, [UNKNOWN])
-        self._spool = SpoolWriter(files.spool, files.attempt)
+        self._spool = PatientSpool(files.spool, files.attempt, _say)
         self._loop = Loop(
             self._record, self._spool.event, optimizers=optimizers, scaler=scaler, step=first_step
         )
@@ -190,7 +199,7 @@ class Watch:
                     self._log_number(name, value, step)
                 else:
                     self._log_file(name, value, step)
-            except (TypeError, BadEvent) as error:
+            except (TypeError, OSError, BadEvent) as error:
                 self._complain(f"{name} is not logged: {error}")
         if clock() - self._flushed_at > FLUSH_SECONDS:
             self._flush()
@@ -283,7 +292,7 @@ class Watch:
         if not self._loop.drain(PATIENCE_SECONDS):
             self._complain(f"the device did not answer within {PATIENCE_SECONDS:g} s")
         self._flush()
-        self._spool.__exit__()
+        self._spool.close()
         write_outcome(self._written, status, self.step, error)
 
     def _fail(self, error: Exception) -> None:
@@ -293,7 +302,7 @@ class Watch:
         note = {"event": "failed_diagnosis", "step": self.step, "diagnosis": "watch"}
         try:
             self._spool.event(note | {"error": text[:1000]})
-            self._spool.__exit__()
+            self._spool.close()
         except (OSError, ValueError):  # what failed was the disk, or had been closed
             return
 
