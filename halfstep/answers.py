@@ -34,6 +34,8 @@ def spoken() -> Iterator[None]:
     except (httpx2.TransportError, httpx2.DecodingError, httpx2.InvalidURL) as error:
         reason = str(error) or type(error).__name__
         raise ApiError(0, f"the server does not answer: {reason}") from error
+    except (KeyError, TypeError) as error:
+        raise ApiError(0, f"the server answers nothing of ours: there is no {error}") from error
 
 
 def content(answer: httpx2.Response) -> Any:

@@ -3,12 +3,17 @@
 import argparse
 import json
 import sys
+import time
 from getpass import getpass
+from pathlib import Path
 from typing import Any
 
 from halfstep import credentials
 from halfstep.client import ENDED, URL, Client
 from halfstep.credentials import Credentials
+from halfstep.ingest import Ingest
+from halfstep.upload import run_folders
+from halfstep.upload import upload as send_run
 
 
 def runs(words: list[str]) -> None:
@@ -97,7 +102,40 @@ def login(words: list[str]) -> None:
     print(f"The token of {options.url} is in {path}")
 
 
-COMMANDS = {each.__name__: each for each in (cancel, download, login, runs, show, submit)}
+def upload(words: list[str]) -> None:
+    """Send watched runs from their folders: half of one, or what was sent before, does no harm."""
+    parser = _parser("upload", upload)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of runs, or above")
+    parser.add_argument("--checkpoints", action="store_true", help="all of them, not as watched")
+    parser.add_argument("--delete", action="store_true", help="the spools of what is over and sent")
+    parser.add_argument("--json", action="store_true", help="one object a run, for machines")
+    options = parser.parse_args(words)
+    if missing := [folder for folder in options.folders if not folder.is_dir()]:
+        parser.error(f"{missing[0]} is no folder")
+    found = [run for folder in options.folders for run in run_folders(folder.absolute())]
+    if not found:
+        parser.error(f"there is no run in {', '.join(map(str, options.folders))}")
+    server = credentials.known()
+    if server is None:
+        parser.error("no server is known: `halfstep login`, or set HALFSTEP_URL and HALFSTEP_TOKEN")
+    with Ingest(server) as ingest:
+        for folder in found:
+            sent = send_run(
+                folder,
+                ingest,
+                lambda text: print(f"halfstep: {text}", file=sys.stderr),
+                time.sleep,
+                with_checkpoints=options.checkpoints,
+                delete=options.delete,
+            )
+            if options.json:
+                print(json.dumps({"folder": str(folder), **sent._asdict()}), flush=True)
+            else:
+                more = "" if sent.is_over else "; it has not ended yet"
+                print(f"{folder}: {sent.page or 'not sent'}{more}", flush=True)
+
+
+COMMANDS = {each.__name__: each for each in (cancel, download, login, runs, show, submit, upload)}
 
 
 def _parser(name: str, command: Any) -> argparse.ArgumentParser:

@@ -5,6 +5,9 @@
                    artifacts/step-00000400/<name>
                    checkpoints/step-00000400/<name>
                    outcome-<attempt>.json      how it ended; none: it has not, or nobody could say
+                   uploaded.json               what has reached a server for good; see sending.py
+                   uploader.lock, .log         who sends it, and what that one has said
+                   last-step                   where attempts came to whose spool was deleted
 
     <folder>/resume                     a text file that names the run to go on with, if it is there
 
@@ -28,7 +31,7 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.spool import Position, SpoolReader, json_safe, spool_files
 
 FORMAT = 1
-RESUME = "resume"
+RESUME, LAST_STEP = "resume", "last-step"
 PACKAGES = ("torch", "numpy", "lightning", "transformers", "accelerate", "timm", "halfstep")
 
 
@@ -51,7 +54,7 @@ def open_run(
         run = resume.read_text().strip()
     place, written = _place(folder, name, run), {}
     if (place / "run.json").exists():
-        written = json.loads((place / "run.json").read_text())
+        written = read_run(place)
     attempts = written.get("attempts", [])
     numbers = [attempt["attempt"] for attempt in attempts]
     files = AttemptFiles(place, max([*numbers, *_spooled(place)], default=0) + 1)
@@ -69,6 +72,12 @@ def open_run(
     return files
 
 
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return what run.json says."""
+    run: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return run
+
+
 def last_step(files: AttemptFiles) -> int:
     """Return the last step that the attempts before this one spooled, as far as it lies here."""
     earlier = [_numbers(path) for path in spool_files(files.spool)]
@@ -81,7 +90,15 @@ def last_step(files: AttemptFiles) -> int:
             step = max([step, *(int(each["step"].max()) for each in steps)])
         if step:
             return step
-    return 0
+    remembered = files.folder / LAST_STEP
+    return int(remembered.read_text()) if remembered.exists() else 0
+
+
+def remember_last_step(folder: Path, step: int) -> None:
+    """Keep what `last_step` finds, before the spool that says it is deleted."""
+    temporary = folder / f".{LAST_STEP}"
+    temporary.write_text(str(step))
+    temporary.replace(folder / LAST_STEP)
 
 
 def write_outcome(files: AttemptFiles, status: str, step: int, error: str | None = None) -> None:

@@ -54,6 +54,7 @@ import os
 import re
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
 
@@ -245,6 +246,24 @@ def spool_files(folder: Path) -> list[Path]:
     """Return the files of a spool in order of attempt and sequence."""
     found = (path for path in folder.glob("*-*.spool") if FILE_NAME.fullmatch(path.name))
     return sorted(found, key=_name)
+
+
+def spool_of(folder: Path, attempt: int) -> list[tuple[int, Path]]:
+    """Return the sequences of an attempt's spool, each with its file, in order."""
+    named = ((_name(path), path) for path in spool_files(folder))
+    return [(sequence, path) for (number, sequence), path in named if number == attempt]
+
+
+def file_events(path: Path, offset: int) -> Iterator[tuple[Event, int]]:
+    """Yield the events of a spool file that name files, from a frame on, each with its end."""
+    with path.open("rb") as file:
+        file.seek(offset or FILE_HEADER.size)
+        while found := _next_frame(file):
+            kind, payload = found
+            if kind == EVENT and (b'"artifact"' in payload or b'"checkpoint"' in payload):
+                event = _decode(kind, payload)
+                if isinstance(event, dict) and event["event"] in ("artifact", "checkpoint"):
+                    yield event, file.tell()
 
 
 def frame(kind: int, payload: bytes) -> bytes:
