@@ -718,3 +718,26 @@ def test_a_folder_that_is_deleted_ends_the_uploader(tmp_path: Path) -> None:
     uploader.start(files, Credentials("http://127.0.0.1:1", "token"))
     log = files.folder / uploader.LOG
     until(lambda: log.exists() and "the uploader has failed" in log.read_text())
+
+
+def test_uploaders_that_are_killed_lose_nothing_and_send_nothing_twice(
+    site: IngestServer, tmp_path: Path
+) -> None:
+    """kill −9 wherever it is, again and again, while the server fails as well."""
+    writer = Writer(tmp_path)
+    for number in range(8):
+        writer.steps(30).file(b"x" * 100_000, f"{number}.bin")
+        site.faults = ["", "cut after", "500"]
+        enough = len(site.requests) + 1 + number % 4
+        uploader.start(writer.files, site.server)
+        until(lambda enough=enough: len(site.requests) >= enough)  # type: ignore[misc]
+        for each in uploaders(tmp_path):
+            each.kill()
+        until(lambda: not uploader.is_at_work(writer.files.folder))
+    writer.finish()
+    uploader.start(writer.files, site.server)
+    until(lambda: not uploaders(tmp_path))
+    attempt = arrived(site, writer.files)
+    assert attempt.spool == spooled(writer.files)
+    assert len(attempt.stored) == 8
+    assert attempt.outcome is not None
