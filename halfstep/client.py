@@ -13,7 +13,7 @@ What a method returns is the API's own JSON, as /api/v1/docs of the server descr
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from email.message import Message
 from pathlib import Path
 from typing import Any, Self
@@ -96,9 +96,28 @@ class Client:
 
     def wait(self, run_id: int) -> dict[str, Any]:
         """Return the run once it is over, however it ended."""
-        while (run := self.run(run_id))["status"] not in ENDED:
-            time.sleep(LOOK_SECONDS)
+        *_, run = self.follow(run_id)
         return run
+
+    def follow(self, run_id: int) -> Iterator[dict[str, Any]]:
+        """Yield the run as it is, and again whenever it has changed, until it is over."""
+        run: dict[str, Any] = {}
+        while run.get("status") not in ENDED:
+            if run:
+                time.sleep(LOOK_SECONDS)
+            before, run = run, self.run(run_id)
+            if run != before:
+                yield run
+
+    def log(self, run_id: int) -> list[dict[str, Any]]:
+        """Return the lines of a run's log, oldest first."""
+        lines: list[dict[str, Any]] = []
+        query: dict[str, Any] | None = {}
+        while query is not None:
+            page = self._get(f"/api/v1/runs/{run_id}/log", query)
+            lines = page["log"] + lines
+            query = {"before": page["next"]} if page["next"] is not None else None
+        return lines
 
     def cancel(self, run_id: int) -> dict[str, Any]:
         """End a run; one that trains leaves a checkpoint first."""
