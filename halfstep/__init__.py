@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from halfstep.client import ApiError as ApiError
+    from halfstep.answers import ApiError as ApiError
     from halfstep.client import Client as Client
     from halfstep.watching import Watch as Watch
     from halfstep.watching import watch as watch

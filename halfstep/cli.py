@@ -13,7 +13,7 @@ from halfstep import __version__
 
 GROUP = "halfstep.commands"
 #: Those of halfstep.commands.
-OWN = ("cancel", "download", "runs", "show", "submit")
+OWN = ("cancel", "download", "login", "run", "runs", "show", "submit", "upload")
 
 
 def main(words: list[str] | None = None) -> None:
@@ -33,12 +33,13 @@ def main(words: list[str] | None = None) -> None:
 
 
 def _run(name: str, words: list[str]) -> None:
-    from halfstep.client import ApiError  # with an HTTP client, which the others need not wait for
+    from halfstep.answers import ApiError  # with an HTTP client, which the others need not wait for
     from halfstep.commands import COMMANDS
+    from halfstep.credentials import Unreadable
 
     try:
         COMMANDS[name](words)
-    except ApiError as error:
+    except (ApiError, Unreadable) as error:
         sys.exit(f"halfstep: {error}")
 
 

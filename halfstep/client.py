@@ -2,7 +2,8 @@
 
     from halfstep import Client
 
-    client = Client("http://127.0.0.1:8000", token)        (or HALFSTEP_URL and HALFSTEP_TOKEN)
+    client = Client("http://127.0.0.1:8000", token)        (or HALFSTEP_URL and HALFSTEP_TOKEN,
+                                                            or `halfstep login`)
     run = client.submit("digits", {"training": {"steps": 400}})
     run = client.wait(run["id"])
     client.download(run["id"], folder)
@@ -11,15 +12,16 @@ What a method returns is the API's own JSON, as /api/v1/docs of the server descr
 """
 
 import hashlib
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from email.message import Message
 from pathlib import Path
 from typing import Any, Self
 
 import httpx2
+
+from halfstep import credentials
+from halfstep.answers import ApiError, content, refusal, spoken
 
 URL = "http://127.0.0.1:8000"
 ENDED = ("finished", "failed", "cancelled")
@@ -27,29 +29,21 @@ LOOK_SECONDS = 1.0  # between two looks at a run that is waited for
 PATIENCE_SECONDS = 30.0  # for an answer
 
 
-class ApiError(Exception):
-    """The server refused, or does not answer; the message says why.
-
-    status: of the answer, 0 where there was none.  errors: a sentence a field, if fields are wrong.
-    """
-
-    def __init__(self, status: int, message: str, errors: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.errors = status, dict(errors or {})
-
-
 class Client:
     """A connection to one server, as one user. A context manager, which closes it."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        """url: HALFSTEP_URL, or this machine.  token: HALFSTEP_TOKEN, made on the account page."""
-        url = url or os.environ.get("HALFSTEP_URL") or URL
-        token = token or os.environ.get("HALFSTEP_TOKEN")
-        if not token:
-            raise ApiError(0, "there is no token: make one on the account page; set HALFSTEP_TOKEN")
+        """url: HALFSTEP_URL, that of `halfstep login`, or this machine.
+
+        token: HALFSTEP_TOKEN, or that of `halfstep login`; it is made on the account page.
+        """
+        found = credentials.known(url, token, otherwise=URL)
+        if found is None:
+            advice = "make one on the account page; `halfstep login`, or set HALFSTEP_TOKEN"
+            raise ApiError(0, f"there is no token: {advice}")
         self._http = httpx2.Client(
-            base_url=url,
-            headers={"Authorization": f"Bearer {token}"},
+            base_url=found.url,
+            headers={"Authorization": f"Bearer {found.token}"},
             timeout=PATIENCE_SECONDS,
             follow_redirects=True,
         )
@@ -102,9 +96,28 @@ class Client:
 
     def wait(self, run_id: int) -> dict[str, Any]:
         """Return the run once it is over, however it ended."""
-        while (run := self.run(run_id))["status"] not in ENDED:
-            time.sleep(LOOK_SECONDS)
+        *_, run = self.follow(run_id)
         return run
+
+    def follow(self, run_id: int) -> Iterator[dict[str, Any]]:
+        """Yield the run as it is, and again whenever it has changed, until it is over."""
+        run: dict[str, Any] = {}
+        while run.get("status") not in ENDED:
+            if run:
+                time.sleep(LOOK_SECONDS)
+            before, run = run, self.run(run_id)
+            if run != before:
+                yield run
+
+    def log(self, run_id: int) -> list[dict[str, Any]]:
+        """Return the lines of a run's log, oldest first."""
+        lines: list[dict[str, Any]] = []
+        query: dict[str, Any] | None = {}
+        while query is not None:
+            page = self._get(f"/api/v1/runs/{run_id}/log", query)
+            lines = page["log"] + lines
+            query = {"before": page["next"]} if page["next"] is not None else None
+        return lines
 
     def cancel(self, run_id: int) -> dict[str, Any]:
         """End a run; one that trains leaves a checkpoint first."""
@@ -156,50 +169,24 @@ class Client:
         """Fetch what a file lacks; return the name that the server gives it."""
         had = partial.stat().st_size if partial.exists() else 0
         headers = {"Range": f"bytes={had}-"} if had else {}
-        with _spoken(), self._http.stream("GET", path, headers=headers) as answer:
+        with spoken(), self._http.stream("GET", path, headers=headers) as answer:
             if answer.status_code == 416:  # it has come whole, but its name is not known any more
                 return _name(self._http.head(path))
             if answer.is_error:
                 answer.read()
-                raise _refusal(answer)
+                raise refusal(answer)
             with partial.open("ab" if answer.status_code == 206 else "wb") as file:
                 for chunk in answer.iter_raw():
                     file.write(chunk)
             return _name(answer)
 
     def _get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
-        with _spoken():
-            return _content(self._http.get(path, params=query))
+        with spoken():
+            return content(self._http.get(path, params=query))
 
-    def _post(self, path: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        with _spoken():
-            return dict(_content(self._http.post(path, json=content)))
-
-
-@contextmanager
-def _spoken() -> Iterator[None]:
-    """Make what goes wrong on the way an ApiError."""
-    try:
-        yield
-    except (httpx2.TransportError, httpx2.InvalidURL) as error:
-        raise ApiError(0, f"the server does not answer: {error}") from error
-
-
-def _content(answer: httpx2.Response) -> Any:
-    if answer.is_error:
-        raise _refusal(answer)
-    return answer.json()
-
-
-def _refusal(answer: httpx2.Response) -> ApiError:
-    try:
-        said = answer.json()
-    except ValueError:  # no server of ours, or a page
-        return ApiError(answer.status_code, f"{answer.status_code} {answer.reason_phrase}")
-    errors = said.get("errors") or {}
-    sentences = [f"{field}: {text}" for field, text in errors.items()]
-    message = "; ".join(sentences) or str(said.get("detail", answer.reason_phrase))
-    return ApiError(answer.status_code, message, errors)
+    def _post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        with spoken():
+            return dict(content(self._http.post(path, json=body)))
 
 
 def _name(answer: httpx2.Response) -> str:

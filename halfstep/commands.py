@@ -3,9 +3,21 @@
 import argparse
 import json
 import sys
+import time
+from getpass import getpass
+from pathlib import Path
 from typing import Any
 
-from halfstep.client import ENDED, Client
+from halfstep import credentials
+from halfstep.client import ENDED, URL, Client
+from halfstep.credentials import Credentials
+from halfstep.ingest import Ingest
+from halfstep.upload import run_folders
+from halfstep.upload import upload as send_run
+
+#: Of a command that waits for a run's end. 1: the server refused; 2: typed wrongly.
+EXIT_CODES = {"finished": 0, "failed": 3, "cancelled": 4}
+EXITS = "the exit code is 0 if it finished, 3 if it failed, 4 if it was cancelled"
 
 
 def runs(words: list[str]) -> None:
@@ -16,8 +28,8 @@ def runs(words: list[str]) -> None:
     parser.add_argument("--limit", type=int, default=20)
     options = parser.parse_args(words)
     with Client() as client:
-        for run in client.runs(options.text, status=options.status, limit=options.limit):
-            print(_line(run))
+        for found in client.runs(options.text, status=options.status, limit=options.limit):
+            _tell(found, options)
 
 
 def show(words: list[str]) -> None:
@@ -26,7 +38,7 @@ def show(words: list[str]) -> None:
     parser.add_argument("run", type=int)
     options = parser.parse_args(words)
     with Client() as client:
-        print(json.dumps(client.run(options.run), indent=2))
+        print(json.dumps(client.run(options.run), indent=None if options.json else 2))
 
 
 def submit(words: list[str]) -> None:
@@ -37,7 +49,7 @@ def submit(words: list[str]) -> None:
     parser.add_argument("--precision", choices=["fp16", "bf16", "fp32"])
     parser.add_argument("--name", default="")
     parser.add_argument("--tag", action="append", default=[], dest="tags")
-    parser.add_argument("--wait", action="store_true", help="until it is over; 1 if it failed")
+    parser.add_argument("--wait", action="store_true", help=f"until it is over; {EXITS}")
     options = parser.parse_args(words)
     config: dict[str, Any] = {}
     for assignment in options.fields:
@@ -48,12 +60,12 @@ def submit(words: list[str]) -> None:
     if options.precision:
         config["precision"] = options.precision
     with Client() as client:
-        run = client.submit(options.recipe, config, name=options.name, tags=options.tags)
-        print(_line(run), flush=True)
+        queued = client.submit(options.recipe, config, name=options.name, tags=options.tags)
+        _tell(queued, options)
         if options.wait:
-            run = client.wait(run["id"])
-            print(_line(run))
-            sys.exit(run["status"] != "finished")
+            ended = client.wait(queued["id"])
+            _tell(ended, options)
+            sys.exit(EXIT_CODES[ended["status"]])
 
 
 def cancel(words: list[str]) -> None:
@@ -62,7 +74,28 @@ def cancel(words: list[str]) -> None:
     parser.add_argument("run", type=int)
     options = parser.parse_args(words)
     with Client() as client:
-        print(_line(client.cancel(options.run)))
+        _tell(client.cancel(options.run), options)
+
+
+def follow(words: list[str]) -> None:
+    """Tell of a run whenever it has changed, until it is over; the exit code says how it ended."""
+    parser = _parser("follow", follow, EXITS)
+    parser.add_argument("run", type=int)
+    options = parser.parse_args(words)
+    with Client() as client:
+        for told in client.follow(options.run):
+            _tell(told, options)
+    sys.exit(EXIT_CODES[told["status"]])
+
+
+def log(words: list[str]) -> None:
+    """Print what a run has written to its log."""
+    parser = _parser("log", log)
+    parser.add_argument("run", type=int)
+    options = parser.parse_args(words)
+    with Client() as client:
+        for line in client.log(options.run):
+            print(json.dumps(line) if options.json else line["text"])
 
 
 def download(words: list[str]) -> None:
@@ -75,18 +108,97 @@ def download(words: list[str]) -> None:
     options = parser.parse_args(words)
     with Client() as client:
         step, kind = options.step, options.kind
-        print(client.download(options.run, options.folder, step=step, kind=kind))
+        path = client.download(options.run, options.folder, step=step, kind=kind)
+        print(json.dumps({"path": str(path)}) if options.json else path)
 
 
-COMMANDS = {each.__name__: each for each in (cancel, download, runs, show, submit)}
+RUN = {
+    "submit": submit,
+    "list": runs,
+    "show": show,
+    "follow": follow,
+    "log": log,
+    "cancel": cancel,
+    "download": download,
+}
 
 
-def _parser(name: str, command: Any) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+def run(words: list[str]) -> None:
+    """Submit, list, show, follow, cancel or download runs, or read one's log."""
+    parser = argparse.ArgumentParser(prog="halfstep run", description=run.__doc__)
+    parser.add_argument("command", choices=RUN, help="`halfstep run COMMAND --help` explains it")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    RUN[options.command](options.words)
+
+
+def login(words: list[str]) -> None:
+    """Keep a server's address and a token for it, in a file that you alone can read."""
+    parser = _parser("login", login)
+    parser.add_argument("url", nargs="?", default=URL, help=f"of the server; {URL} if not told")
+    options = parser.parse_args(words)
+    if not options.url.startswith(("http://", "https://")):
+        parser.error(f"url is {options.url!r}; allowed: http://… or https://…")
+    # Never an argument: whoever lists processes, or reads the shell's history, would see it.
+    asked = f"Token of {options.url}, from its account page: "
+    token = (getpass(asked) if sys.stdin.isatty() else sys.stdin.readline()).strip()
+    if not token:
+        parser.error("there is no token: type it, or send it as standard input")
+    path = credentials.store(Credentials(options.url.rstrip("/"), token))
+    kept = {"url": options.url, "path": str(path)}
+    print(json.dumps(kept) if options.json else f"The token of {options.url} is in {path}")
+
+
+def upload(words: list[str]) -> None:
+    """Send watched runs from their folders: half of one, or what was sent before, does no harm."""
+    parser = _parser("upload", upload)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of runs, or above")
+    parser.add_argument("--checkpoints", action="store_true", help="all of them, not as watched")
+    parser.add_argument("--delete", action="store_true", help="the spools of what is over and sent")
+    options = parser.parse_args(words)
+    if missing := [folder for folder in options.folders if not folder.is_dir()]:
+        parser.error(f"{missing[0]} is no folder")
+    found = [run for folder in options.folders for run in run_folders(folder.absolute())]
+    if not found:
+        parser.error(f"there is no run in {', '.join(map(str, options.folders))}")
+    server = credentials.known()
+    if server is None:
+        parser.error("no server is known: `halfstep login`, or set HALFSTEP_URL and HALFSTEP_TOKEN")
+    with Ingest(server) as ingest:
+        for folder in found:
+            sent = send_run(
+                folder,
+                ingest,
+                lambda text: print(f"halfstep: {text}", file=sys.stderr),
+                time.sleep,
+                with_checkpoints=options.checkpoints,
+                delete=options.delete,
+            )
+            if options.json:
+                print(json.dumps({"folder": str(folder), **sent._asdict()}), flush=True)
+            else:
+                more = "" if sent.is_over else "; it has not ended yet"
+                print(f"{folder}: {sent.page or 'not sent'}{more}", flush=True)
+
+
+COMMANDS = {
+    each.__name__: each for each in (cancel, download, login, run, runs, show, submit, upload)
+}
+
+
+def _parser(name: str, command: Any, more: str = "") -> argparse.ArgumentParser:
+    server = "The server is HALFSTEP_URL and the token HALFSTEP_TOKEN, else as `halfstep login` has"
+    parser = argparse.ArgumentParser(
         prog=f"halfstep {name}",
         description=command.__doc__,
-        epilog="The server is HALFSTEP_URL, or this machine's; the token is HALFSTEP_TOKEN.",
+        epilog=". ".join(filter(None, [more, f"{server} kept them."])),
     )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
+    return parser
+
+
+def _tell(run: dict[str, Any], options: argparse.Namespace) -> None:
+    print(json.dumps(run) if options.json else _line(run), flush=True)
 
 
 def _put(config: dict[str, Any], path: list[str], text: str) -> None:

@@ -5,6 +5,9 @@
                    artifacts/step-00000400/<name>
                    checkpoints/step-00000400/<name>
                    outcome-<attempt>.json      how it ended; none: it has not, or nobody could say
+                   uploaded.json               what has reached a server for good; see sending.py
+                   uploader.lock, .log         who sends it, and what that one has said
+                   last-step                   where attempts came to whose spool was deleted
 
     <folder>/resume                     a text file that names the run to go on with, if it is there
 
@@ -23,11 +26,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from halfstep import process, redaction
 from halfstep.attempt_files import AttemptFiles
 from halfstep.spool import Position, SpoolReader, json_safe, spool_files
 
 FORMAT = 1
-RESUME = "resume"
+RESUME, LAST_STEP = "resume", "last-step"
 PACKAGES = ("torch", "numpy", "lightning", "transformers", "accelerate", "timm", "halfstep")
 
 
@@ -39,14 +43,18 @@ def open_run(
     project: str | None = None,
     config: object = None,
     tags: Sequence[str] = (),
+    secret: str | None = None,
 ) -> AttemptFiles:
-    """Make a run's folder, or find that of `run`, and note a new attempt in it."""
+    """Make a run's folder, or find that of `run`, and note a new attempt in it.
+
+    secret: what is hidden wherever it stands.
+    """
     resume = folder / RESUME
     if run is None and resume.is_file():
         run = resume.read_text().strip()
     place, written = _place(folder, name, run), {}
     if (place / "run.json").exists():
-        written = json.loads((place / "run.json").read_text())
+        written = read_run(place)
     attempts = written.get("attempts", [])
     numbers = [attempt["attempt"] for attempt in attempts]
     files = AttemptFiles(place, max([*numbers, *_spooled(place)], default=0) + 1)
@@ -55,13 +63,19 @@ def open_run(
         "id": uuid.uuid4().hex,
         "name": name or place.name,
         "project": project,
-        "config": plain(config) if config is not None else None,
+        "config": redaction.without(plain(config), secret),
         "tags": list(tags),
         "started": _now(),
     } | written
-    described["attempts"] = [*attempts, _attempt(files.attempt)]
+    described["attempts"] = [*attempts, _attempt(files.attempt, secret)]
     write_json(place / "run.json", described)
     return files
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return what run.json says."""
+    run: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return run
 
 
 def last_step(files: AttemptFiles) -> int:
@@ -76,7 +90,15 @@ def last_step(files: AttemptFiles) -> int:
             step = max([step, *(int(each["step"].max()) for each in steps)])
         if step:
             return step
-    return 0
+    remembered = files.folder / LAST_STEP
+    return int(remembered.read_text()) if remembered.exists() else 0
+
+
+def remember_last_step(folder: Path, step: int) -> None:
+    """Keep what `last_step` finds, before the spool that says it is deleted."""
+    temporary = folder / f".{LAST_STEP}"
+    temporary.write_text(str(step))
+    temporary.replace(folder / LAST_STEP)
 
 
 def write_outcome(files: AttemptFiles, status: str, step: int, error: str | None = None) -> None:
@@ -141,13 +163,14 @@ def _numbers(path: Path) -> tuple[int, int]:
     return int(attempt), int(sequence)
 
 
-def _attempt(number: int) -> dict[str, Any]:
+def _attempt(number: int, secret: str | None) -> dict[str, Any]:
     return {
         "attempt": number,
         "started": _now(),
         "host": platform.node(),
         "pid": os.getpid(),
-        "command": sys.argv,
+        "pid_started": process.started(os.getpid()),
+        "command": redaction.command(sys.argv, secret),
         "folder": str(Path.cwd()),
         "versions": {"python": platform.python_version(), **_versions()},
     }

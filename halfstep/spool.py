@@ -20,7 +20,8 @@ of every field; what is not within them is not written, and read as Unrecordable
                 that was set by hand before this step
     metric      step, name, value, elapsed_ms
     checkpoint  step, reason, request, files [{"kind", "path", "size_bytes", "sha256"}]:
-                kind "checkpoint", "weights", or "weights.<module>" where there are several
+                kind "checkpoint", "weights", or "weights.<module>" where there are several;
+                upload: whether the uploader of a watched run shall send them
     resumed     step, exact, notes
     length      step 0, steps: how many the run will attempt, as its epochs come to
     artifact    step, name, path "artifacts/step-00000400/<name>", size_bytes, sha256
@@ -53,6 +54,7 @@ import os
 import re
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
 
@@ -115,11 +117,14 @@ class Unrecordable(NamedTuple):
 class SpoolWriter:
     """Appends steps and events. FileExistsError means that this attempt already ran once."""
 
-    def __init__(self, folder: Path, attempt: int, rotate_bytes: int = 64 * 2**20) -> None:
+    def __init__(
+        self, folder: Path, attempt: int, rotate_bytes: int = 64 * 2**20, sequence: int = 0
+    ) -> None:
+        """sequence: of the first file; above 0 after one that could not be written to its end."""
         self._folder = folder
         self._attempt = attempt
         self._rotate_bytes = rotate_bytes
-        self._sequence = 0
+        self.sequence = sequence
         folder.mkdir(parents=True, exist_ok=True)
         self._open()
 
@@ -143,20 +148,29 @@ class SpoolWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Append no more."""
         self._file.close()
 
     def _append(self, kind: int, payload: bytes) -> None:
         if self._bytes >= self._rotate_bytes:
             self._file.close()
-            self._sequence += 1
+            self.sequence += 1
             self._open()
         self._write(frame(kind, payload))
 
     def _open(self) -> None:
-        path = self._folder / f"{self._attempt}-{self._sequence}.spool"
+        path = self._folder / f"{self._attempt}-{self.sequence}.spool"
         self._file = path.open("xb", buffering=0)
         self._bytes = 0
-        self._write(FILE_HEADER.pack(MAGIC, VERSION))
+        try:
+            self._write(FILE_HEADER.pack(MAGIC, VERSION))
+        except OSError:  # a full disk has room for a name: it would be in the way of the next try
+            self._file.close()
+            path.unlink()
+            raise
 
     def _write(self, data: bytes) -> None:
         self._bytes += len(data)
@@ -232,6 +246,24 @@ def spool_files(folder: Path) -> list[Path]:
     """Return the files of a spool in order of attempt and sequence."""
     found = (path for path in folder.glob("*-*.spool") if FILE_NAME.fullmatch(path.name))
     return sorted(found, key=_name)
+
+
+def spool_of(folder: Path, attempt: int) -> list[tuple[int, Path]]:
+    """Return the sequences of an attempt's spool, each with its file, in order."""
+    named = ((_name(path), path) for path in spool_files(folder))
+    return [(sequence, path) for (number, sequence), path in named if number == attempt]
+
+
+def file_events(path: Path, offset: int) -> Iterator[tuple[Event, int]]:
+    """Yield the events of a spool file that name files, from a frame on, each with its end."""
+    with path.open("rb") as file:
+        file.seek(offset or FILE_HEADER.size)
+        while found := _next_frame(file):
+            kind, payload = found
+            if kind == EVENT and (b'"artifact"' in payload or b'"checkpoint"' in payload):
+                event = _decode(kind, payload)
+                if isinstance(event, dict) and event["event"] in ("artifact", "checkpoint"):
+                    yield event, file.tell()
 
 
 def frame(kind: int, payload: bytes) -> bytes:

@@ -4,8 +4,9 @@
     halfstep.watch(model)
 
 From then on every step's loss, loss scale, skips with their culprits and gradient norms go into a
-folder on the local disk (see run_folder.py). Nothing of it changes a bit of the training, makes
-the host wait for the device, or ends the script: an error of ours is one line on stderr.
+folder on the local disk (see run_folder.py), and from there to a server if one is known (see
+uploader.py). Nothing of it changes a bit of the training, makes the host wait for the device, or
+ends the script: an error of ours is one line on stderr.
 """
 
 import hashlib
@@ -18,12 +19,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
+from halfstep import credentials, uploader
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
+from halfstep.credentials import Credentials, Unreadable
 from halfstep.ending import Ending
 from halfstep.logged import as_file, is_number
+from halfstep.patient_spool import PatientSpool
 from halfstep.run_folder import last_step, open_run, slug, write_outcome
-from halfstep.spool import BadEvent, Event, SpoolWriter, Steps
+from halfstep.spool import BadEvent, Event, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 5.0  # for the device at the end: a lost one never answers
 FLUSH_SECONDS = 0.2  # of what is logged while no step ends
+PAGE_SECONDS = 1.0  # for a server to say where the run's page is
+REVIVAL_SECONDS, REVIVALS = 30.0, 5  # between two looks at the uploader; how often it is restarted
 UNKNOWN = "the script has not said from which step it went on"
 
 Mode: TypeAlias = Literal["auto", "offline", "disabled"]
@@ -57,25 +63,33 @@ def watch(
     modules: they give parameters their names.  optimizers, scaler: the only ones to watch, where
     there are others; of several optimizers without a scaler, a step is one of each.  config: of
     the run, anything that reads as a dictionary.  run: go on with this one, as its next attempt.
-    url, token: of a server, HALFSTEP_URL and HALFSTEP_TOKEN if not told.  mode: "disabled" does
-    nothing at all; HALFSTEP_MODE if not told.
+    url, token: of a server, HALFSTEP_URL and HALFSTEP_TOKEN or those of `halfstep login` if not
+    told.  mode: "offline" sends nothing, "disabled" does nothing at all; HALFSTEP_MODE if not told.
     """
     global _active
     if _active is not None:
         _active.add(*modules)
         return _active
     try:
-        if _mode(mode) == "disabled" or not _is_first_rank():
+        chosen = _mode(mode)
+        if chosen == "disabled" or not _is_first_rank():
             return Watch(None)
+        server = None if chosen == "offline" else _server(url, token)
         files = open_run(
-            Path(folder).absolute(), name=name, run=run, project=project, config=config, tags=tags
+            Path(folder).absolute(),
+            name=name,
+            run=run,
+            project=project,
+            config=config,
+            tags=tags,
+            secret=server.token if server else token,
         )
-        _active = Watch(files, optimizers=_named(optimizers), scaler=scaler, url=url, token=token)
+        _active = Watch(files, optimizers=_named(optimizers), scaler=scaler, server=server)
     except Exception as error:
         _say(f"cannot watch, and the script goes on without: {type(error).__name__}: {error}")
         return Watch(None)
-    _say(f"watching; the run is in {files.folder}")
     _active.add(*modules)
+    _active._guard(_active._send)
     return _active
 
 
@@ -91,13 +105,14 @@ class Watch:
         *,
         optimizers: "Mapping[str, Optimizer] | None" = None,
         scaler: "GradScaler | None" = None,
-        url: str | None = None,
-        token: str | None = None,
+        server: Credentials | None = None,
     ) -> None:
-        """files: where it is written; None: nothing is watched, and every method does nothing."""
+        """files: where it is written; None: nothing is watched, and every method does nothing.
+
+        server: where it is sent to, if anywhere.
+        """
         self.files = files
-        self.url = url or os.environ.get("HALFSTEP_URL")
-        self.token = token or os.environ.get("HALFSTEP_TOKEN")
+        self._server = server
         self._is_on = False
         if files is None:
             return
@@ -106,12 +121,14 @@ class Watch:
 
         first_step = last_step(files)
         self._resumed = None if files.attempt == 1 else _resumed(first_step, [UNKNOWN])
-        self._spool = SpoolWriter(files.spool, files.attempt)
+        self._spool = PatientSpool(files.spool, files.attempt, _say)
         self._loop = Loop(
             self._record, self._spool.event, optimizers=optimizers, scaler=scaler, step=first_step
         )
         self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived
         self._flushed_at = clock()
+        self._looked_at = clock()
+        self._revivals = 0
         self._complaints: set[str] = set()
         self._ending = Ending(self._end)
         self._taps = Taps(self._loop, self._guard)
@@ -150,12 +167,15 @@ class Watch:
         """
         self._guard(lambda: self._log(values, self.step if step is None else step))
 
-    def checkpoint(self, path: str | Path, *, kind: str = "checkpoint") -> None:
+    def checkpoint(
+        self, path: str | Path, *, kind: str = "checkpoint", upload: bool = False
+    ) -> None:
         """Register a file with its size and SHA-256; it is linked into the run's folder.
 
-        kind: or weights, or weights.<module>. Returns once the file is read.
+        kind: or weights, or weights.<module>.  upload: send it to the server too, to be downloaded
+        from the run's page. Returns once the file is read.
         """
-        self._guard(lambda: self._checkpoint(Path(path), kind))
+        self._guard(lambda: self._checkpoint(Path(path), kind, upload))
 
     def finish(self) -> None:
         """End the run: what the device has yet is fetched, and torch is as it was."""
@@ -170,6 +190,35 @@ class Watch:
         elif self._is_on:
             self._ending.raised(kind, error, trace)
 
+    # ---- Where it is sent ---------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Start to send the run, if there is a server; say where it is to be seen."""
+        files = self._written
+        place = f"the run is in {files.folder}"
+        if self._server is None:
+            _say(f"watching; {place}")
+            return
+        try:
+            page = uploader.start(files, self._server, PAGE_SECONDS)
+        except OSError as error:
+            command = f"`halfstep upload {files.folder}`"
+            _say(f"watching; {place}, and {command} sends it: no uploader can start: {error}")
+            self._server = None
+            return
+        _say(f"watching; {page or f'{place}; {self._server.url} has not answered yet'}")
+
+    def _revive(self) -> None:
+        """Start the uploader again, should it have been killed, a few times at most."""
+        self._looked_at = clock()
+        if (
+            self._server
+            and self._revivals < REVIVALS
+            and not uploader.is_at_work(self._written.folder)
+        ):
+            self._revivals += 1
+            uploader.start(self._written, self._server)
+
     # ---- What is written ----------------------------------------------------------------------
 
     def _record(self, steps: Steps) -> None:
@@ -178,6 +227,8 @@ class Watch:
             self._resumed = None
         self._spool.steps(steps)
         self._flush()
+        if clock() - self._looked_at > REVIVAL_SECONDS:
+            self._revive()
 
     def _resume(self, step: int, exact: bool) -> None:
         self._loop.step = step
@@ -190,7 +241,7 @@ class Watch:
                     self._log_number(name, value, step)
                 else:
                     self._log_file(name, value, step)
-            except (TypeError, BadEvent) as error:
+            except (TypeError, OSError, BadEvent) as error:
                 self._complain(f"{name} is not logged: {error}")
         if clock() - self._flushed_at > FLUSH_SECONDS:
             self._flush()
@@ -213,7 +264,7 @@ class Watch:
         place.write_bytes(content)
         self._spool.event({"event": "artifact", "step": step, "name": place.name} | self._of(place))
 
-    def _checkpoint(self, path: Path, kind: str) -> None:
+    def _checkpoint(self, path: Path, kind: str, upload: bool) -> None:
         if not path.is_file():
             self._complain(f"{path} is no file, and not registered as a checkpoint")
             return
@@ -226,7 +277,7 @@ class Watch:
         file = {"kind": kind, **self._of(place)}
         event = {"event": "checkpoint", "step": self.step, "reason": "script", "files": [file]}
         try:
-            self._spool.event(event)
+            self._spool.event(event | {"upload": upload})
         except BadEvent as error:
             self._complain(f"{path} is not registered: {error}")
 
@@ -283,8 +334,9 @@ class Watch:
         if not self._loop.drain(PATIENCE_SECONDS):
             self._complain(f"the device did not answer within {PATIENCE_SECONDS:g} s")
         self._flush()
-        self._spool.__exit__()
+        self._spool.close()
         write_outcome(self._written, status, self.step, error)
+        self._revive()
 
     def _fail(self, error: Exception) -> None:
         self._disarm()
@@ -293,7 +345,7 @@ class Watch:
         note = {"event": "failed_diagnosis", "step": self.step, "diagnosis": "watch"}
         try:
             self._spool.event(note | {"error": text[:1000]})
-            self._spool.__exit__()
+            self._spool.close()
         except (OSError, ValueError):  # what failed was the disk, or had been closed
             return
 
@@ -330,6 +382,15 @@ def _mode(mode: str) -> str:
     if mode not in MODES:
         raise ValueError(f"the mode is {mode!r}; allowed: {', '.join(MODES)}")
     return mode
+
+
+def _server(url: str | None, token: str | None) -> Credentials | None:
+    """Return where a run is sent; nowhere, if what was stored cannot be read."""
+    try:
+        return credentials.known(url, token)
+    except Unreadable as error:
+        _say(str(error))
+        return None
 
 
 def _is_first_rank() -> bool:

@@ -1,6 +1,7 @@
 """The client and its commands, against a real server."""
 
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from db import accounts, checkpoints, queue
 from db.database import Database
 from db.settings import Settings
-from db.tables import Run, Status, User
+from db.tables import LogLine, Run, Status, User
 from halfstep import ApiError, Client
 from tests.site import free_port, halfstep
 
@@ -158,6 +159,39 @@ def test_a_script_waits_for_the_end_and_hears_of_a_failure(
         queue.end(session, running.id, running.attempt, Status.FAILED, error="no", reason="no")
     with Client(address, token) as client:
         assert client.wait(running.id)["status"] == "failed"
+        assert [run["status"] for run in client.follow(running.id)] == ["failed"]
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    followed = halfstep("run", "follow", "1", "--json", **environment)
+    assert (json.loads(followed.stdout)["status"], followed.returncode) == ("failed", 3)
     told = halfstep("download", "1", str(tmp_path / "got"), **environment)
     assert told.stdout.strip() == os.fspath(tmp_path / "got" / "digits-fp16-run1-step400.pt")
+
+
+def test_the_commands_of_runs_stand_together_too(
+    client: Client, address: str, token: str, database: Database
+) -> None:
+    """`halfstep run COMMAND`, each with `--json`; the log comes whole, whatever its length."""
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    queued = json.loads(halfstep("run", "submit", "digits", "--json", **environment).stdout)
+    with database.writing() as session:
+        session.add_all(
+            LogLine(
+                run_id=queued["id"],
+                number=number,
+                attempt=1,
+                time=0.0,
+                stream="stdout",
+                text=f"line {number}",
+            )
+            for number in range(1, 1002)
+        )
+    assert [line["number"] for line in client.log(queued["id"])] == list(range(1, 1002))
+    lines = halfstep("run", "log", "1", **environment).stdout.splitlines()
+    assert (lines[0], len(lines)) == ("line 1", 1001)
+    [listed] = halfstep("run", "list", "--json", **environment).stdout.splitlines()
+    assert json.loads(listed)["id"] == queued["id"]
+    ended = json.loads(halfstep("run", "cancel", "1", "--json", **environment).stdout)
+    assert ended["status"] == "cancelled"
+    assert halfstep("run", "follow", "1", **environment).returncode == 4
+    assert "follow" in halfstep("run", "--help", **environment).stdout
+    assert "3 if it failed" in halfstep("run", "follow", "--help", **environment).stdout

@@ -643,3 +643,36 @@ def test_of_processes_that_train_together_one_writes(tmp_path: Path, kind: str) 
     [skip] = written.of("scaler", "skip")
     assert (skip["step"], [c["name"] for c in skip["culprits"]]) == (3, ["weight", "bias"])
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["it"]
+
+
+def test_a_full_disk_does_not_end_watching(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps and files of that time are lost, and said to be; what comes later is there."""
+    from halfstep import patient_spool
+    from tests.halfstep.test_patient_spool import full
+
+    monkeypatch.setattr(patient_spool, "RETRY_SECONDS", 0)
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        with full(20):
+            bf16(watch, epochs=40)
+            watch.log({"a": "text"})
+            watch._loop.drain(1.0)
+        watch.log({"late": 1.0})
+    written = Written(tmp_path / "it")
+    assert len(written.steps) == 0
+    assert [(event["name"], event["step"]) for event in written.of("metric")] == [("late", 40)]
+    told = capsys.readouterr().err
+    assert "the spool is written again: 40 steps" in told
+    assert (tmp_path / "it" / "outcome-1.json").exists()
+
+
+def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither from the command line nor, of the token in use, from the configuration."""
+    token = "hs_0123456789"
+    monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", "abc", "--lr=1", token])
+    config = {"argument": token, "lr": 1}
+    halfstep.watch(folder=tmp_path, name="it", config=config, token=token, mode="offline").finish()
+    run = json.loads((tmp_path / "it" / "run.json").read_text())
+    assert run["attempts"][0]["command"] == ["train.py", "--api-key", "***", "--lr=1", "***"]
+    assert run["config"] == {"argument": "***", "lr": 1}

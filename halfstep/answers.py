@@ -1,0 +1,62 @@
+"""What a server answers, and what becomes of it when it refuses or does not answer at all."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+
+
+class ApiError(Exception):
+    """The server refused, or does not answer; the message says why.
+
+    status: of the answer, 0 where there was none.  errors: a sentence a field, if fields are wrong.
+    problem: all that the answer said.  code: the reason, for programs.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        errors: Mapping[str, str] | None = None,
+        problem: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.errors, self.problem = status, dict(errors or {}), dict(problem or {})
+        self.code = str(self.problem.get("code", ""))
+
+
+@contextmanager
+def spoken() -> Iterator[None]:
+    """Make what goes wrong on the way an ApiError."""
+    try:
+        yield
+    except (httpx2.TransportError, httpx2.DecodingError, httpx2.InvalidURL) as error:
+        reason = str(error) or type(error).__name__
+        raise ApiError(0, f"the server does not answer: {reason}") from error
+    except (KeyError, TypeError) as error:
+        raise ApiError(0, f"the server answers nothing of ours: there is no {error}") from error
+
+
+def content(answer: httpx2.Response) -> Any:
+    """Return what an answer holds. Raises ApiError if it is a refusal, or not from our server."""
+    if answer.is_error:
+        raise refusal(answer)
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise ApiError(0, f"{answer.url} answers what is no JSON: no server of ours?") from error
+
+
+def refusal(answer: httpx2.Response) -> ApiError:
+    """Return the error that an answer tells of."""
+    try:
+        said = answer.json()
+    except ValueError:  # no server of ours, or a page
+        said = None
+    if not isinstance(said, dict):
+        return ApiError(answer.status_code, f"{answer.status_code} {answer.reason_phrase}")
+    errors = said.get("errors") or {}
+    sentences = [f"{field}: {text}" for field, text in errors.items()]
+    message = "; ".join(sentences) or str(said.get("detail", answer.reason_phrase))
+    return ApiError(answer.status_code, message, errors, said)

@@ -1,0 +1,52 @@
+"""Keep what looks like a secret out of what is written down of a script."""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+HIDDEN = "***"
+WORDS = {"token", "secret", "password", "passwd", "pwd", "passphrase", "credential", "credentials"}
+KEYS = {"api", "access", "private", "secret", "auth"}  # a key of such a kind; others are no secret
+SHORTEST = 8  # characters of a secret that is looked for in texts: less would be there by chance
+IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+
+
+def command(words: Sequence[str], *secrets: str | None) -> list[str]:
+    """Return a command line without its secrets: `--token X`, `api_key=X`, user and password in a
+    URL, and wherever these secrets stand.
+    """
+    shown, is_value = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if is_value and not word.startswith("-"):
+            shown.append(HIDDEN)
+        elif equals and _is_secret(name):
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            shown.append(IN_URL.sub(HIDDEN, word))
+        is_value = not equals and word.startswith("-") and _is_secret(word)
+    return [str(without(word, *secrets)) for word in shown]
+
+
+def without(value: Any, *secrets: str | None) -> Any:
+    """Return plain JSON with these secrets hidden in every text."""
+    if isinstance(value, dict):
+        return {key: without(each, *secrets) for key, each in value.items()}
+    if isinstance(value, list):
+        return [without(each, *secrets) for each in value]
+    if isinstance(value, str):
+        for secret in secrets:
+            if secret and len(secret) >= SHORTEST:
+                value = value.replace(secret, HIDDEN)
+    return value
+
+
+def _is_secret(name: str) -> bool:
+    """Tell by an option's name, whose parts are put together in any way: --apiKey, hf.api-key."""
+    parts = re.findall(r"[a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name).lower())
+    return bool(
+        WORDS & {*parts}
+        or any(first in KEYS and second == "key" for first, second in pairwise(parts))
+        or any(part.removesuffix("key") in KEYS for part in parts if part.endswith("key"))
+    )

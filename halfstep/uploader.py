@@ -1,0 +1,235 @@
+"""The uploader: a process of its own that sends a watched run to a server, while it is written.
+
+    python -P -m halfstep.uploader FOLDER ATTEMPT        HALFSTEP_URL and HALFSTEP_TOKEN are set
+
+`halfstep.watch` starts it. It is nobody's child and in a session of its own, so that it outlives
+the training, however that ends; it then sends what is left. It claims nothing of an end that the
+training has not written down itself. A run's folder has one uploader at a time: the one of its
+newest attempt, which also sends what is left of those before.
+"""
+
+import fcntl
+import os
+import random
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from halfstep import credentials, process
+from halfstep.attempt_files import AttemptFiles
+from halfstep.clock import clock
+from halfstep.credentials import Credentials
+
+if TYPE_CHECKING:
+    from halfstep.sending import RunSending
+
+LOCK, LOG = "uploader.lock", "uploader.log"
+LOOK_SECONDS = 0.5  # between two looks at what was written
+LIFE_SECONDS = 0.2  # between two looks whether the training lives
+LONGEST_SECONDS = 30.0  # between two tries at a server that is away
+MENDING_SECONDS = 60.0  # between two tries with a token that is refused
+PATIENCE_SECONDS = 600.0  # with such a server once the training has ended
+NICENESS = 10  # the training goes first
+
+
+def start(
+    files: AttemptFiles, server: Credentials, patience_seconds: float | None = None
+) -> str | None:
+    """Start the uploader of an attempt; return the address of the run's page.
+
+    patience_seconds: with a server that has yet to tell it; after that the uploader will print it.
+    None: nobody wants to know. Raises OSError if no process can be started.
+    """
+    ours = str(Path(__file__).parents[1])
+    path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "HALFSTEP_URL": server.url,
+        "HALFSTEP_TOKEN": server.token,
+        "OPENBLAS_NUM_THREADS": "1",  # numpy need not take a stack for every processor
+    }
+    command = [sys.executable, "-P", "-m", "halfstep.uploader"]
+    with subprocess.Popen(
+        [*command, str(files.folder), str(files.attempt)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if patience_seconds is None else subprocess.PIPE,
+        start_new_session=True,
+    ) as starter:  # which forks and ends at once: a child would show up in the script's os.wait()
+        if starter.stdout is None:
+            return None
+        told, _, _ = select.select([starter.stdout], [], [], patience_seconds)
+        return os.read(starter.stdout.fileno(), 4096).decode() or None if told else None
+
+
+def is_at_work(folder: Path) -> bool:
+    """Tell whether some process sends this run."""
+    with alone(folder) as is_alone:
+        return not is_alone
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[bool]:
+    """Be the one that sends this run; yields whether one is. A killed process is it no more."""
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+@contextmanager
+def succeeding(training: "Training") -> Iterator[None]:
+    """Be the one that sends the run, after the uploader of an attempt before has made way."""
+    while True:
+        with alone(training.files.folder) as is_alone:
+            if is_alone:
+                yield
+                return
+        time.sleep(LIFE_SECONDS)
+
+
+class Training:
+    """The process that writes an attempt, as whoever only reads can know of it."""
+
+    def __init__(self, files: AttemptFiles, pid: int, since: int | None) -> None:
+        """since: when that process began, as halfstep.process has it."""
+        self.files, self._pid, self._since = files, pid, since
+        self.has_died = threading.Event()
+
+    def is_over(self) -> bool:
+        """Tell whether the attempt writes no more."""
+        return not self.lives() or self.files.outcome.exists()
+
+    def lives(self) -> bool:
+        """Tell whether the process lives."""
+        return process.lives(self._pid, self._since)
+
+    def await_death(self, then: Callable[[], None]) -> None:
+        """Wait for the process's end, and call something."""
+        while self.lives():
+            time.sleep(LIFE_SECONDS)
+        then()
+        self.has_died.set()
+
+
+class Voice:
+    """Says each sentence once: to the script's stderr while that lives, and into a log."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._said: set[str] = set()
+
+    def say(self, text: str) -> None:
+        """Say something, if it was not said."""
+        if text in self._said:
+            return
+        self._said.add(text)
+        with suppress(OSError):  # a terminal that has gone, a full disk
+            os.write(2, f"halfstep: {text}\n".encode())
+        with suppress(OSError), self._log.open("a") as log:
+            log.write(f"{time.strftime('%F %T')} {text}\n")
+
+    def let_go(self) -> None:
+        """Go on in the log alone. A terminal may stay: nobody waits for its end, as of a pipe."""
+        if not os.isatty(2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    def announce(self, page: str) -> None:
+        """Tell the script where the run is to be seen; if it has stopped waiting, everybody."""
+        try:
+            os.write(1, page.encode())
+        except BrokenPipeError:
+            self.say(f"the run is at {page}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def follow(
+    sending: "RunSending",
+    training: Training,
+    say: Callable[[str], None],
+    *,
+    announce: Callable[[str], None] = lambda page: None,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> None:
+    """Send what a training writes, until it is over and all is sent, or nobody can be reached."""
+    from halfstep.answers import ApiError
+    from halfstep.run_folder import read_run
+
+    tries, over_since, is_announced = 0, None, False
+    while read_run(sending.folder)["attempts"][-1]["attempt"] == training.files.attempt:
+        # Asked before: what was written until then is there to be sent.
+        if (is_over := training.is_over()) and over_since is None:
+            over_since = clock()
+        try:
+            sending.send()
+        except ApiError as error:
+            if over_since is not None and clock() - over_since > patience_seconds:
+                say(f"{error}; `halfstep upload {sending.folder}` sends the rest")
+                return
+            if error.status in (401, 403):
+                say(f"the server refuses the token ({error}); everything is kept and tried again")
+                sending.use_stored_token()
+                delay = MENDING_SECONDS
+            else:
+                say(f"the server takes nothing now ({error}); everything is kept and tried again")
+                delay = backoff(tries)
+            tries += 1
+        else:
+            tries, delay = 0, LOOK_SECONDS
+            if sending.page and not is_announced:
+                is_announced = True
+                announce(sending.page)
+            if is_over:
+                return
+        # Its death is news: whatever we wait for, try at once.
+        if over_since is None:
+            training.has_died.wait(delay)
+        else:
+            time.sleep(delay)
+
+
+def backoff(tries: int) -> float:
+    """Return seconds until the next try: ever more, and not those of everybody else."""
+    longest = min(LONGEST_SECONDS, LOOK_SECONDS * 2.0 ** min(tries, 10))
+    return longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+def main() -> None:
+    """Be an uploader: nobody's child, until all is sent."""
+    if os.fork():
+        os._exit(0)
+    folder, attempt = Path(sys.argv[1]), int(sys.argv[2])
+    server = credentials.known()
+    if server is None:
+        sys.exit("HALFSTEP_URL and HALFSTEP_TOKEN are not set")
+    os.nice(NICENESS)
+    # After the fork, for they take their time.
+    from halfstep.ingest import Ingest
+    from halfstep.run_folder import read_run
+    from halfstep.sending import RunSending
+
+    voice = Voice(folder / LOG)
+    try:
+        [written] = [each for each in read_run(folder)["attempts"] if each["attempt"] == attempt]
+        training = Training(AttemptFiles(folder, attempt), written["pid"], written["pid_started"])
+        threading.Thread(target=training.await_death, args=[voice.let_go], daemon=True).start()
+        with succeeding(training), Ingest(server) as ingest:
+            sending = RunSending(folder, ingest, voice.say)
+            follow(sending, training, voice.say, announce=voice.announce)
+    except Exception as error:  # of ours, or a folder that was deleted: no traceback for the script
+        text = f"{type(error).__name__}: {error}; `halfstep upload {folder}` sends the rest"
+        voice.say(f"the uploader has failed: {text}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Which server and which token: what was said first counts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halfstep import Client, credentials
+from halfstep.credentials import Credentials, Unreadable
+
+STORED = Credentials("http://stored", "stored-token")
+
+
+def login(token: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Type `halfstep login` with a token as standard input."""
+    command = [sys.executable, "-m", "halfstep.cli", "login", *words]
+    return subprocess.run(command, input=token, capture_output=True, text=True, check=False)
+
+
+def test_arguments_go_before_the_environment_and_that_before_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each part by itself; without a part there is nothing."""
+    assert credentials.known() is None
+    credentials.store(STORED)
+    assert credentials.known() == STORED
+    monkeypatch.setenv("HALFSTEP_TOKEN", "environment's")
+    assert credentials.known() == ("http://stored", "environment's")
+    monkeypatch.setenv("HALFSTEP_URL", "http://environment/")
+    assert credentials.known() == ("http://environment", "environment's")
+    assert credentials.known("http://told", "told") == ("http://told", "told")
+
+
+def test_a_stored_token_is_shown_to_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is for the server that it was stored with, however its address is spelled."""
+    credentials.store(STORED)
+    assert credentials.known("http://other") is None
+    assert credentials.known("http://stored/") == STORED
+    monkeypatch.setenv("HALFSTEP_URL", "http://other")
+    assert credentials.known(otherwise="http://stored") is None
+
+
+def test_login_keeps_the_token_for_its_user_alone(stranger: Path) -> None:
+    """Mode 0600; the token came as input, and is not printed. The client has it then."""
+    done = login("secret-token\n", "http://there/")
+    path = stranger / "halfstep" / "login.json"
+    assert done.stdout == f"The token of http://there/ is in {path}\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert credentials.known() == ("http://there", "secret-token")
+    assert login("another", "http://there").returncode == 0
+    assert credentials.known() == ("http://there", "another")
+    with Client() as client:
+        assert client._http.headers["Authorization"] == "Bearer another"
+        assert str(client._http.base_url) == "http://there"
+
+
+def test_login_says_what_is_allowed() -> None:
+    """An address without a scheme, and no token."""
+    assert "url is 'there'; allowed: http://" in login("token", "there").stderr
+    assert "there is no token: type it" in login("", "http://there").stderr
+
+
+def test_a_damaged_file_is_named(stranger: Path) -> None:
+    """With what writes it anew."""
+    credentials.store(STORED).write_text("{")
+    with pytest.raises(Unreadable, match=r"login\.json is damaged; `halfstep login`"):
+        credentials.known()
