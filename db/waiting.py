@@ -22,19 +22,19 @@ class Queue:
 
     workers: those that are up.  places: of each queued run, 0 for the next.  awaited: runs that
     have not ended, and whose end others wait for.  training: runs in training by owner.
-    used: devices in use by worker.
+    used: devices in use by worker; of watched runs, by None.
     """
 
     workers: list[Worker]
     places: dict[int, int]
     awaited: set[int]
     training: Counter[int]
-    used: Counter[int]
+    used: Counter[int | None]
 
     @classmethod
     def read(cls, session: Session) -> "Queue":
         """Read it: three queries, however many runs and workers there are."""
-        used: Counter[int] = Counter()
+        used: Counter[int | None] = Counter()
         nodes = select(RunNode.worker_id, RunNode.devices).where(RunNode.ended_at.is_(None))
         for worker_id, devices in session.execute(nodes):
             used[worker_id] += len(devices)
