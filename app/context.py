@@ -18,6 +18,9 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: thread: were there as many of them as the server's 40 threads, or the pool's 55 connections,
 #: threads would wait for what those hold who wait for threads.
 TURNS = 30
+#: Pieces of watched runs that are worked on at once, beside those: each may take 32 MiB, and all
+#: of them the same few processors.
+INGESTING = 4
 
 
 async def _turn(request: Request) -> AsyncIterator[None]:
@@ -34,6 +37,11 @@ def _database(request: Request, _turn: Turn) -> Database:
 
 
 TheDatabase = Annotated[Database, Depends(_database)]
+
+
+async def _ingesting(request: Request) -> AsyncIterator[None]:
+    async with request.app.state.ingesting:
+        yield
 
 
 def _settings(request: Request) -> Settings:
@@ -64,6 +72,7 @@ async def _posted(request: Request) -> FormData:
     return FormData()
 
 
+Ingesting = Annotated[None, Depends(_ingesting, scope="function")]
 TheSettings = Annotated[Settings, Depends(_settings)]
 TheLive = Annotated[Live, Depends(_live)]
 TheBrake = Annotated[Brake, Depends(_brake)]

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from app import api, assets, downloads, errors, pages
 from app.brake import Brake
 from app.compact import Compact
-from app.context import TURNS
+from app.context import INGESTING, TURNS
 from app.live import Live
 from app.security import BodyLimit, Heads, KnownHosts, SecurityHeaders
 from db.database import Database
@@ -36,6 +36,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.settings = settings
     app.state.database = database
     app.state.turns = asyncio.Semaphore(TURNS)
+    app.state.ingesting = asyncio.Semaphore(INGESTING)
     app.state.noting = set()
     app.state.live = Live()
     app.state.brake = Brake()

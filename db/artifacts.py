@@ -24,7 +24,7 @@ def publish(session: Session, run_id: int, attempt: int, event: dict[str, Any], 
         row = Artifact(**place)
         session.add(row)
     is_same = row.sha256 == event["sha256"]
-    row.key, row.path = key or (row.key if is_same else ""), event["path"]
+    row.key, row.path = key or (row.key if is_same else ""), event.get("path")
     row.size_bytes, row.sha256 = event["size_bytes"], event["sha256"]
     run.revision += 1
     run.files_revision = row.revision = run.revision

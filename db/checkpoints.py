@@ -37,7 +37,7 @@ def publish(
             session.add(row)
         is_same = row.sha256 == file["sha256"]
         row.key = key or (row.key if is_same else "")
-        row.attempt, row.path, row.reason = attempt, file["path"], event["reason"]
+        row.attempt, row.path, row.reason = attempt, file.get("path"), event["reason"]
         row.revision = run.revision
         row.size_bytes, row.sha256 = file["size_bytes"], file["sha256"]
     if event.get("request"):

@@ -439,6 +439,11 @@ class Checkpoint(Table):
     revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     created_at: Mapped[float] = mapped_column(default=now())
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether it can be downloaded."""
+        return self.key != ""
+
 
 class Artifact(Table):
     """A file that a recipe left after an evaluation: a text sample, a picture.
@@ -458,6 +463,11 @@ class Artifact(Table):
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str]
     revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it can be downloaded."""
+        return self.key != ""
 
 
 class Diagnosis(Table):
