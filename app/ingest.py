@@ -1,4 +1,4 @@
-"""Pieces of a watched run as they are sent: of its spool into rows, of its files into the store."""
+"""Pieces of a watched run's spool as they are sent, on their way into rows."""
 
 import traceback
 import zlib

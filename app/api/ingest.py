@@ -13,8 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from app import ingest as pieces
+from app.arrivals import Arrival, take_file
 from app.auth import Sender
-from app.context import Db, Ingesting
+from app.context import Db, Ingesting, TheSettings
 from app.ingest import Place
 from app.parameters import RowId, flaws, outsized
 from db import ingest
@@ -50,6 +51,13 @@ class Position(BaseModel):
 
     sequence: int
     offset: int
+
+
+class FilePosition(BaseModel):
+    """How much of a file there is; stored: all of it, and it is what it should be."""
+
+    offset: int
+    stored: bool
 
 
 class Begun(Position):
@@ -113,13 +121,12 @@ async def _piece(request: Request, _sender: Sender) -> bytes:
         raise HTTPException(400, "The connection broke off.") from error
 
 
+#: What a description for tools cannot see: the body is read as it is.
+OCTETS = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
 Piece = Annotated[bytes, Depends(_piece)]
 
 
-@router.put(
-    "/{run_id}/{attempt}/{sequence}",
-    openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
-)
+@router.put("/{run_id}/{attempt}/{sequence}", openapi_extra=OCTETS)
 def send_spool(
     run_id: RowId,
     attempt: RowId,
@@ -139,6 +146,30 @@ def send_spool(
     return Position(
         sequence=sequence, offset=pieces.take_spool(request.app.state.database, place, piece)
     )
+
+
+@router.put("/{run_id}/{attempt}/files/{path:path}", openapi_extra=OCTETS)
+def send_file(
+    run_id: RowId,
+    attempt: RowId,
+    path: str,
+    offset: Offset,
+    size: Annotated[int, Query(ge=0, le=LARGEST_COUNT, description="Of the whole file")],
+    sha256: Annotated[str, Query(pattern="^[0-9a-f]{64}$", description="Of the whole file")],
+    request: Request,
+    sender: Sender,
+    body: Piece,
+    settings: TheSettings,
+    _ingesting: Ingesting,
+) -> FilePosition:
+    """Take a piece of a checkpoint or an artifact that the spool told of, by the path it has there.
+
+    Once all of it is there its SHA-256 is checked, and the run's page has it to download.
+    """
+    piece = pieces.unpacked(body, request.headers.get("content-encoding", ""))
+    file = Arrival(sender, run_id, attempt, path, size, sha256)
+    end = take_file(settings, request.app.state.database, file, offset, piece)
+    return FilePosition(offset=end, stored=end == size)
 
 
 @router.post("/{run_id}/{attempt}/end")
