@@ -57,13 +57,14 @@ def take_spool(database: Database, place: Place, piece: bytes) -> int:
         part = SpoolPart(piece, place.offset)
     except ValueError as error:
         raise Invalid({"body": str(error)}) from error
-    while True:
-        # The first time also without a frame: whoever sends learns where the server is.
-        items = part.poll(TRANSACTION_BYTES)
-        _record_what_can_be(database, place, items, part.offset)
+    # The first time also without a frame: whoever sends learns where the server is.
+    items = part.poll(TRANSACTION_BYTES)
+    _record_what_can_be(database, place, items, part.offset)
+    while items:
         place = place._replace(offset=part.offset)
-        if not items:
-            return part.offset
+        if items := part.poll(TRANSACTION_BYTES):
+            _record_what_can_be(database, place, items, part.offset)
+    return part.offset
 
 
 def _record_what_can_be(
