@@ -1,7 +1,8 @@
 """What a request works with: its one transaction, the settings, the live streams."""
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Annotated
+from asyncio import get_running_loop
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 from sqlalchemy.orm import Session
@@ -18,9 +19,11 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: thread: were there as many of them as the server's 40 threads, or the pool's 55 connections,
 #: threads would wait for what those hold who wait for threads.
 TURNS = 30
-#: Pieces of watched runs that are worked on at once, beside those: each may take 32 MiB, and all
-#: of them the same few processors.
-INGESTING = 4
+#: Pieces of watched runs that are worked on at once, beside those, in threads of their own: of the
+#: forty each would keep the memory that its largest piece took.
+INGESTING = 3
+
+Done = TypeVar("Done")
 
 
 async def _turn(request: Request) -> AsyncIterator[None]:
@@ -39,9 +42,9 @@ def _database(request: Request, _turn: Turn) -> Database:
 TheDatabase = Annotated[Database, Depends(_database)]
 
 
-async def _ingesting(request: Request) -> AsyncIterator[None]:
-    async with request.app.state.ingesting:
-        yield
+async def ingesting(request: Request, work: Callable[[], Done]) -> Done:
+    """Return what `work` on a piece of a watched run returns, once its turn has come."""
+    return await get_running_loop().run_in_executor(request.app.state.ingesting, work)
 
 
 def _settings(request: Request) -> Settings:
@@ -72,7 +75,6 @@ async def _posted(request: Request) -> FormData:
     return FormData()
 
 
-Ingesting = Annotated[None, Depends(_ingesting, scope="function")]
 TheSettings = Annotated[Settings, Depends(_settings)]
 TheLive = Annotated[Live, Depends(_live)]
 TheBrake = Annotated[Brake, Depends(_brake)]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -23,6 +24,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         app.state.live.close()
+        app.state.ingesting.shutdown()
 
     app = FastAPI(
         title="Halfstep",
@@ -36,7 +38,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.settings = settings
     app.state.database = database
     app.state.turns = asyncio.Semaphore(TURNS)
-    app.state.ingesting = asyncio.Semaphore(INGESTING)
+    app.state.ingesting = ThreadPoolExecutor(INGESTING, thread_name_prefix="ingest")
     app.state.noting = set()
     app.state.live = Live()
     app.state.brake = Brake()

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from app import ingest as pieces
 from app.arrivals import Arrival, take_file
 from app.auth import Sender
-from app.context import Db, Ingesting, TheSettings
+from app.context import Db, TheSettings, ingesting
 from app.ingest import Place
 from app.parameters import RowId, flaws, outsized
 from db import ingest
@@ -127,7 +127,7 @@ Piece = Annotated[bytes, Depends(_piece)]
 
 
 @router.put("/{run_id}/{attempt}/{sequence}", openapi_extra=OCTETS)
-def send_spool(
+async def send_spool(
     run_id: RowId,
     attempt: RowId,
     sequence: Sequence,
@@ -135,21 +135,21 @@ def send_spool(
     request: Request,
     sender: Sender,
     body: Piece,
-    _ingesting: Ingesting,
 ) -> Position:
     """Record a piece of `<attempt>-<sequence>.spool`, plain or gzip, from `offset` of it on.
 
     The answer's offset is where the last whole frame ends. A higher sequence begins at offset 0.
     """
-    piece = pieces.unpacked(body, request.headers.get("content-encoding", ""))
     place = Place(sender, run_id, attempt, sequence, offset)
-    return Position(
-        sequence=sequence, offset=pieces.take_spool(request.app.state.database, place, piece)
-    )
+
+    def work() -> int:
+        return pieces.take_spool(request.app.state.database, place, _unpacked(request, body))
+
+    return Position(sequence=sequence, offset=await ingesting(request, work))
 
 
 @router.put("/{run_id}/{attempt}/files/{path:path}", openapi_extra=OCTETS)
-def send_file(
+async def send_file(
     run_id: RowId,
     attempt: RowId,
     path: str,
@@ -160,15 +160,18 @@ def send_file(
     sender: Sender,
     body: Piece,
     settings: TheSettings,
-    _ingesting: Ingesting,
 ) -> FilePosition:
     """Take a piece of a checkpoint or an artifact that the spool told of, by the path it has there.
 
     Once all of it is there its SHA-256 is checked, and the run's page has it to download.
     """
-    piece = pieces.unpacked(body, request.headers.get("content-encoding", ""))
     file = Arrival(sender, run_id, attempt, path, size, sha256)
-    end = take_file(settings, request.app.state.database, file, offset, piece)
+
+    def work() -> int:
+        piece = _unpacked(request, body)
+        return take_file(settings, request.app.state.database, file, offset, piece)
+
+    end = await ingesting(request, work)
     return FilePosition(offset=end, stored=end == size)
 
 
@@ -177,3 +180,7 @@ def end(run_id: RowId, attempt: RowId, told: End, session: Db, sender: Sender) -
     """Say how an attempt's process ended. A later attempt may go on with the run."""
     ingest.end(session, sender, run_id, attempt, told.status, step=told.step, error=told.error)
     return Told(run=run_id, status=told.status)
+
+
+def _unpacked(request: Request, body: bytes) -> bytes:
+    return pieces.unpacked(body, request.headers.get("content-encoding", ""))
