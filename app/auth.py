@@ -12,13 +12,14 @@ from typing import Annotated
 from fastapi import BackgroundTasks, Depends, Request, Response
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from app.context import SAFE_METHODS, Db, Posted, TheDatabase
 from db import accounts
 from db.database import Database
 from db.errors import HalfstepError
 from db.settings import Settings
-from db.tables import SignInSession, User
+from db.tables import WRITE, SignInSession, User
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,11 @@ class Forgery(HalfstepError):
 
 
 class NotForScripts(HalfstepError):
-    """An API token does not open the account: sign in with a browser."""
+    """An API token does not open the account, nor make tokens: sign in with a browser."""
+
+
+class WriteOnly(HalfstepError):
+    """This token may send watched runs and nothing else: make a full one on the account page."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +60,18 @@ def _signed_in(
     posted: Posted,
     background: BackgroundTasks,
 ) -> Visitor:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        known = accounts.find_api_token(session, token.strip())
+    token = _token(request)
+    if token is not None:
+        known = accounts.find_api_token(session, token)
         if known is None:
             raise SignInNeeded
-        user, is_noted = known
-        noting: set[str] = request.app.state.noting
-        if not is_noted and request.method not in SAFE_METHODS:
-            accounts.note_use(session, token.strip())
-        elif not is_noted and token not in noting:
-            noting.add(token)
-            background.add_task(_note_use, database, token, noting)
-        return Visitor(user)
+        if known.kind == WRITE:
+            raise WriteOnly
+        if not known.is_noted and request.method not in SAFE_METHODS:
+            accounts.note_use(session, token)
+        elif not known.is_noted:
+            _note_later(request, database, token, background)
+        return Visitor(known.user)
     secret = request.cookies.get(cookie_name(request.app.state.settings), "")
     found = accounts.find_session(session, secret)
     if found is None:
@@ -78,6 +82,35 @@ def _signed_in(
         if not hmac.compare_digest(sent.encode(), sign_in.csrf_token.encode()):
             raise Forgery
     return Visitor(user, sign_in)
+
+
+async def _sender(request: Request, background: BackgroundTasks) -> User:
+    """Tell who sends a watched run, before a byte of it is read and with nothing held meanwhile."""
+    token, database = _token(request), request.app.state.database
+    if token is None:
+        raise SignInNeeded
+    async with request.app.state.turns:
+        known = await run_in_threadpool(_known, database, token)
+    if known is None:
+        raise SignInNeeded
+    if not known.is_noted:
+        _note_later(request, database, token, background)
+    return known.user
+
+
+def _known(database: Database, token: str) -> accounts.KnownToken | None:
+    with database.glancing() as session:
+        return accounts.find_api_token(session, token)
+
+
+#: Who sends a watched run, with a token of either kind.
+Sender = Annotated[User, Depends(_sender)]
+
+
+def _token(request: Request) -> str | None:
+    """Return the token that a script sends, None of a browser."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 def who_asked(request: Request) -> Visitor | None:
@@ -96,6 +129,15 @@ def who_asked(request: Request) -> Visitor | None:
     return Visitor(*found) if found else None
 
 
+def _note_later(
+    request: Request, database: Database, token: str, background: BackgroundTasks
+) -> None:
+    noting: set[str] = request.app.state.noting
+    if token not in noting:
+        noting.add(token)
+        background.add_task(_note_use, database, token, noting)
+
+
 def _note_use(database: Database, token: str, noting: set[str]) -> None:
     """Write down that a token is used, after the answer: a reader waits for no writer.
 
@@ -103,7 +145,7 @@ def _note_use(database: Database, token: str, noting: set[str]) -> None:
     """
     try:
         with database.writing() as session:
-            accounts.note_use(session, token.strip())
+            accounts.note_use(session, token)
     except DBAPIError as error:
         logger.warning("the use of a token was not noted: %s", error.orig)
     finally:

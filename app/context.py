@@ -1,7 +1,8 @@
 """What a request works with: its one transaction, the settings, the live streams."""
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Annotated
+from asyncio import get_running_loop
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 from sqlalchemy.orm import Session
@@ -18,6 +19,11 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: thread: were there as many of them as the server's 40 threads, or the pool's 55 connections,
 #: threads would wait for what those hold who wait for threads.
 TURNS = 30
+#: Pieces of watched runs that are worked on at once, beside those, in threads of their own: of the
+#: forty each would keep the memory that its largest piece took.
+INGESTING = 3
+
+Done = TypeVar("Done")
 
 
 async def _turn(request: Request) -> AsyncIterator[None]:
@@ -34,6 +40,11 @@ def _database(request: Request, _turn: Turn) -> Database:
 
 
 TheDatabase = Annotated[Database, Depends(_database)]
+
+
+async def ingesting(request: Request, work: Callable[[], Done]) -> Done:
+    """Return what `work` on a piece of a watched run returns, once its turn has come."""
+    return await get_running_loop().run_in_executor(request.app.state.ingesting, work)
 
 
 def _settings(request: Request) -> Settings:

@@ -141,6 +141,9 @@ def _position(digits: str) -> int:
 
 def _size(store: ObjectStore, row: Checkpoint | Artifact) -> int:
     """Return the file's size; a file that is gone or cut short is not sent. Raises NotFound."""
+    if not row.key and row.path:
+        text = "is on the training machine alone: it was not uploaded."
+        raise NotFound(f"The file {row.path[:200]} {text}")
     gone = NotFound(f"The file {row.key} is no longer in the store.")
     if not is_own(store, row.key):
         raise gone

@@ -2,7 +2,9 @@
 
 import logging
 import re
+from collections.abc import Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Annotated
 from urllib.parse import quote
 
@@ -15,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.auth import Forgery, NotForScripts, SignInNeeded, who_asked
+from app.auth import Forgery, NotForScripts, SignInNeeded, WriteOnly, who_asked
 from app.brake import TooManyTries
 from app.rendering import page
 from db import errors
@@ -28,9 +30,13 @@ STATUS_CODES: dict[type[Exception], int] = {
     errors.Refused: 401,
     Forgery: 403,
     NotForScripts: 403,
+    WriteOnly: 403,
+    errors.NotYours: 403,
     errors.NotFound: 404,
     errors.Conflict: 409,
     errors.Fenced: 409,
+    errors.Ended: 409,
+    errors.Misplaced: 409,
     errors.Invalid: 422,
     TooManyTries: 429,
     errors.DatabaseUnreachable: 503,
@@ -51,6 +57,8 @@ class Problem(BaseModel):
     errors: Annotated[
         dict[str, str] | None, Field(description="By path of each bad field, what is allowed")
     ] = None
+    sequence: Annotated[int | None, Field(description="Of a spool, the file to go on with")] = None
+    offset: Annotated[int | None, Field(description="Of what is sent, where to go on")] = None
 
 
 class Failures:
@@ -95,12 +103,15 @@ def _on_halfstep_error(request: Request, error: Exception) -> Response:
         return _without_database(request, error)
     fields = error.errors if isinstance(error, errors.Invalid) else None
     status = STATUS_CODES.get(type(error), 500)
-    return _answer(request, status, str(error), _code(type(error)), fields)
+    place = {}
+    if isinstance(error, errors.Misplaced):
+        place = {"sequence": error.sequence, "offset": error.offset}
+    return _answer(request, status, str(error), _code(type(error)), fields, place)
 
 
 def _code(kind: type[Exception]) -> str:
     """Name an error for programs: NotFound is not_found."""
-    return re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+    return getattr(kind, "code", "") or re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def _on_bad_request(request: Request, error: Exception) -> Response:
@@ -141,11 +152,13 @@ def _answer(
     message: str,
     code: str,
     fields: dict[str, str] | None = None,
+    place: Mapping[str, int | None] = MappingProxyType({}),
 ) -> Response:
     message, title = _encodable(message), HTTPStatus(status).phrase
     if _wants_json(request):
         named = {_encodable(k): _encodable(v) for k, v in fields.items()} if fields else None
-        problem = Problem(title=title, status=status, detail=message, code=code, errors=named)
+        said = {"title": title, "status": status, "detail": message, "code": code}
+        problem = Problem.model_validate({**said, "errors": named, **place})
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
         content = problem.model_dump(exclude_none=True)
         return JSONResponse(content, status, headers, media_type=PROBLEM_TYPE)

@@ -3,11 +3,17 @@
 import re
 
 from app.summary import RunSummary
-from db.tables import Artifact, Checkpoint, Run
+from db.tables import WATCH, Artifact, Checkpoint, Run
 
 
 def file_name(run: Run | RunSummary, row: Checkpoint) -> str:
-    """Return a name that says the run and the step: digits-fp16-run12-step400.pt."""
+    """Return a name that says the run and the step: digits-fp16-run12-step400.pt.
+
+    Of a watched run the file's own name is part of it, as it may be of any format.
+    """
+    if run.source == WATCH:
+        own = (row.path or "").rpartition("/")[2]
+        return f"{_stem(run, row)}-{_without_specials(own)[-100:]}"
     if row.kind == "checkpoint":
         return f"{_stem(run, row)}.pt"
     module = row.kind.removeprefix("weights").replace(".", "-", 1)
@@ -20,6 +26,8 @@ def artifact_name(run: Run | RunSummary, row: Artifact) -> str:
 
 
 def _stem(run: Run | RunSummary, row: Checkpoint | Artifact) -> str:
+    if run.source == WATCH:
+        return f"{_without_specials(run.name).strip('-.')[:60] or 'run'}-run{run.id}-step{row.step}"
     recipe = _without_specials(run.recipe).strip("-.") or "run"
     return f"{recipe}-{run.precision}-run{run.id}-step{row.step}"
 

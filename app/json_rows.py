@@ -44,7 +44,10 @@ class LogLine(_FromRow):
 
 
 class CheckpointFile(_FromRow):
-    """A file to download from /runs/{run_id}/checkpoints/{id}/download."""
+    """A file to download from /runs/{run_id}/checkpoints/{id}/download, if it is_stored.
+
+    path: in the run's folder on the machine that trained it; null of files of earlier versions.
+    """
 
     id: int
     attempt: int
@@ -53,4 +56,6 @@ class CheckpointFile(_FromRow):
     reason: str
     size_bytes: int
     sha256: str
+    path: str | None
+    is_stored: bool
     created_at: float

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -9,7 +10,7 @@ from fastapi import FastAPI
 from app import api, assets, downloads, errors, pages
 from app.brake import Brake
 from app.compact import Compact
-from app.context import TURNS
+from app.context import INGESTING, TURNS
 from app.live import Live
 from app.security import BodyLimit, Heads, KnownHosts, SecurityHeaders
 from db.database import Database
@@ -23,6 +24,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         app.state.live.close()
+        app.state.ingesting.shutdown()
 
     app = FastAPI(
         title="Halfstep",
@@ -36,6 +38,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.settings = settings
     app.state.database = database
     app.state.turns = asyncio.Semaphore(TURNS)
+    app.state.ingesting = ThreadPoolExecutor(INGESTING, thread_name_prefix="ingest")
     app.state.noting = set()
     app.state.live = Live()
     app.state.brake = Brake()

@@ -65,14 +65,14 @@ def of_run(
         nonlocal mark, marked_at
         since = series.Cursor.parse(cursor)
         with database.glancing() as session:
-            revision, status = runs.state(session, run_id)
+            revision, status, silence = runs.state(session, run_id)
         is_idle = status not in (Status.QUEUED, *ENDED)
-        if is_idle and (revision, 0) == (since.revision, since.waiting):
+        if is_idle and (revision, silence) == (since.revision, since.waiting):
             return None
         with database.reading() as session:
             run = runs.get(session, run_id)
             if run.status != Status.QUEUED:
-                mark, marked_at = 0, -math.inf
+                mark, marked_at = silence, -math.inf
             elif clock() - marked_at >= PLACES_SECONDS:
                 mark, marked_at = waiting_mark(session, run, settings), clock()
             changes = series.changes(session, run_id, since, waiting=mark)
@@ -90,9 +90,11 @@ def _the_end(cursor: str) -> News:
 
 
 def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
-    """Return a number that differs when what a queued run's page says of its wait does."""
+    """Return a number that differs when what a run's page says of a wait does: a queued run's, or
+    that for news of a watched one.
+    """
     if run.status != Status.QUEUED:
-        return 0
+        return runs.state(session, run.id)[2]
     queue = Queue.read(session)
     reason = waiting.reason(run, queue, runs_per_user=settings.runs_per_user)
     return waiting.mark(reason, queue.places.get(run.id, 0))

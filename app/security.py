@@ -14,6 +14,8 @@ from db.settings import Settings
 
 #: Nothing that people send comes near: a configuration is a few kB.
 BODY_BYTES = 1 << 20
+#: A piece of a watched run's spool or files.
+PIECE_BYTES = 32 << 20
 
 
 def content_security_policy(nonce: str) -> str:
@@ -127,16 +129,18 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        is_piece = scope["method"] == "PUT" and scope["path"].startswith("/api/v1/ingest/")
+        most = PIECE_BYTES if is_piece else BODY_BYTES
         declared = Headers(scope=scope).get("content-length", "")
-        says_too_much = declared.isdecimal() and (len(declared) > 18 or int(declared) > BODY_BYTES)
+        says_too_much = declared.isdecimal() and (len(declared) > 18 or int(declared) > most)
         received = 0
 
         async def receive_within_limit() -> Message:
             nonlocal received
             message: Message = {} if says_too_much else await receive()
             received += len(message.get("body", b""))
-            if says_too_much or received > BODY_BYTES:
-                text = f"The request is too large; allowed: at most {BODY_BYTES:,} bytes."
+            if says_too_much or received > most:
+                text = f"The request is too large; allowed: at most {most:,} bytes."
                 raise HTTPException(413, text)
             return message
 

@@ -14,7 +14,7 @@ from db import verdict as verdicts
 from db.database import now
 from db.series import json_number
 from db.settings import Settings
-from db.tables import ACTIVE, ENDED, Run, Status
+from db.tables import ACTIVE, ENDED, WATCH, Run, Status
 from db.waiting import Queue
 
 #: A number whose NaN is null and whose infinities are "Infinity" and "-Infinity".
@@ -34,8 +34,10 @@ class RunSummary(BaseModel):
 
     id: int
     name: str
-    recipe: str
-    precision: str
+    source: Annotated[str, Field(description="recipe, or watch: somebody else's loop")]
+    project: str
+    recipe: Annotated[str, Field(description="Empty where the run is watched")]
+    precision: Annotated[str, Field(description="Empty while it is not known")]
     status: Status
     attempt: int
     owner: str
@@ -48,7 +50,7 @@ class RunSummary(BaseModel):
     group_id: Annotated[int | None, Field(description="Comparison that it belongs to")]
     step: Annotated[int, Field(description="Attempted steps")]
     own_steps: Annotated[int, Field(description="Those after its parent's checkpoint")]
-    steps_total: int
+    steps_total: Annotated[int, Field(description="0 where it is not known")]
     applied: Annotated[int, Field(description="Own steps not skipped, or retried in fp32")]
     skipped: int
     loss: Number
@@ -60,6 +62,9 @@ class RunSummary(BaseModel):
     seconds_left: Annotated[float | None, Field(description="Estimate, at the present speed")]
     waiting: Annotated[str | None, Field(description="What a queued run waits for")]
     ahead: Annotated[int | None, Field(description="Queued runs that start before this one")]
+    silent_seconds: Annotated[
+        int, Field(description="Without news of a watched run, 0 while there are")
+    ]
     error: str | None
     created_at: float
     started_at: float | None
@@ -85,7 +90,12 @@ class RunSummary(BaseModel):
     @property
     def progress(self) -> float:
         """Per cent."""
-        return 100 * min(self.step / self.steps_total, 1.0)
+        return 100 * min(self.step / self.steps_total, 1.0) if self.steps_total else 0.0
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether its loop is not ours, so that nothing can be asked of it."""
+        return self.source == WATCH
 
 
 def summarise(session: Session, run: Run, owner: str, settings: Settings) -> RunSummary:
@@ -117,11 +127,12 @@ def summarise_all(
             owner=owner,
             tags=[tag.strip() for tag in run.tags.split(",") if tag.strip()],
             own_steps=run.own_steps,
-            is_scaled=verdicts.is_scaled(run.config),
+            is_scaled=verdicts.is_scaled(run.settings),
             applied=applied[run.id],
             verdict=_verdict(judged.get(run.id)),
             seconds=None if run.started_at is None else (run.ended_at or moment) - run.started_at,
             seconds_left=_seconds_left(run),
+            silent_seconds=runs.silent_seconds(run, moment),
             **_waiting(run, queue, settings),
         )
         for run, owner in rows
@@ -146,6 +157,6 @@ def _verdict(found: verdicts.Verdict | None) -> RunVerdict | None:
 
 
 def _seconds_left(run: Run) -> float | None:
-    if run.status != Status.RUNNING or not run.steps_per_second:
+    if run.status != Status.RUNNING or not run.steps_per_second or not run.steps_total:
         return None
     return max(run.steps_total - run.step, 0) / run.steps_per_second

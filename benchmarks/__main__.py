@@ -17,6 +17,7 @@ CLAIMS = (
     "watch_cost",
     "syncs",
     "recording",
+    "ingest",
     "disk",
     "opening",
     "opening_page",

@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+from typing import NamedTuple
 
 from pwdlib import PasswordHash
 from sqlalchemy import delete, func, select, update
@@ -10,7 +11,7 @@ from sqlalchemy.orm import Session
 from db.database import now
 from db.errors import Invalid, Refused
 from db.paging import Page, page
-from db.tables import ApiToken, SignInLink, SignInSession, User
+from db.tables import FULL, WRITE, ApiToken, SignInLink, SignInSession, User
 
 SESSION_SECONDS = 30 * 24 * 3600.0
 #: A token that is used all the time is written down so often.
@@ -133,12 +134,19 @@ def end_session(session: Session, secret: str) -> None:
     session.execute(delete(SignInSession).where(SignInSession.token_hash == _hash(secret)))
 
 
-def make_api_token(session: Session, user: User, name: str) -> tuple[str, ApiToken]:
-    """Return a new token for scripts, which nobody can read again, and its row."""
+def make_api_token(
+    session: Session, user: User, name: str, kind: str = FULL
+) -> tuple[str, ApiToken]:
+    """Return a new token for scripts, which nobody can read again, and its row. Raises Invalid.
+
+    kind: full, or write, which may send watched runs and nothing else.
+    """
+    if kind not in (FULL, WRITE):
+        raise Invalid({"kind": f"{kind!r} is not allowed; allowed: {FULL}, {WRITE}"})
     if not 1 <= len(name.strip()) <= 64:
         raise Invalid({"name": f"{name!r} has {len(name)} characters; 1 to 64 are allowed"})
     token = f"hs_{secrets.token_urlsafe(32)}"
-    row = ApiToken(token_hash=_hash(token), user_id=user.id, name=name.strip())
+    row = ApiToken(token_hash=_hash(token), user_id=user.id, name=name.strip(), kind=kind)
     session.add(row)
     session.flush()
     return token, row
@@ -161,12 +169,20 @@ def delete_api_token(session: Session, user: User, token_id: int) -> None:
     session.execute(delete(ApiToken).where(ApiToken.id == token_id, ApiToken.user_id == user.id))
 
 
-def find_api_token(session: Session, token: str) -> tuple[User, bool] | None:
-    """Return whom a token belongs to, and whether a use within the last minute is written down."""
+class KnownToken(NamedTuple):
+    """is_noted: whether a use within the last minute is written down."""
+
+    user: User
+    kind: str
+    is_noted: bool
+
+
+def find_api_token(session: Session, token: str) -> KnownToken | None:
+    """Return whom a token belongs to, and what it may do."""
     recent = func.coalesce(ApiToken.used_at > now() - USE_NOTED_SECONDS, False)
-    query = select(User, recent).join(ApiToken, ApiToken.user_id == User.id)
+    query = select(User, ApiToken.kind, recent).join(ApiToken, ApiToken.user_id == User.id)
     row = session.execute(query.where(ApiToken.token_hash == _hash(token))).one_or_none()
-    return None if row is None else (row[0], bool(row[1]))
+    return None if row is None else KnownToken(row[0], row[1], bool(row[2]))
 
 
 def note_use(session: Session, token: str) -> None:

@@ -13,14 +13,19 @@ from db.tables import Artifact, Diagnosis
 
 
 def publish(session: Session, run_id: int, attempt: int, event: dict[str, Any], key: str) -> None:
-    """Record an artifact, which lies in the store under key by now. Raises Fenced."""
+    """Record an artifact, which lies in the store under key by now. Raises Fenced.
+
+    The key is empty while the file is on the training machine alone.
+    """
     run = held(session, run_id, attempt)
     place = {"run_id": run_id, "step": event["step"], "name": event["name"]}
     row = session.scalar(select(Artifact).filter_by(**place))
     if row is None:
         row = Artifact(**place)
         session.add(row)
-    row.key, row.size_bytes, row.sha256 = key, event["size_bytes"], event["sha256"]
+    is_same = row.sha256 == event["sha256"]
+    row.key, row.path = key or (row.key if is_same else ""), event.get("path")
+    row.size_bytes, row.sha256 = event["size_bytes"], event["sha256"]
     run.revision += 1
     run.files_revision = row.revision = run.revision
 

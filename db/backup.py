@@ -52,6 +52,7 @@ def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, A
             *session.scalars(select(Artifact)),
         ]
     left_out = []
+    saved = [row for row in saved if row.is_stored]
     for row in saved:
         path = folder / "files" / row.key
         if not is_plain(folder / "files", row.key):
@@ -80,7 +81,7 @@ def restore(database: Database, store: ObjectStore, folder: Path) -> dict[str, i
         raise Invalid({"folder": f"{folder} has format {content['format']}; known is {FORMAT}"})
     files = [path for path in (folder / "files").rglob("*") if path.is_file()]
     keys = {path.relative_to(folder / "files").as_posix(): path for path in files}
-    rows = 0
+    rows, there = 0, {*keys, ""}  # without a key: a file that never was here
     with database.writing() as session:
         if session.scalar(select(func.count()).select_from(Run)):
             raise Conflict(f"{database.name} has runs already: restore into an empty database.")
@@ -89,7 +90,7 @@ def restore(database: Database, store: ObjectStore, folder: Path) -> dict[str, i
         for table in TABLES:
             stored = _read_table(table, folder)
             while batch := list(islice(stored, ROWS)):
-                kept = [row for row in batch if table not in WITH_FILES or row["key"] in keys]
+                kept = [row for row in batch if table not in WITH_FILES or row["key"] in there]
                 if kept:
                     session.execute(insert(table), kept)
                 rows += len(kept)

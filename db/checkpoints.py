@@ -18,7 +18,8 @@ def publish(
 ) -> None:
     """Record the files of one checkpoint event, which lie in the store under keys by now.
 
-    Publishing again, after a resume or a replayed spool, replaces the rows. Raises Fenced.
+    A key is empty where the file is on the training machine alone. Publishing again, after a resume
+    or a replayed spool, replaces the rows; the same file stays in the store. Raises Fenced.
     """
     run = held(session, run_id, attempt)
     run.revision += 1
@@ -34,7 +35,9 @@ def publish(
         if row is None:
             row = Checkpoint(run_id=run_id, step=event["step"], kind=file["kind"])
             session.add(row)
-        row.attempt, row.key, row.reason = attempt, key, event["reason"]
+        is_same = row.sha256 == file["sha256"]
+        row.key = key or (row.key if is_same else "")
+        row.attempt, row.path, row.reason = attempt, file.get("path"), event["reason"]
         row.revision = run.revision
         row.size_bytes, row.sha256 = file["size_bytes"], file["sha256"]
     if event.get("request"):

@@ -3,9 +3,13 @@
 An exception's docstring is its message when none is given.
 """
 
+from typing import ClassVar
+
 
 class HalfstepError(Exception):
-    """Something went wrong."""
+    """Something went wrong. code: what programs know it by, if not by the name of its class."""
+
+    code: ClassVar[str] = ""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or self.__doc__)
@@ -36,6 +40,25 @@ class Refused(HalfstepError):
 
 class Fenced(HalfstepError):
     """This attempt was given up: another one may be running, so nothing was written."""
+
+
+class Ended(HalfstepError):
+    """The run has ended, and takes nothing more."""
+
+
+class NotYours(HalfstepError):
+    """The run is somebody else's: only its owner's tokens may send it."""
+
+
+class Misplaced(HalfstepError):
+    """These bytes are not the next ones. offset, and of a spool sequence: where to go on."""
+
+    code = "offset"
+
+    def __init__(self, *, offset: int, sequence: int | None = None) -> None:
+        self.offset, self.sequence = offset, sequence
+        place = "" if sequence is None else f"sequence {sequence}, "
+        super().__init__(f"These bytes are not the next ones: go on from {place}offset {offset}.")
 
 
 class StorageUnreachable(HalfstepError):

@@ -64,7 +64,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         shapes=shapes[0].content if shapes else None,
         schedule=schedule[-1].content if schedule else None,
         failed=[each.content for each in artifacts.diagnoses(session, run.id, FAILED)],
-        variant=groups.variant(run.config),
+        variant=groups.variant(run.settings),
         seconds=groups.seconds(session, run.group_id) if run.group_id else {},
     )
     return list(find(evidence))
@@ -228,5 +228,5 @@ def _lost_losses(session: Session, run: Run) -> int:
         .where(Step.flags.op("&")(SKIPPED) == 0)
     )
     # Without a scaler nothing holds a bad update back, and the reason is plain.
-    unscaled = groups.variant(run.config) != "fp16"
+    unscaled = groups.variant(run.settings) != "fp16"
     return 0 if unscaled else session.scalar(query) or 0

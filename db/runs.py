@@ -9,12 +9,26 @@ from sqlalchemy.orm import Session
 
 from db.database import now
 from db.errors import Conflict, Invalid, NotFound
-from db.tables import ACTIVE, ENDED, Checkpoint, Diagnosis, Request, Run, RunStatus, Status, User
+from db.tables import (
+    ACTIVE,
+    ENDED,
+    WATCH,
+    Checkpoint,
+    Diagnosis,
+    Request,
+    Run,
+    RunNode,
+    RunStatus,
+    Status,
+    User,
+)
 
 #: The powers of two that fp32, the scale's own type, holds in full; so it does their reciprocals.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 #: A training exists that can obey a request at its next step boundary.
 OBEYING = (Status.STARTING, Status.RUNNING)
+#: An uploader calls every few seconds; one that has not for so long is told of.
+SILENCE_SECONDS = 30.0
 #: What runs can be listed by.
 SORTED_BY = ("id", "name", "recipe", "status", "priority", "step", "skipped", "loss")
 
@@ -90,7 +104,8 @@ def _check_parent(
         has = f"has them at {', '.join(map(str, steps))}" if steps else "has none"
         message = f"there is no checkpoint at step {parent_step}; run {parent_id} {has}"
         raise Invalid({"parent_step": message})
-    if (of := get(session, parent_id).recipe) != recipe:
+    check_is_ours(parent := get(session, parent_id), "be started from")
+    if (of := parent.recipe) != recipe:
         raise Invalid({"recipe": f"{recipe} cannot start from a checkpoint of {of}"})
     if config["training"]["steps"] <= parent_step:
         message = f"{config['training']['steps']} is not beyond the checkpoint's step {parent_step}"
@@ -104,6 +119,13 @@ def _show_fork(session: Session, parent_id: int, parent_step: int | None) -> Non
     parent.files_revision = parent.revision
     at = (Checkpoint.run_id == parent_id, Checkpoint.step == parent_step)
     session.execute(update(Checkpoint).where(*at).values(revision=parent.revision))
+
+
+def check_is_ours(run: Run, what: str) -> None:
+    """See that a run's training is one that Halfstep started. Raises Conflict."""
+    if run.source == WATCH:
+        text = f"Run {run.id} is watched: Halfstep does not train it, so that it cannot {what}."
+        raise Conflict(text)
 
 
 def get(session: Session, run_id: int, *, lock: bool = False) -> Run:
@@ -182,12 +204,30 @@ def newest_id(session: Session) -> int:
     return session.scalar(select(func.max(Run.id))) or 0
 
 
-def state(session: Session, run_id: int) -> tuple[int, Status]:
-    """Return a run's revision and status, and no more of it. Raises NotFound."""
-    found = session.execute(select(Run.revision, Run.status).where(Run.id == run_id)).one_or_none()
+def state(session: Session, run_id: int) -> tuple[int, Status, int]:
+    """Return a run's revision and status, and for how long there was no news of it.
+
+    Raises NotFound.
+    """
+    query = select(Run.revision, Run.status, Run.heard_at, now().label("moment"))
+    found = session.execute(query.where(Run.id == run_id)).one_or_none()
     if found is None:
         raise NotFound(f"There is no run {run_id}.")
-    return found.revision, found.status
+    return found.revision, found.status, silent_seconds(found, found.moment)
+
+
+def silent_seconds(run: Any, moment: float) -> int:
+    """Return for how long a watched run was not heard of, 0 while it is, or need not be.
+
+    It is rounded as people would, so that a page that tells it need not change all the time.
+    """
+    if run.heard_at is None or run.status != Status.RUNNING:
+        return 0
+    seconds = moment - run.heard_at
+    if seconds < SILENCE_SECONDS:
+        return 0
+    unit = next(unit for most, unit in ((120, 10), (7200, 60), (math.inf, 3600)) if seconds < most)
+    return int(seconds // unit * unit)
 
 
 def newest_and_now(session: Session) -> tuple[int, float]:
@@ -209,7 +249,7 @@ def applied(session: Session, run: Run) -> int:
 
 def applied_of(session: Session, some_runs: Collection[Run]) -> dict[int, int]:
     """Return it of each run, in one query."""
-    retrying = [run.id for run in some_runs if run.config.get("scaler", {}).get("retry_in_fp32")]
+    retrying = [run.id for run in some_runs if run.settings.get("scaler", {}).get("retry_in_fp32")]
     retried: dict[int, int] = {}
     if retrying:
         query = select(Diagnosis.run_id, func.count()).join(Run, Run.id == Diagnosis.run_id)
@@ -224,8 +264,8 @@ def applied_of(session: Session, some_runs: Collection[Run]) -> dict[int, int]:
 def cancel(session: Session, run_id: int, user: User) -> Run:
     """End a run: at once if it waits, with a last checkpoint if it trains.
 
-    Asked again, as by who had no answer in time, it changes nothing. Raises Conflict if it has
-    ended.
+    A watched run takes nothing more from its uploader; its process goes on all the same. Asked
+    again, as by who had no answer in time, it changes nothing. Raises Conflict if it has ended.
     """
     run = get(session, run_id, lock=True)
     if run.status in ENDED:
@@ -234,7 +274,11 @@ def cancel(session: Session, run_id: int, user: User) -> Run:
         return run
     run.wanted = "cancel"
     run.stop_reason = f"cancelled by {user.name}"
-    if run.status in ACTIVE:
+    if run.source == WATCH:
+        node = (RunNode.run_id == run_id, RunNode.attempt == run.attempt)
+        session.execute(update(RunNode).where(*node).values(ended_at=now()))
+        set_status(session, run, Status.CANCELLED, reason=run.stop_reason)
+    elif run.status in ACTIVE:
         set_status(session, run, Status.STOPPING, reason=run.stop_reason)
     else:
         set_status(session, run, Status.CANCELLED, reason=run.stop_reason)
@@ -247,6 +291,7 @@ def kill(session: Session, run_id: int, user: User) -> Run:
     Raises Conflict if it does not train.
     """
     run = get(session, run_id, lock=True)
+    check_is_ours(run, "be killed; it can be cancelled")
     if run.status not in ACTIVE:
         raise Conflict(f"Run {run_id} is {run.status}: only one that trains can be killed.")
     if run.wanted != "kill":
@@ -261,6 +306,7 @@ def pause(session: Session, run_id: int, user: User) -> Run:
     Raises Conflict if it is neither.
     """
     run = get(session, run_id, lock=True)
+    check_is_ours(run, "be paused")
     if run.status not in (Status.QUEUED, *OBEYING):
         raise Conflict(f"Run {run_id} is {run.status}: only a queued or running one can be paused.")
     run.wanted = "pause"
@@ -376,6 +422,7 @@ def request_replay(session: Session, run_id: int, user: User, step: int) -> Requ
 
 def _obeying(session: Session, run_id: int, what: str) -> Run:
     run = get(session, run_id, lock=True)
+    check_is_ours(run, what)
     if run.status not in OBEYING:
         raise Conflict(f"Run {run_id} is {run.status}: only a running one can {what}.")
     return run

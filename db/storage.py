@@ -101,7 +101,7 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
     # In this order: what is not in training now publishes nothing more.
     in_training = session.scalars(select(Run.id).where(Run.status.in_(ACTIVE))).all()
     passed_over = tuple(f"runs/{run_id}/" for run_id in in_training)
-    rows = {row.key: row for row in _rows(session)}
+    rows = {row.key: row for row in _rows(session) if row.is_stored}
     files = {
         meta["path"]: meta["size"]
         for page in obstore.list(store, prefix="runs")

@@ -48,6 +48,11 @@ ACTIVE = (Status.STARTING, Status.RUNNING, Status.PAUSING, Status.STOPPING, Stat
 #: The run is over.
 ENDED = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
 
+#: Where a run's training is: a worker's, by a recipe, or somebody else's loop, which is watched.
+RECIPE, WATCH = "recipe", "watch"
+#: What a token may do: all that its user may, or send watched runs and nothing else.
+FULL, WRITE = "full", "write"
+
 #: Bits of steps.flags; from bit 8 on, bit 8 + i says that optimizer i skipped.
 SKIPPED = 1
 NONFINITE_LOSS = 2
@@ -139,7 +144,7 @@ class SignInSession(Table):
 
 
 class ApiToken(Table):
-    """A token for scripts; only its hash is kept."""
+    """A token for scripts; only its hash is kept. kind: full, or write."""
 
     __tablename__ = "api_tokens"
 
@@ -147,6 +152,7 @@ class ApiToken(Table):
     token_hash: Mapped[str] = mapped_column(unique=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     name: Mapped[str]
+    kind: Mapped[str] = mapped_column(default=FULL, server_default=FULL)
     created_at: Mapped[float] = mapped_column(default=now())
     used_at: Mapped[float | None]
 
@@ -184,16 +190,23 @@ class Run(Table):
     resumed_step is the last step before this attempt's own, NULL until it has made one.
     files_revision is the revision at which its checkpoints or artifacts last changed.
     idempotency_key names the request that submitted it, so that a repeated one does not.
+
+    A watched run has no recipe (empty), no worker and no lease; precision is empty and steps_total
+    0 until they are known, and config is whatever its script says. watch_id: its own name for
+    itself; heard_at: when its uploader last called.
     """
 
     __tablename__ = "runs"
     __table_args__ = (
         Index("ix_runs_queue", "status", "priority", "position"),
         Index("ix_runs_idempotency_key", "owner_id", "idempotency_key", unique=True),
+        Index("ix_runs_watch_id", "owner_id", "watch_id", unique=True),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str]
+    source: Mapped[str] = mapped_column(default=RECIPE, server_default=RECIPE)
+    project: Mapped[str] = mapped_column(default="", server_default="")
     recipe: Mapped[str]
     config: Mapped[dict[str, Any]]
     precision: Mapped[str]
@@ -204,6 +217,7 @@ class Run(Table):
     group_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"), index=True)
     after_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))  # waits for its end
     idempotency_key: Mapped[str | None]
+    watch_id: Mapped[str | None]
 
     status: Mapped[Status] = mapped_column(Text, default=Status.QUEUED)
     wanted: Mapped[str] = mapped_column(default="run")  # run, pause, cancel or kill
@@ -221,6 +235,7 @@ class Run(Table):
     created_at: Mapped[float] = mapped_column(default=now())
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
+    heard_at: Mapped[float | None]
     revision: Mapped[int] = mapped_column(BigInteger, default=0)
     files_revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
@@ -232,13 +247,18 @@ class Run(Table):
     steps_per_second: Mapped[float | None]
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Its configuration, where a recipe says what it means; else the precision alone."""
+        return self.config if self.source == RECIPE else {"precision": self.precision}
+
+    @property
     def own_steps(self) -> int:
         """Attempted steps after those of the parent whose checkpoint it started from."""
         return max(self.step - (self.parent_step or 0), 0)
 
 
 class RunNode(Table):
-    """One machine's part in one attempt, and its lease.
+    """One machine's part in one attempt, and its lease; a watched run has neither worker nor lease.
 
     step_before: how far the run was then. resumed_step: as in runs, and kept.
     """
@@ -248,12 +268,31 @@ class RunNode(Table):
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     node: Mapped[int] = mapped_column(primary_key=True)
-    worker_id: Mapped[int] = mapped_column(ForeignKey("workers.id"))
+    worker_id: Mapped[int | None] = mapped_column(ForeignKey("workers.id"))
     devices: Mapped[list[int]]
     step_before: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     resumed_step: Mapped[int | None] = mapped_column(BigInteger)
-    lease_expires_at: Mapped[float]
+    lease_expires_at: Mapped[float | None]
     ended_at: Mapped[float | None]
+
+
+class WatchedAttempt(Table):
+    """One attempt of a watched run, and how far its spool has come in.
+
+    sequence, offset: where the next frame begins.  resumed, early: what it told that waits for its
+    first steps, see db.recording.
+    """
+
+    __tablename__ = "watched_attempts"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    host: Mapped[str]
+    versions: Mapped[dict[str, Any]]
+    sequence: Mapped[int] = mapped_column(BigInteger, default=0)
+    offset: Mapped[int] = mapped_column(BigInteger, default=0)
+    resumed: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    early: Mapped[list[dict[str, Any]]]
 
 
 class RunStatus(Table):
@@ -379,7 +418,8 @@ class Checkpoint(Table):
 
     Of several modules each has its own, of kind "weights.<module>".
 
-    key is its path in the store. reason: interval, end, request, cancel, pause or preempt.
+    key is its path in the store, empty while it is on the training machine alone; path is that in
+    the run's folder there. reason: interval, end, request, cancel, pause or preempt.
     revision is the run's when the row last changed.
     """
 
@@ -392,17 +432,23 @@ class Checkpoint(Table):
     step: Mapped[int] = mapped_column(BigInteger)
     kind: Mapped[str]
     key: Mapped[str]
+    path: Mapped[str | None]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str]
     reason: Mapped[str]
     revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     created_at: Mapped[float] = mapped_column(default=now())
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether it can be downloaded."""
+        return self.key != ""
+
 
 class Artifact(Table):
     """A file that a recipe left after an evaluation: a text sample, a picture.
 
-    revision is the run's when the row last changed.
+    key, path: as a checkpoint's. revision is the run's when the row last changed.
     """
 
     __tablename__ = "artifacts"
@@ -413,9 +459,15 @@ class Artifact(Table):
     step: Mapped[int] = mapped_column(BigInteger)
     name: Mapped[str]
     key: Mapped[str]
+    path: Mapped[str | None]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str]
     revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it can be downloaded."""
+        return self.key != ""
 
 
 class Diagnosis(Table):

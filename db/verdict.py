@@ -61,7 +61,7 @@ def verdict(session: Session, run: Run) -> Verdict | None:
 
 def verdicts(session: Session, some_runs: Collection[Run]) -> dict[int, Verdict]:
     """Judge runs; those are left out where nothing is scaled, or nothing was attempted yet."""
-    judged = [run for run in some_runs if is_scaled(run.config) and run.own_steps]
+    judged = [run for run in some_runs if is_scaled(run.settings) and run.own_steps]
     found = figures_of(session, judged) if judged else {}
     return {run_id: judge(each) for run_id, each in found.items()}
 

@@ -11,7 +11,8 @@ from zlib import crc32
 from sqlalchemy import select
 from sqlalchemy.orm import Session, aliased
 
-from db import workers
+from db import runs, workers
+from db.database import now
 from db.queue import GIB
 from db.tables import ACTIVE, ENDED, Run, RunNode, Status, Worker
 
@@ -22,19 +23,19 @@ class Queue:
 
     workers: those that are up.  places: of each queued run, 0 for the next.  awaited: runs that
     have not ended, and whose end others wait for.  training: runs in training by owner.
-    used: devices in use by worker.
+    used: devices in use by worker; of watched runs, by None.
     """
 
     workers: list[Worker]
     places: dict[int, int]
     awaited: set[int]
     training: Counter[int]
-    used: Counter[int]
+    used: Counter[int | None]
 
     @classmethod
     def read(cls, session: Session) -> "Queue":
         """Read it: three queries, however many runs and workers there are."""
-        used: Counter[int] = Counter()
+        used: Counter[int | None] = Counter()
         nodes = select(RunNode.worker_id, RunNode.devices).where(RunNode.ended_at.is_(None))
         for worker_id, devices in session.execute(nodes):
             used[worker_id] += len(devices)
@@ -118,11 +119,13 @@ def mark(reason: str, ahead: int) -> int:
 
 def live_marks(session: Session, run_ids: Collection[int], queue: Queue) -> dict[int, str]:
     """Look up `marks` of these runs, newest first."""
-    query = select(Run.id, Run.status, Run.revision).order_by(Run.id.desc())
-    return marks(session.execute(query.where(Run.id.in_(run_ids))).all(), queue)
+    columns = (Run.id, Run.status, Run.revision, Run.heard_at, now().label("moment"))
+    query = select(*columns).where(Run.id.in_(run_ids)).order_by(Run.id.desc())
+    rows = session.execute(query).all()
+    return marks(rows, queue, rows[0].moment if rows else 0.0)
 
 
-def marks(rows: Iterable[Any], queue: Queue) -> dict[int, str]:
+def marks(rows: Iterable[Any], queue: Queue, moment: float) -> dict[int, str]:
     """Return a mark for each of these runs that has not ended.
 
     When it differs, so does what a list shows.
@@ -131,7 +134,12 @@ def marks(rows: Iterable[Any], queue: Queue) -> dict[int, str]:
     return {
         row.id: f"{row.revision}q{queue.places.get(row.id, '')}w{workers_mark}"
         if row.status == Status.QUEUED
-        else str(row.revision)
+        else f"{row.revision}{_silence(row, moment)}"
         for row in rows
         if row.status not in ENDED
     }
+
+
+def _silence(row: Any, moment: float) -> str:
+    seconds = runs.silent_seconds(row, moment)
+    return f"s{seconds}" if seconds else ""

@@ -61,7 +61,7 @@ def stop(session: Session, worker_id: int) -> None:
     session.execute(update(Worker).where(Worker.id == worker_id).values(stopped_at=now()))
 
 
-def get(session: Session, worker_id: int) -> Worker:
+def get(session: Session, worker_id: int | None) -> Worker:
     """Return a worker that there must be."""
     return session.get_one(Worker, worker_id)
 

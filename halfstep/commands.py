@@ -213,5 +213,6 @@ def _put(config: dict[str, Any], path: list[str], text: str) -> None:
 
 def _line(run: dict[str, Any]) -> str:
     waiting = f"  ({run['waiting']})" if run["waiting"] and run["status"] not in ENDED else ""
-    done = f"{run['step']:,} of {run['steps_total']:,} steps, {run['skipped']:,} skipped"
+    total = f" of {run['steps_total']:,}" if run["steps_total"] else ""
+    done = f"{run['step']:,}{total} steps, {run['skipped']:,} skipped"
     return f"{run['id']:>6}  {run['status']:<11} {run['name']}  {done}{waiting}"

@@ -48,6 +48,7 @@ What the training process takes from outside is its control file, one JSON objec
                 one with the weights of now, a later one as soon as it has been attempted
 """
 
+import io
 import json
 import math
 import os
@@ -92,6 +93,7 @@ def optimizer_skipped(index: int) -> int:
 
 Steps: TypeAlias = NDArray[np.void]
 Event: TypeAlias = dict[str, Any]
+Item: TypeAlias = "Steps | Event | Unrecordable"
 
 
 class Position(NamedTuple):
@@ -191,13 +193,13 @@ class SpoolReader:
         self._position = Position(**start) if isinstance(start, dict) else start
         self.torn = 0
 
-    def poll(self, limit_bytes: int = 16 * 2**20) -> list[Steps | Event | Unrecordable]:
+    def poll(self, limit_bytes: int = 16 * 2**20) -> list[Item]:
         """Return what was appended since the last call, oldest first: arrays and dicts.
 
         They are of one attempt, that of `position`. A backlog comes in pieces of about
         `limit_bytes`; only an empty list means "no more now".
         """
-        items: list[Steps | Event | Unrecordable] = []
+        items: list[Item] = []
         # List before reading: a file that has a successor here gets no more frames.
         files = self._unread()
         is_torn = False
@@ -240,6 +242,25 @@ class SpoolReader:
 
     def _all_files(self) -> list[Path]:
         return spool_files(self._folder)
+
+
+class SpoolPart:
+    """Reads a part of a spool file, as bytes; it may end in the midst of a frame.
+
+    offset: where in the file the part begins, and then where the next frame does. Raises ValueError
+    if the part begins with a header that is none.
+    """
+
+    def __init__(self, part: bytes, offset: int) -> None:
+        self._file, self.offset = io.BytesIO(part), offset
+        if offset == 0 and _has_header(self._file, "the part"):
+            self.offset = FILE_HEADER.size
+
+    def poll(self, limit_bytes: int = 2**20) -> list[Item]:
+        """Return the next whole frames, of about `limit_bytes`; an empty list is the end."""
+        items: list[Item] = []
+        self.offset = _take_frames(self._file, self.offset, self.offset + limit_bytes, items)
+        return items
 
 
 def spool_files(folder: Path) -> list[Path]:
@@ -291,25 +312,29 @@ def _name(path: Path) -> tuple[int, int]:
     return int(attempt), int(sequence)
 
 
-def _read(
-    path: Path, offset: int, stop: int, items: list[Steps | Event | Unrecordable]
-) -> tuple[int, int]:
+def _read(path: Path, offset: int, stop: int, items: list[Item]) -> tuple[int, int]:
     """Add whole frames from offset until past stop; return where they end, and the file's size."""
     with path.open("rb") as file:
         if offset == 0 and _has_header(file, path):
             offset = FILE_HEADER.size
         file.seek(offset)
-        while 0 < offset < stop and (found := _next_frame(file)):
-            kind, payload = found
-            items.append(_decode(kind, payload))
-            offset += FRAME_HEADER.size + len(payload)
+        offset = _take_frames(file, offset, stop, items)
         return offset, file.seek(0, os.SEEK_END)
 
 
-def _has_header(file: BinaryIO, path: Path) -> bool:
+def _take_frames(file: BinaryIO, offset: int, stop: int, items: list[Item]) -> int:
+    """Add whole frames from where the file is read, at offset, until past stop; return the end."""
+    while 0 < offset < stop and (found := _next_frame(file)):
+        kind, payload = found
+        items.append(_decode(kind, payload))
+        offset += FRAME_HEADER.size + len(payload)
+    return offset
+
+
+def _has_header(file: BinaryIO, name: object) -> bool:
     header = file.read(FILE_HEADER.size)
     if len(header) == FILE_HEADER.size and header != FILE_HEADER.pack(MAGIC, VERSION):
-        raise ValueError(f"{path} is not a spool file of version {VERSION}")
+        raise ValueError(f"{name} is not a spool file of version {VERSION}")
     return len(header) == FILE_HEADER.size
 
 

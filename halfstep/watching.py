@@ -270,9 +270,7 @@ class Watch:
             return
         place = self._inside(Path("checkpoints") / f"step-{self.step:08}") / path.name
         place.unlink(missing_ok=True)
-        try:
-            place.hardlink_to(path)
-        except OSError:  # another file system
+        if upload or not _linked(place, path):  # what is sent later, the script may have replaced
             shutil.copyfile(path, place)
         file = {"kind": kind, **self._of(place)}
         event = {"event": "checkpoint", "step": self.step, "reason": "script", "files": [file]}
@@ -416,3 +414,12 @@ def _named(
 
 def _say(text: str) -> None:
     sys.stderr.write(f"halfstep: {text}\n")
+
+
+def _linked(place: Path, path: Path) -> bool:
+    """Make one file of two names, if both lie on one file system."""
+    try:
+        place.hardlink_to(path)
+    except OSError:
+        return False
+    return True

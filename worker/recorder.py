@@ -1,7 +1,6 @@
 """The recorder: from a run's spool and log into the database, in fenced, repeatable flushes."""
 
 import errno
-import math
 import time
 import traceback
 from collections.abc import Callable
@@ -13,11 +12,11 @@ from typing import Any, TypeVar
 import obstore
 from obstore.store import ObjectStore
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 
-from db import artifacts, checkpoints, queue, series, telemetry
+from db import checkpoints, queue, series, telemetry
 from db.database import Database, is_outage
 from db.errors import Fenced
+from db.recording import Recording, in_words
 from db.settings import Settings
 from db.storage import delete_file, is_plain, put_file
 from halfstep.clock import clock
@@ -80,11 +79,6 @@ class Recorder:
         self._settings, self._database, self._store = settings, database, store
         self._run_id, self._attempt = run_id, attempt
         self._folder = settings.run_folder(run_id)
-        self._pending = telemetry.Flush()
-        self._saved: list[dict[str, Any]] = []  # checkpoints to publish with what is pending
-        self._artifacts: list[dict[str, Any]] = []  # likewise
-        self._resumed: dict[str, Any] | None = None  # what the training said, if it resumed
-        self._early: list[dict[str, Any]] = []  # events that wait for the training's first steps
         self._stored: set[str] = set()  # files of what is pending that are in the store
         self._monitor: SystemMonitor | None = None
         self._sample_due = 0.0
@@ -93,10 +87,14 @@ class Recorder:
         with database.reading() as session:
             last = series.log_lines(session, run_id, most=1)
             newest = telemetry.newest_attempt(session, run_id, attempt)
-        self._log_number = last[0].number if last else 0
+        self._recording = Recording(
+            run_id,
+            attempt,
+            has_begun=newest == attempt,  # by a supervisor that has died
+            last_line=last[0].number if last else 0,
+        )
         # An older attempt's files, left on a machine that was away, would undo what it recorded.
         self._spool = SpoolReader(self._folder / "spool", Position(newest, sequence=0, offset=0))
-        self._training_seen = newest == attempt  # by a supervisor that has died
 
     def begin(self, monitor: SystemMonitor, started_at: float, policy: dict[str, Any]) -> None:
         """From now on sample the devices, and keep the checkpoints that the policy wants.
@@ -107,7 +105,7 @@ class Recorder:
 
     def remark(self, text: str) -> None:
         """Add a line of our own to the run's log."""
-        self._log({"time": time.time(), "stream": "halfstep", "text": text})
+        self._recording.remark(text)
 
     def flush(
         self,
@@ -134,37 +132,31 @@ class Recorder:
     def _flush(
         self, take_lines: Callable[[], list[dict[str, Any]]], meanwhile: Callable[[], None]
     ) -> bool:
-        if not (self._pending.steps or self._saved or self._artifacts):
+        recording = self._recording
+        if not recording.is_taken:
             for line in take_lines():
-                self._log(line)
+                recording.log(line)
             self._collect()
-        if not (self._pending or self._saved or self._artifacts):
+        if not recording:
             return True
-        if self._saved or self._artifacts:
+        if recording.has_files:
             self._check_fence()
         # Files before the transaction, which holds a lock.
         keys = [
-            [self._store_file(file, meanwhile) for file in event["files"]] for event in self._saved
+            [self._store_file(file, meanwhile) for file in event["files"]]
+            for event in recording.checkpoints
         ]
-        artifact_keys = [self._store_file(event, meanwhile) for event in self._artifacts]
+        artifact_keys = [self._store_file(event, meanwhile) for event in recording.artifacts]
         retired: list[str] = []
-        training = bool(self._pending.steps) and self._is_own
         with self._database.writing() as session:
-            if training and not self._training_seen:
-                self._start(session)
-            telemetry.record(session, self._run_id, self._attempt, self._pending)
-            for event, of_event in zip(self._saved, keys, strict=True):
-                checkpoints.publish(session, self._run_id, self._attempt, event, of_event)
-            for event, key in zip(self._artifacts, artifact_keys, strict=True):
-                artifacts.publish(session, self._run_id, self._attempt, event, key)
-            if self._saved:
+            recording.write(session, keys, artifact_keys)
+            if recording.checkpoints:
                 retired = checkpoints.retire(session, self._run_id, self._attempt, self._policy)
         for key in retired:  # rows first: a row never names a file that is gone
             delete_file(self._store, key)
             (self._settings.data / key).unlink(missing_ok=True)  # where the store is a bucket
         self._stored.clear()
-        self._training_seen = self._training_seen or training
-        self._pending, self._saved, self._artifacts = telemetry.Flush(), [], []
+        recording.forget()
         self._spool.release(delete=True)
         return False
 
@@ -178,57 +170,28 @@ class Recorder:
         for path in self._spooled():
             path.unlink(missing_ok=True)
 
-    def _start(self, session: Session) -> None:
-        """Say that the training makes steps, and from which on they replace earlier ones."""
-        resumed = self._resumed or {"step": 0, "exact": self._attempt == 1, "notes": []}
-        step, reason = resumed["step"], _resumed(resumed) if self._resumed else None
-        queue.start(session, self._run_id, self._attempt, resumed_step=step, reason=reason)
-        if not (resumed["exact"] and queue.is_repeatable(session, self._run_id, after=step)):
-            # What an earlier attempt made of the later steps is not what this one will.
-            telemetry.truncate(session, self._run_id, self._attempt, after=step)
-
     def _collect(self) -> None:
         items = self._spool.poll()
         position = self._spool.position()
-        self._is_own = position is not None and position.attempt == self._attempt
-        for item in items:
-            if isinstance(item, Unrecordable):
-                self._keep_aside(item)
-            elif not isinstance(item, dict):
-                self._pending.steps += [item] if len(item) else []
-            elif item["event"] == "artifact":
-                if self._is_ours(item):
-                    self._artifacts.append(item)
-            elif item["event"] == "checkpoint":
-                # Read a second time, after a crash, it may have been retired by now.
-                if all(self._is_ours(file) for file in item["files"]):
-                    self._saved.append(item)
-            elif item["event"] == "resumed":
-                if self._is_own:
-                    self._resumed = item
-                if self._monitor:  # not what a dead supervisor may have remarked on
-                    self.remark(_resumed(item))
-            else:
-                self._pending.events.append(item)
-        if self._is_own:
-            self._hold_back()
+        is_own = position is not None and position.attempt == self._attempt
+        self._recording.take([item for item in items if self._is_for_rows(item)], is_own=is_own)
         if self._monitor and time.monotonic() >= self._sample_due:
             self._sample_due = time.monotonic() + SAMPLE_SECONDS
             elapsed_ms = round((clock() - self._started_at) * 1000)
-            samples = self._monitor.take()
-            self._pending.samples += [{"elapsed_ms": elapsed_ms, **sample} for sample in samples]
+            samples = [{"elapsed_ms": elapsed_ms, **sample} for sample in self._monitor.take()]
+            self._recording.pending.samples += samples
 
-    def _hold_back(self) -> None:
-        """Let events of new steps wait for the first of these, lest `_start` forget them.
-
-        Of an attempt that makes no step nothing is told: its steps are an earlier attempt's.
-        """
-        after: float = self._resumed["step"] if self._resumed else 0
-        if self._training_seen or self._pending.steps:
-            after = math.inf
-        events = self._early + self._pending.events
-        self._early = [event for event in events if event["step"] > after]
-        self._pending.events = [event for event in events if event["step"] <= after]
+    def _is_for_rows(self, item: Any) -> bool:
+        """Put aside what cannot be recorded, and pass over files that are not the run's."""
+        if isinstance(item, Unrecordable):
+            self._keep_aside(item)
+            return False
+        kind = item["event"] if isinstance(item, dict) else "steps"
+        if kind == "resumed" and self._monitor:  # not what a dead supervisor may have remarked on
+            self.remark(in_words(item))
+        # Read a second time, after a crash, a checkpoint may have been retired by now.
+        files = {"artifact": [item], "checkpoint": item["files"] if kind == "checkpoint" else []}
+        return all(self._is_ours(file) for file in files.get(kind, []))
 
     def _is_ours(self, file: dict[str, Any]) -> bool:
         """Tell whether a file is there and is the run's own; a link may lead anywhere."""
@@ -284,13 +247,3 @@ class Recorder:
         """See that no later attempt may have stored its own file under the key. Raises Fenced."""
         with self._database.writing() as session:
             queue.held(session, self._run_id, self._attempt)
-
-    def _log(self, line: dict[str, Any]) -> None:
-        self._log_number += 1
-        numbered = {"number": self._log_number, "attempt": self._attempt, **line}
-        self._pending.log_lines.append(numbered)
-
-
-def _resumed(event: dict[str, Any]) -> str:
-    how = "exactly" if event["exact"] else f"not bit-exactly: {'; '.join(event['notes'])}"
-    return f"resumed at step {event['step']}, {how}"

@@ -7,6 +7,7 @@ from app.api import (
     docs,
     export,
     groups,
+    ingest,
     runs,
     series,
     streams,
@@ -17,6 +18,19 @@ from app.api import (
 )
 
 router = APIRouter()
-for module in (streams, runs, groups, series, system, diagnosis, export, workers, tokens, docs):
+modules = (
+    streams,
+    runs,
+    groups,
+    series,
+    system,
+    diagnosis,
+    export,
+    ingest,
+    workers,
+    tokens,
+    docs,
+)
+for module in modules:
     router.include_router(module.router, prefix="/api/v1")
 router.include_router(unversioned.router)

@@ -62,6 +62,8 @@ class ArtifactFile(BaseModel):
     name: str
     size_bytes: int
     sha256: str
+    path: str | None
+    is_stored: bool
 
 
 class Replays(ListPage):

@@ -1,12 +1,12 @@
 """Your API tokens."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.lists import After, Limit, ListPage
-from app.auth import SignedIn
+from app.auth import AtBrowser, SignedIn
 from app.context import Db
 from app.parameters import RowId, Text
 from db import accounts
@@ -15,9 +15,13 @@ router = APIRouter(prefix="/tokens", tags=["tokens"])
 
 
 class TokenName(BaseModel):
-    """What a token is for."""
+    """What a token is for, and what it may do."""
 
     name: Text
+    kind: Annotated[
+        Literal["full", "write"],
+        Field(description="All that you may, or send watched runs and nothing else"),
+    ] = "full"
 
 
 class TokenRow(BaseModel):
@@ -27,6 +31,7 @@ class TokenRow(BaseModel):
 
     id: int
     name: str
+    kind: str
     created_at: float
 
 
@@ -51,10 +56,12 @@ def list_tokens(session: Db, visitor: SignedIn, after: After = "", limit: Limit 
 
 
 @router.post("", status_code=201)
-def make_token(wanted: TokenName, session: Db, visitor: SignedIn) -> NewToken:
-    """Make a token."""
-    token, row = accounts.make_api_token(session, visitor.user, wanted.name)
-    return NewToken(token=token, id=row.id, name=row.name, created_at=row.created_at)
+def make_token(
+    wanted: TokenName, session: Db, visitor: SignedIn, _at_browser: AtBrowser
+) -> NewToken:
+    """Make a token. Only a browser may: a token that could make others could not be revoked."""
+    token, row = accounts.make_api_token(session, visitor.user, wanted.name, wanted.kind)
+    return NewToken(**TokenRow.model_validate(row).model_dump(), token=token)
 
 
 @router.delete("/{token_id}", status_code=204)

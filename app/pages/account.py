@@ -13,7 +13,7 @@ from app.parameters import RowId, Text
 from app.rendering import page
 from db import accounts
 from db.errors import Invalid
-from db.tables import SignInSession, User
+from db.tables import FULL, SignInSession, User
 
 router = APIRouter(prefix="/account")
 
@@ -63,10 +63,11 @@ def make_token(
     visitor: SignedIn,
     at_browser: AtBrowser,
     name: Annotated[Text, Form()] = "",
+    kind: Annotated[Text, Form()] = FULL,
 ) -> HTMLResponse:
     """Make a token and show it, this once."""
     try:
-        token, _row = accounts.make_api_token(session, visitor.user, name)
+        token, _row = accounts.make_api_token(session, visitor.user, name, kind)
     except Invalid as error:
         return _account(request, session, visitor, at_browser, errors=error.errors)
     return _account(request, session, visitor, at_browser, token=token)

@@ -45,6 +45,7 @@ def new_run(
     values = {"priority": "0", "devices_per_node": "1"}
     if source is not None:
         run = runs.get(session, source)
+        runs.check_is_ours(run, "be cloned")
         recipe = recipe or run.recipe
         config = run.config if recipe == run.recipe else {}
         values |= {"name": run.name, "tags": run.tags, "priority": str(run.priority)}

@@ -13,7 +13,18 @@ from app.news import by_step, skipped_steps, waiting_mark
 from app.parameters import RunId
 from app.rendering import page
 from app.summary import summarise
-from db import artifacts, checkpoints, findings, histograms, history, runs, series, windows, workers
+from db import (
+    artifacts,
+    checkpoints,
+    findings,
+    histograms,
+    history,
+    ingest,
+    runs,
+    series,
+    windows,
+    workers,
+)
 from db.errors import NotFound
 from db.tables import Run
 
@@ -47,6 +58,8 @@ def show_run(
         labels=comparison.MEASURED,
         log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),
         config=run.config,
+        meant=run.settings,
+        watched=ingest.attempt_of(session, run),
         settings_rows=_settings_rows(session, run),
     )
 

@@ -34,7 +34,7 @@ def list_runs(
     """
     rows = runs.newest(session, status=status, text=text, before=before, limit=PAGE_SIZE)
     (newest, moment), queue = runs.newest_and_now(session), Queue.read(session)
-    marks = waiting.marks([run for run, _owner in rows], queue)
+    marks = waiting.marks([run for run, _owner in rows], queue, moment)
     lines = series.sparklines(session, [run for run, _owner in rows])
     return page(
         request,

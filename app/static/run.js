@@ -30,7 +30,7 @@ const points = new Points(await (await insisted(`${api}/series`)).json())
 let newest = points.last // step that is known
 let skipped = Number(article.dataset.skipped)
 const charts = createCharts(section.querySelector('[data-plot]'), {
-  scaled: section.dataset.precision === 'fp16',
+  scaled: section.dataset.scaled !== undefined,
   onZoom: (x, rows) => {
     if (x !== undefined) view.range = x
     for (const [name, range] of Object.entries(rows)) {
@@ -148,7 +148,7 @@ const replaceWords = () => {
     show(article.querySelector(`[data-fragment=${name}]`), html)
   }
   for (const [name, changed] of rows) mergeRows(article.querySelector(`[data-fragment=${name}]`), changed)
-  document.title = run.status === 'running' ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
+  document.title = run.status === 'running' && run.steps_total ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
   previewTexts(article)
   toNewest(article)
   isReading = true

@@ -14,6 +14,7 @@ from db import accounts
 from db.database import Database
 from db.tables import ApiToken, User
 from tests.app.conftest import csrf_token
+from tests.app.uploading import write_token
 from tests.site import until
 
 #: The last one answers with another address, and that one asks.
@@ -44,14 +45,17 @@ def test_every_route_but_the_public_ones_needs_a_sign_in(
 
 
 def test_every_change_by_a_cookie_needs_the_csrf_token(app: FastAPI, browser: TestClient) -> None:
-    """A signed-in browser that another site sends gets 403 from each route that changes things."""
+    """A signed-in browser that another site sends gets 403 from each route that changes things, or
+    401 from those that take no cookie at all.
+    """
     del browser.headers["x-csrf-token"]
     for method, path in _routes(app):
         if path in PUBLIC or method in ("GET", "HEAD"):
             continue
         address = re.sub(r"\{[^}]+\}", "1", path)
         for wrong in ({}, {"x-csrf-token": "wrong"}):
-            assert browser.request(method, address, headers=wrong).status_code == 403, path
+            refused = 401 if path.startswith("/api/v1/ingest") else 403
+            assert browser.request(method, address, headers=wrong).status_code == refused, path
 
 
 def test_csrf_token_may_be_a_form_field(browser: TestClient) -> None:
@@ -64,7 +68,32 @@ def test_csrf_token_may_be_a_form_field(browser: TestClient) -> None:
 
 def test_scripts_need_no_csrf_token(script: TestClient) -> None:
     """A Bearer token is sent on purpose only, so it may change things by itself."""
-    assert script.post("/api/v1/tokens", json={"name": "another"}).status_code == 201
+    assert script.delete("/api/v1/tokens/99").status_code == 204
+
+
+def test_a_token_makes_no_tokens(script: TestClient, browser: TestClient) -> None:
+    """Else one that was stolen would outlive its revocation."""
+    answer = script.post("/api/v1/tokens", json={"name": "another"})
+    assert (answer.status_code, answer.json()["code"]) == (403, "not_for_scripts")
+    assert browser.post("/api/v1/tokens", json={"name": "mine"}).status_code == 201
+
+
+def test_a_token_that_writes_opens_nothing_but_the_ingest(
+    app: FastAPI, database: Database, ada: User, stranger: TestClient
+) -> None:
+    """Every other route answers 403 with a sentence; none can forget."""
+    headers = {"Authorization": f"Bearer {write_token(database, ada)}"}
+    for method, path in _routes(app):
+        if path in PUBLIC:
+            continue
+        answer = stranger.request(method, re.sub(r"\{[^}]+\}", "1", path), headers=headers)
+        if path.startswith("/api/v1/ingest"):
+            assert answer.status_code in (404, 422), f"{method} {path}: {answer.status_code}"
+            continue
+        assert answer.status_code == 403, f"{method} {path}: {answer.status_code}"
+        if method != "HEAD":
+            assert answer.json()["code"] == "write_only"
+            assert "may send watched runs and nothing else" in answer.json()["detail"]
 
 
 def test_a_reader_with_a_token_waits_for_no_writer(

@@ -22,7 +22,7 @@ from sqlalchemy import (
 from db.database import Database
 from db.tables import Worker
 
-REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008"]
+REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"]
 
 
 def a_value(column: Any) -> Any:
@@ -106,4 +106,4 @@ def test_sql_is_printed_without_a_change(database: Database) -> None:
     text = io.StringIO()
     command.upgrade(database.migrations(text), "0001:head", sql=True)
     assert "CREATE INDEX ix_metrics_run_id_id ON metrics (run_id, id)" in text.getvalue()
-    assert "'0008'" in text.getvalue()
+    assert "'0009'" in text.getvalue()

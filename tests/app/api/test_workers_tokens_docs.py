@@ -14,10 +14,10 @@ def test_workers_and_recipes_are_listed(offered: None, script: TestClient) -> No
 
 
 def test_token_is_shown_once_and_works_until_revoked(
-    script: TestClient, stranger: TestClient
+    browser: TestClient, script: TestClient, stranger: TestClient
 ) -> None:
     """A new token opens the API; the list does not show it; revoked, it opens nothing."""
-    made = script.post("/api/v1/tokens", json={"name": "ci"}).json()
+    made = browser.post("/api/v1/tokens", json={"name": "ci"}).json()
     bearer = {"Authorization": f"Bearer {made['token']}"}
     assert stranger.get("/api/v1/runs", headers=bearer).status_code == 200
     assert made["token"] not in script.get("/api/v1/tokens").text
@@ -25,9 +25,11 @@ def test_token_is_shown_once_and_works_until_revoked(
     assert stranger.get("/api/v1/runs", headers=bearer).status_code == 401
 
 
-def test_a_token_needs_a_name(script: TestClient) -> None:
-    """An empty name is refused under the field's own name."""
-    assert "name" in script.post("/api/v1/tokens", json={"name": " "}).json()["errors"]
+def test_a_token_needs_a_name_and_a_kind_that_there_is(browser: TestClient) -> None:
+    """An empty name is refused under the field's own name, and so is another kind."""
+    assert "name" in browser.post("/api/v1/tokens", json={"name": " "}).json()["errors"]
+    wrong = {"name": "ci", "kind": "root"}
+    assert "kind" in browser.post("/api/v1/tokens", json=wrong).json()["errors"]
 
 
 def test_docs_show_every_operation(browser: TestClient, database: Database) -> None:

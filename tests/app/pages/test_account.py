@@ -128,12 +128,22 @@ def test_workers_show_devices_and_versions(offered: None, browser: TestClient) -
     assert "torch 2" in page
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/api/v1/tokens"), ("DELETE", "/api/v1/tokens/99")]
+)
 def test_account_shows_when_a_token_was_last_used(
-    browser: TestClient, script: TestClient, method: str
+    browser: TestClient, script: TestClient, method: str, path: str
 ) -> None:
     """A token that nobody used says so; reading and writing both count as a use."""
     assert "<td>never</td>" in browser.get("/account").text
-    script.request(method, "/api/v1/tokens", json={"name": "x"} if method == "POST" else None)
-    page = browser.get("/account").text
-    assert page.count("<td>never</td>") == (1 if method == "POST" else 0)
+    script.request(method, path)
+    assert "<td>never</td>" not in browser.get("/account").text
+
+
+def test_a_token_that_writes_is_made_and_named_as_such(browser: TestClient) -> None:
+    """The page offers the kind, says of each token what it may, and refuses other kinds."""
+    made = browser.post("/account/tokens", data={"name": "gpu-7", "kind": "write"})
+    assert "<td>gpu-7</td><td>send watched runs</td>" in made.text
+    wrong = browser.post("/account/tokens", data={"name": "x", "kind": "root"})
+    assert wrong.status_code == 422
+    assert "&#39;root&#39; is not allowed; allowed: full, write" in wrong.text

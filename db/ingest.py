@@ -1,0 +1,248 @@
+"""Watched runs: trainings that are not ours, whose spool is sent to the server piece by piece.
+
+They have no worker and no lease: what happens to one is what its uploader says, or a person.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from db import queue, runs, series
+from db.database import now
+from db.errors import Ended, Fenced, Invalid, Misplaced, NotFound, NotYours
+from db.recording import Recording, in_words
+from db.tables import (
+    ENDED,
+    WATCH,
+    Artifact,
+    Checkpoint,
+    Run,
+    RunNode,
+    Status,
+    Step,
+    User,
+    WatchedAttempt,
+)
+
+#: Scaler events and scales tell of a loss scaler; without one, the scale is 1 all along.
+UNSCALED = 1.0
+#: Of events that wait for an attempt's first steps.
+EARLY_BYTES = 16 * 2**20
+HOW_IT_ENDED = {
+    "finished": (Status.FINISHED, None),
+    "failed": (Status.FAILED, "it raised"),
+    "terminated": (Status.FAILED, "its process was terminated"),
+}
+
+
+def begin(
+    session: Session,
+    owner: User,
+    watch_id: str,
+    attempt: int,
+    *,
+    name: str,
+    project: str,
+    config: dict[str, Any],
+    tags: str,
+    started_at: float,
+    host: str,
+    versions: dict[str, Any],
+) -> WatchedAttempt:
+    """Return the attempt of the run that goes by this id, made now if it was not there.
+
+    Raises Fenced if a later attempt has begun, Ended if a person has ended this one.
+    """
+    # Of two that come at once the second waits.
+    session.execute(select(User.id).where(User.id == owner.id).with_for_update(key_share=True))
+    mine = (Run.owner_id == owner.id, Run.watch_id == watch_id)
+    run = session.scalar(select(Run).where(*mine).with_for_update())
+    moment = session.scalars(select(now())).one()
+    if run is None:
+        run = Run(
+            name=name,
+            source=WATCH,
+            watch_id=watch_id,
+            project=project,
+            recipe="",
+            precision="",
+            config=config,
+            tags=tags,
+            owner_id=owner.id,
+            started_at=min(started_at, moment),
+            steps_total=0,
+        )
+        session.add(run)
+        session.flush()
+    run.heard_at = moment
+    if attempt > run.attempt:
+        _start(session, run, attempt, host, versions)
+    elif attempt < run.attempt:
+        raise Fenced
+    elif run.status == Status.CANCELLED:
+        raise Ended(_ended(run))
+    return session.get_one(WatchedAttempt, (run.id, attempt))
+
+
+def _start(session: Session, run: Run, attempt: int, host: str, versions: dict[str, Any]) -> None:
+    _close_node(session, run)
+    run.attempt, run.resumed_step, run.wanted = attempt, None, "run"
+    run.error = run.stop_reason = run.ended_at = None
+    session.add(RunNode(run_id=run.id, attempt=attempt, node=0, devices=[], step_before=run.step))
+    session.add(
+        WatchedAttempt(run_id=run.id, attempt=attempt, host=host, versions=versions, early=[])
+    )
+    runs.set_status(session, run, Status.RUNNING, reason=f"watched on {host}")
+
+
+def _close_node(session: Session, run: Run) -> None:
+    node = (RunNode.run_id == run.id, RunNode.attempt == run.attempt)
+    session.execute(update(RunNode).where(*node).values(ended_at=now()))
+
+
+def held(session: Session, user: User, run_id: int, attempt: int) -> tuple[Run, WatchedAttempt]:
+    """Lock and return a watched run and its attempt, which is heard of now.
+
+    Raises NotFound, NotYours, Fenced if a later attempt has begun, Ended if a person ended it.
+    """
+    run = session.get(Run, run_id, with_for_update=True, populate_existing=True)
+    if run is None or run.source != WATCH or attempt > run.attempt:
+        raise NotFound(f"There is no attempt {attempt} of a watched run {run_id}.")
+    if run.owner_id != user.id:
+        raise NotYours
+    if attempt < run.attempt:
+        raise Fenced
+    if run.status == Status.CANCELLED:
+        raise Ended(_ended(run))
+    run.heard_at = session.scalars(select(now())).one()
+    return run, session.get_one(WatchedAttempt, (run_id, attempt), populate_existing=True)
+
+
+def attempt_of(session: Session, run: Run) -> WatchedAttempt | None:
+    """Return a watched run's present attempt."""
+    return session.get(WatchedAttempt, (run.id, run.attempt))
+
+
+def check_place(run: Run, place: WatchedAttempt, sequence: int, offset: int) -> None:
+    """See that bytes from here on are the next ones. Raises Ended, Misplaced."""
+    if run.status in ENDED:
+        raise Ended(_ended(run))
+    is_next = (sequence, offset) == (place.sequence, place.offset)
+    if not is_next and not (sequence > place.sequence and offset == 0):
+        raise Misplaced(offset=place.offset, sequence=place.sequence)
+
+
+def _ended(run: Run) -> str:
+    how = f" ({run.stop_reason})" if run.stop_reason else ""
+    return f"Run {run.id} has ended: it is {run.status}{how}. Its next attempt may go on."
+
+
+def record(
+    session: Session,
+    run: Run,
+    place: WatchedAttempt,
+    items: Sequence[Any],
+    *,
+    end: tuple[int, int],
+    remarks: Sequence[str] = (),
+) -> None:
+    """Write items, and where they end: the sequence and the offset to go on from."""
+    last = series.log_lines(session, run.id, most=1)
+    recording = Recording(
+        run.id,
+        run.attempt,
+        has_begun=run.resumed_step is not None,
+        last_line=last[0].number if last else 0,
+        resumed=place.resumed,
+        early=place.early,
+    )
+    recording.take(items)
+    remarks = [*remarks]
+    if len(json.dumps(recording.early)) > EARLY_BYTES:
+        recording.early = []
+        remarks.append(f"before its first step it told more than {EARLY_BYTES:,} bytes: left out")
+    for item in items:
+        if isinstance(item, dict) and item["event"] == "resumed":
+            recording.remark(in_words(item))
+    for text in remarks:
+        recording.remark(text)
+    if recording:
+        not_here = [[""] * len(event["files"]) for event in recording.checkpoints]
+        recording.write(session, not_here, [""] * len(recording.artifacts))
+        run.precision = run.precision or _precision(run, recording)
+    place.resumed, place.early = recording.resumed, recording.early
+    place.sequence, place.offset = end
+
+
+def _precision(run: Run, recording: Recording) -> str:
+    """Return what a loss scaler tells of: fp16 needs one, and nothing else does."""
+    is_scaled = run.scale not in (None, UNSCALED)
+    is_scaled |= any(event["event"] == "scaler" for event in recording.pending.events)
+    return "fp16" if is_scaled else ""
+
+
+def end(
+    session: Session,
+    user: User,
+    run_id: int,
+    attempt: int,
+    how: str,
+    *,
+    step: int,
+    error: str | None,
+) -> None:
+    """Close an attempt as its process ended: finished, failed or terminated.
+
+    Told again, it changes nothing.
+    """
+    run, _place = held(session, user, run_id, attempt)
+    if run.status in ENDED:
+        return
+    status, reason = HOW_IT_ENDED[how]
+    if step > run.step:
+        reason = "; ".join(filter(None, [reason, f"of its {step:,} steps {run.step:,} came in"]))
+    fault = "code" if error else None
+    queue.end(session, run_id, attempt, status, reason=reason, error=error, fault=fault)
+    run.ended_at = min(run.ended_at or 0.0, _last_moment(session, run))
+
+
+def _last_moment(session: Session, run: Run) -> float:
+    """Return when a run made its last step, which may be long before it was sent."""
+    last = select(Step.elapsed_ms).where(Step.run_id == run.id, Step.step == run.step)
+    elapsed_ms = session.scalar(last)
+    if run.started_at is None or elapsed_ms is None:
+        return math.inf
+    return run.started_at + max(elapsed_ms, 0) / 1000
+
+
+def awaited(
+    session: Session, run_id: int, path: str, *, size_bytes: int, sha256: str
+) -> list[Checkpoint | Artifact]:
+    """Return the rows that name a file of the run's folder on the training machine.
+
+    Raises NotFound if there is none, Invalid if they tell of another size or hash.
+    """
+    rows: list[Checkpoint | Artifact] = []
+    for table in (Checkpoint, Artifact):
+        rows += session.scalars(select(table).where(table.run_id == run_id, table.path == path))
+    if not rows:
+        text = "send the spool that tells of it first"
+        raise NotFound(f"Nothing that run {run_id} told names the file {path[:200]!r}: {text}.")
+    told = [row for row in rows if (row.size_bytes, row.sha256) == (size_bytes, sha256)]
+    if not told:
+        text = f"{size_bytes} bytes and {sha256}; allowed: as its event says, "
+        text += f"{rows[0].size_bytes} bytes and {rows[0].sha256}"
+        raise Invalid({"size, sha256": text})
+    return told
+
+
+def stored(run: Run, rows: Sequence[Checkpoint | Artifact], key: str) -> None:
+    """Say that a file lies in the store by now."""
+    run.revision += 1
+    run.files_revision = run.revision
+    for row in rows:
+        row.key, row.revision = key, run.revision

@@ -1,0 +1,136 @@
+"""What becomes of what a training tells: which item becomes which row, and when.
+
+Shared by all who read a spool: a worker's recorder, and the server, which watched runs are sent to.
+An item is a structured array of steps or an event, as halfstep.spool describes them.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from sqlalchemy.orm import Session
+
+from db import artifacts, checkpoints, queue, telemetry
+
+Event: TypeAlias = dict[str, Any]
+
+
+class Recording:
+    """One attempt's items on their way into rows.
+
+    Events of new steps wait for the first of these: only then is it known from which step on the
+    attempt replaces an earlier one's, and of an attempt that makes no step nothing is told.
+
+    has_begun: steps of its own are recorded.  last_line: the log's last number.  resumed: what the
+    training said, if it resumed.  early: events that wait.
+    """
+
+    def __init__(
+        self,
+        run_id: int,
+        attempt: int,
+        *,
+        has_begun: bool,
+        last_line: int,
+        resumed: Event | None = None,
+        early: Sequence[Event] = (),
+    ) -> None:
+        self._run_id, self._attempt = run_id, attempt
+        self._last_line = last_line
+        self._is_own = True
+        self.has_begun, self.resumed, self.early = has_begun, resumed, list(early)
+        self.pending = telemetry.Flush()
+        self.checkpoints: list[Event] = []  # to publish with what is pending
+        self.artifacts: list[Event] = []  # likewise
+
+    def __bool__(self) -> bool:
+        return bool(self.pending or self.has_files)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether there are files to publish."""
+        return bool(self.checkpoints or self.artifacts)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether there is anything that a spool told."""
+        return bool(self.pending.steps or self.has_files)
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Add a line to the run's log."""
+        self._last_line += 1
+        self.pending.log_lines.append({"number": self._last_line, "attempt": self._attempt, **line})
+
+    def remark(self, text: str) -> None:
+        """Add a line of our own to the run's log."""
+        self.log({"time": time.time(), "stream": "halfstep", "text": text})
+
+    def take(self, items: Sequence[Any], *, is_own: bool = True) -> None:
+        """Sort items of one attempt. is_own: of this one, not of an earlier one that left them."""
+        self._is_own = is_own
+        for item in items:
+            if not isinstance(item, dict):
+                self.pending.steps += [item] if len(item) else []
+            elif item["event"] == "artifact":
+                self.artifacts.append(item)
+            elif item["event"] == "checkpoint":
+                self.checkpoints.append(item)
+            elif item["event"] != "resumed":
+                self.pending.events.append(item)
+            elif is_own:
+                self.resumed = item
+        if is_own:
+            self._hold_back()
+
+    def write(
+        self,
+        session: Session,
+        checkpoint_keys: Sequence[Sequence[str]],
+        artifact_keys: Sequence[str],
+    ) -> None:
+        """Write what was taken; it stays, so that a write that fails can be repeated.
+
+        checkpoint_keys, artifact_keys: where their files lie in the store. Raises Fenced.
+        """
+        run_id, attempt = self._run_id, self._attempt
+        if self._begins:
+            self._begin(session)
+        telemetry.record(session, run_id, attempt, self.pending)
+        for event, keys in zip(self.checkpoints, checkpoint_keys, strict=True):
+            checkpoints.publish(session, run_id, attempt, event, keys)
+        for event, key in zip(self.artifacts, artifact_keys, strict=True):
+            artifacts.publish(session, run_id, attempt, event, key)
+
+    def forget(self) -> None:
+        """Let go of what was written, once it is committed."""
+        self.has_begun = self.has_begun or self._begins
+        self.pending, self.checkpoints, self.artifacts = telemetry.Flush(), [], []
+
+    @property
+    def _begins(self) -> bool:
+        return bool(self.pending.steps) and self._is_own and not self.has_begun
+
+    def _begin(self, session: Session) -> None:
+        """Say that the training makes steps, and from which on they replace earlier ones."""
+        resumed = self.resumed or {"step": 0, "exact": self._attempt == 1, "notes": []}
+        step, reason = resumed["step"], in_words(resumed) if self.resumed else None
+        queue.start(session, self._run_id, self._attempt, resumed_step=step, reason=reason)
+        if not (resumed["exact"] and queue.is_repeatable(session, self._run_id, after=step)):
+            # What an earlier attempt made of the later steps is not what this one will.
+            telemetry.truncate(session, self._run_id, self._attempt, after=step)
+
+    def _hold_back(self) -> None:
+        """Let events of new steps wait for the first of these, lest `_begin` forget them."""
+        after: float = self.resumed["step"] if self.resumed else 0
+        if self.has_begun or self.pending.steps:
+            after = math.inf
+        events = self.early + self.pending.events
+        self.early = [event for event in events if event["step"] > after]
+        self.pending.events = [event for event in events if event["step"] <= after]
+
+
+def in_words(resumed: Event) -> str:
+    """Say how an attempt resumed."""
+    how = "exactly" if resumed["exact"] else f"not bit-exactly: {'; '.join(resumed['notes'])}"
+    return f"resumed at step {resumed['step']}, {how}"
