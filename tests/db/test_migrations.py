@@ -1,6 +1,7 @@
 """Migrations of databases that have rows, there and back."""
 
 import io
+import json
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from sqlalchemy import (
     select,
 )
 
+from db import accounts, ingest
 from db.database import Database
 from db.tables import Worker
 
@@ -107,3 +109,18 @@ def test_sql_is_printed_without_a_change(database: Database) -> None:
     command.upgrade(database.migrations(text), "0001:head", sql=True)
     assert "CREATE INDEX ix_metrics_run_id_id ON metrics (run_id, id)" in text.getvalue()
     assert "'0009'" in text.getvalue()
+
+
+def test_a_watched_run_is_one_that_an_earlier_version_can_list(database: Database) -> None:
+    """It reads a precision out of each configuration; a watched run's may hold anything."""
+    with database.writing() as session:
+        owner = accounts.user_named(session, "ada")
+        what: dict[str, Any] = {"name": "n", "project": "", "tags": "", "host": "", "versions": {}}
+        ingest.begin(session, owner, "0" * 32, 1, config={"a": 1}, started_at=0.0, **what)
+    command.downgrade(database.migrations(), "0008")
+    [runs, nodes] = [each for each in tables(database) if each.name in ("runs", "run_nodes")]
+    with database.engine.connect() as connection:
+        config = connection.execute(select(runs.c.config)).scalar_one()
+        assert connection.execute(select(nodes)).all() == []
+    assert "precision" in (json.loads(config) if isinstance(config, str) else config)
+    command.upgrade(database.migrations(), "head")

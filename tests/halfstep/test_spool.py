@@ -1,11 +1,12 @@
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.spool import STEP_DTYPE, Position, SpoolReader, SpoolWriter
+from halfstep.spool import STEP_DTYPE, Position, SpoolPart, SpoolReader, SpoolWriter
 from tests.db.telemetry_made import make_metric
 
 
@@ -200,3 +201,20 @@ def test_damage_never_yields_wrong_records(tmp_path_factory, cut, flip):
         whole[cut] ^= 1 << flip
         path.write_bytes(whole)
         assert numbers(SpoolReader(folder).poll()) == list(range(1, 1 + (cut - 16) // 60))
+
+
+def test_a_part_of_a_file_is_read_as_the_file_is(tmp_path: Path) -> None:
+    """From any frame on and cut anywhere, it says where the next frame begins."""
+    with SpoolWriter(tmp_path, 1) as spool:
+        for step in (1, 2, 3):
+            spool.event({"event": "length", "step": 0, "steps": step})
+    content = (tmp_path / "1-0.spool").read_bytes()
+    starts = [0]
+    for end in range(len(content) + 1):
+        part = SpoolPart(content[starts[-1] : end], starts[-1])
+        while part.poll(1):
+            pass
+        if part.offset > starts[-1]:
+            starts.append(part.offset)
+    frame_bytes = (len(content) - 16) // 3
+    assert starts == [0, *(16 + frame_bytes * number for number in range(4))]

@@ -16,9 +16,11 @@ from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from db import accounts, history, ingest, runs, series, telemetry
+from db.backup import back_up, restore
 from db.database import Database
 from db.settings import Settings
-from db.tables import Metric, Run, Status, Step, User, WatchedAttempt
+from db.storage import mismatches, open_store
+from db.tables import Checkpoint, Metric, Run, Status, Step, User, WatchedAttempt
 from halfstep.spool import EVENT, FILE_HEADER, MAGIC, STEPS, VERSION, frame
 from tests.app.uploading import Uploader, described, write_token
 from tests.db.telemetry_made import make_events, make_metric, make_steps
@@ -560,3 +562,21 @@ def test_a_file_told_of_again_stays_unless_it_changed(told: Uploader, script: Te
         told.send()
         [found] = script.get("/api/v1/runs/1/checkpoints").json()["checkpoints"]
         assert found["is_stored"] is is_stored
+
+
+def test_a_file_that_is_elsewhere_is_neither_missing_nor_lost(
+    told: Uploader, database: Database, settings: Settings, tmp_path: Path
+) -> None:
+    """The storage's check passes its rows over, and a backup keeps them."""
+    told.end("finished", step=3)
+    store = open_store(settings)
+    with database.reading() as session:
+        assert mismatches(session, store) == []
+    made = back_up(database, store, tmp_path / "backup")
+    assert (made["files"], made["left_out"]) == (0, [])
+    restored = Database(f"sqlite:///{tmp_path}/restored.db")
+    restored.migrate()
+    restore(restored, store, tmp_path / "backup")
+    with restored.reading() as session:
+        assert [row.path for row in session.scalars(select(Checkpoint))] == [CHECKPOINT]
+    restored.dispose()
