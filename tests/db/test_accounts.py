@@ -105,4 +105,4 @@ def test_use_of_a_token_is_noted_once_a_minute(database: Database, ada: User) ->
 def _is_noted(session: Session, token: str) -> bool:
     found = accounts.find_api_token(session, token)
     assert found is not None
-    return found[1]
+    return found.is_noted
