@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.xdist_group("wheel")  # one process builds and installs it, once
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
