@@ -191,6 +191,7 @@ def test_list_asks_again_for_a_run_that_it_missed(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
     """A list that could not be fetched when a run came in is fetched a little later."""
+    page.goto("/workers")  # the empty list would load itself anew
     start_run(database, ada)
     page.goto("/runs")
     refused = refuse_once(page, "**/runs")
@@ -304,7 +305,7 @@ def test_a_long_name_without_a_space_is_broken(
 ) -> None:
     """It pushes no column of the list away, and makes no run's page wider than the screen."""
     page.set_viewport_size({"width": width, "height": 800})
-    page.goto("/account")  # an empty list loads itself anew when a run comes
+    page.goto("/workers")  # the empty list would load itself anew
     start_run(database, ada, name="short")
     page.goto("/runs")
     column = page.locator("th", has_text="Created")
