@@ -66,8 +66,8 @@ def of_run(
         since = series.Cursor.parse(cursor)
         with database.glancing() as session:
             revision, status, silence = runs.state(session, run_id)
-        is_idle = status not in (Status.QUEUED, *ENDED)
-        if is_idle and (revision, silence) == (since.revision, since.waiting):
+        is_training = status not in (Status.QUEUED, *ENDED)
+        if is_training and (revision, silence) == (since.revision, since.waiting):
             return None
         with database.reading() as session:
             run = runs.get(session, run_id)

@@ -13,6 +13,7 @@ What a method returns is the API's own JSON, as /api/v1/docs of the server descr
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from email.message import Message
 from pathlib import Path
@@ -96,7 +97,7 @@ class Client:
 
     def wait(self, run_id: int) -> dict[str, Any]:
         """Return the run once it is over, however it ended."""
-        *_, run = self.follow(run_id)
+        [run] = deque(self.follow(run_id), maxlen=1)  # not all that it was in days of training
         return run
 
     def follow(self, run_id: int) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
@@ -172,8 +173,8 @@ class Watch:
     ) -> None:
         """Register a file with its size and SHA-256; it is linked into the run's folder.
 
-        kind: or weights, or weights.<module>.  upload: send it to the server too, to be downloaded
-        from the run's page. Returns once the file is read.
+        kind: or weights, or weights.<module>.  upload: copy it there, and send it to the server,
+        to be downloaded from the run's page. Returns once the file is read.
         """
         self._guard(lambda: self._checkpoint(Path(path), kind, upload))
 
@@ -217,7 +218,8 @@ class Watch:
             and not uploader.is_at_work(self._written.folder)
         ):
             self._revivals += 1
-            uploader.start(self._written, self._server)
+            with suppress(OSError):  # no process to spare: at the next look, or by hand
+                uploader.start(self._written, self._server)
 
     # ---- What is written ----------------------------------------------------------------------
 
@@ -320,7 +322,8 @@ class Watch:
             call(*arguments, **named)
         except Exception as error:
             self._fail(error)
-        ending.held -= 1
+        finally:  # a Ctrl-C goes through
+            ending.held -= 1
         if ending.is_due and not ending.held:
             ending.terminate()
 
@@ -413,7 +416,9 @@ def _named(
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"halfstep: {text}\n")
+    # Closed, broken off, or none from the start: then nobody is told, and the script goes on.
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"halfstep: {text}\n")
 
 
 def _linked(place: Path, path: Path) -> bool:

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from halfstep.process import started
+
 
 class AlreadyLaunched(RuntimeError):
     """This attempt has a supervisor, or had one: it is never started a second time."""
@@ -58,7 +60,7 @@ class SubprocessEngine:
                 start_new_session=True,  # a Ctrl-C is the worker's to pass on
             )
         self._children[process.pid] = process
-        handle = Handle(process.pid, _started_ticks(process.pid) or 0, _boot_id())
+        handle = Handle(process.pid, started(process.pid) or 0, _boot_id())
         claim.write_text(json.dumps(handle.as_dict()))
         return handle
 
@@ -76,7 +78,7 @@ class SubprocessEngine:
         """Tell whether the supervisor still runs."""
         if child := self._children.get(handle.pid):
             return child.poll() is None
-        return handle.boot_id == _boot_id() and handle.started_ticks == _started_ticks(handle.pid)
+        return handle.boot_id == _boot_id() and handle.started_ticks == started(handle.pid)
 
     def signal(self, handle: Handle, number: signal.Signals) -> None:
         """Send a signal to the supervisor, if it is still there."""
@@ -86,16 +88,6 @@ class SubprocessEngine:
     def release(self, handle: Handle) -> None:
         """Forget a supervisor that has ended."""
         self._children.pop(handle.pid, None)
-
-
-def _started_ticks(pid: int) -> int | None:
-    """Return when a process started, or None if it has ended. Source: man 5 proc_pid_stat."""
-    try:
-        # The name, in brackets, may hold anything; state is the third field, starttime the 22nd.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
 
 
 def _boot_id() -> str:

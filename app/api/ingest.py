@@ -21,13 +21,14 @@ from app.parameters import RowId, flaws, outsized
 from db import ingest
 from db.errors import Invalid
 from db.tables import LARGEST_COUNT, LARGEST_ID
+from halfstep.events import NAME_CHARACTERS, TEXT_CHARACTERS
 from halfstep.spool import json_safe
 
 router = APIRouter(prefix="/ingest", tags=["watched runs"])
 
 Sequence = Annotated[int, Field(ge=0, le=LARGEST_ID)]
 Offset = Annotated[int, Query(ge=0, le=LARGEST_COUNT)]
-ShortText = Annotated[str, Field(max_length=200)]
+ShortText = Annotated[str, Field(max_length=NAME_CHARACTERS)]
 
 
 class WatchedRun(BaseModel):
@@ -37,7 +38,7 @@ class WatchedRun(BaseModel):
 
     id: Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="Its own name for itself")]
     attempt: RowId
-    name: Annotated[str, Field(min_length=1, max_length=200)]
+    name: Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)]
     project: ShortText | None = None
     config: Annotated[dict[str, Any] | None, Field(description="Whatever its script says")] = None
     tags: Annotated[list[ShortText], Field(max_length=50)] = []
@@ -74,7 +75,7 @@ class End(BaseModel):
     status: Literal["finished", "failed", "terminated"]
     step: Annotated[int, Field(ge=0, le=LARGEST_COUNT, description="The last one that it made")]
     error: Annotated[
-        str | None, Field(max_length=100_000, description="The traceback, if it raised")
+        str | None, Field(max_length=TEXT_CHARACTERS, description="The traceback, if it raised")
     ] = None
 
 

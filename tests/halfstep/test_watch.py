@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import io
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import optimizer as optimizer_module
 
 import halfstep
-from halfstep import events, watching
+from halfstep import events, ring, uploader, watching
 from halfstep.loop import PRIVATE
 from tests.halfstep.watch_made import STEPS, Net, Script, Written
 
@@ -418,6 +419,66 @@ def test_an_error_of_ours_ends_no_loop(
     assert len(capsys.readouterr().err.splitlines()) == 2
     [told] = Written(tmp_path / "it").of("failed_diagnosis")
     assert (told["diagnosis"], told["step"]) == ("watch", 5)
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [closed(), None], ids=["closed", "none"])
+def test_an_error_that_nobody_can_be_told_of_ends_no_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None
+) -> None:
+    """The script's stderr may be closed, or have been none from the start."""
+
+    def failing(*_: Any) -> Any:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(halfstep.gradients.Gradients, "measure", failing)
+    monkeypatch.setattr(sys, "stderr", stream)
+    watch = halfstep.watch(folder=tmp_path, name="it")
+    Script().train(watch.add, steps=3)
+    halfstep.watch(folder=tmp_path, mode="sometimes")  # type: ignore[arg-type]
+    assert Written(tmp_path / "it").of("failed_diagnosis")
+
+
+def test_an_interrupt_in_the_midst_of_our_work_does_not_hold_a_later_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that goes on after Ctrl-C can be ended by SIGTERM all the same."""
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    watch = halfstep.watch(folder=tmp_path, name="it")
+    monkeypatch.setattr(halfstep.gradients.Gradients, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Script().train(watch.add, steps=3)
+    assert watch._ending.held == 0
+    watch.finish()
+
+
+def test_an_uploader_that_cannot_be_started_again_ends_no_watching(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine without a process to spare: what is told stays in the folder."""
+    starts = iter(["http://server/runs/1"])
+
+    def start(*_: Any) -> str:
+        for page in starts:
+            return page
+        raise OSError("no process to spare")
+
+    monkeypatch.setattr(uploader, "start", start)
+    monkeypatch.setattr(watching, "REVIVAL_SECONDS", -1.0)
+    monkeypatch.setattr(ring, "DRAIN_ROWS", 1)
+    watch = halfstep.watch(folder=tmp_path, name="it", url="http://server", token="hs_secret")
+    Script().train(watch.add, steps=12)
+    watch.finish()
+    assert len(Written(tmp_path / "it").steps) == 12
+    assert "unwatched" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", PRIVATE)
