@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from playwright.sync_api import sync_playwright
 
 from benchmarks.site import Site
+from tests.browser import launched
 
 #: As in tests/e2e: the system's own browser, drawing without a GPU.
-CHROMIUM = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 VIEWPORT = {"width": 1280, "height": 1400}  # all rows at once
 WARM_SECONDS = 10.0
 
@@ -41,7 +41,7 @@ class Followed:
 def follow(site: Site, seconds: float) -> Followed:
     """Open the page, let it settle, and watch it."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
+        browser = launched(playwright)
         page = browser.new_page(viewport=VIEWPORT)
         page.goto(site.link())
         page.goto(f"{site.address}/runs/1")

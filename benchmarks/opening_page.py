@@ -10,9 +10,10 @@ import time
 from playwright.sync_api import Page, sync_playwright
 
 from benchmarks import synthetic
-from benchmarks.following import CHROMIUM, VIEWPORT
+from benchmarks.following import VIEWPORT
 from benchmarks.report import report
 from benchmarks.site import serving_from
+from tests.browser import launched
 
 ROUNDS = 9
 BAR = 2.0
@@ -33,7 +34,7 @@ def main() -> None:
         serving_from(synthetic.long_run(), folder, synthetic.LONG_STEPS) as site,
         sync_playwright() as playwright,
     ):
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
+        browser = launched(playwright)
         page = browser.new_page(viewport=VIEWPORT)
         page.goto(site.link())
         addresses = {run_id: f"{site.address}/runs/{run_id}" for run_id in (1, 2)}

@@ -10,16 +10,16 @@ from db.database import Database
 from db.settings import Settings
 from db.tables import User
 from tests.app.conftest import offered, running, serving, settings  # noqa: F401 - fixtures
+from tests.browser import launched
 
 MILLISECONDS = 60_000  # patience with a slow machine
-CHROMIUM = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """The system's own Chromium."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
+        browser = launched(playwright)
         yield browser
         browser.close()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.e2e.conftest import CHROMIUM
+from tests.browser import launched
 from tests.site import up
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
@@ -21,7 +21,7 @@ def main() -> None:
         up(HALFSTEP_DATA=data) as (_process, link),
         sync_playwright() as playwright,
     ):
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
+        browser = launched(playwright)
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         expect.set_options(timeout=PATIENCE)
         page.set_default_timeout(PATIENCE)
