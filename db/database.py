@@ -31,6 +31,9 @@ from db.errors import DatabaseUnreachable, Invalid
 from db.settings import Settings
 
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
+#: How long PostgreSQL waits for the next statement of a transaction. Whoever is stopped or cut off
+#: within one would keep what it locked for ever: a run, say, that others are to take over.
+IDLE_MILLISECONDS = 30_000
 
 
 class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function that it is
@@ -165,13 +168,22 @@ def _engine(url: str, backend: str) -> Engine:
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_on_sqlite)
         return engine
-    return create_engine(
+    engine = create_engine(
         url,
         pool_pre_ping=True,
         max_overflow=50,  # of the 100 connections that PostgreSQL allows by default
         # A peer that vanished without a word is noticed within seconds, not after TCP's minutes.
         connect_args={"connect_timeout": 5, "tcp_user_timeout": 10_000, "keepalives_idle": 5},
     )
+    event.listen(engine, "connect", _set_up_postgresql)
+    return engine
+
+
+def _set_up_postgresql(connection: Any, _record: Any) -> None:
+    # Not among the connection's options, which PgBouncer refuses.
+    connection.autocommit = True
+    connection.execute(f"SET idle_in_transaction_session_timeout = {IDLE_MILLISECONDS}")
+    connection.autocommit = False
 
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:

@@ -151,17 +151,21 @@ def up(
     stop: signal.Signals = signal.SIGINT, **environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `halfstep up` and yield it with the link that it prints; stop: what ends it."""
-    process = warm.Popen(
-        [sys.executable, "-m", "halfstep.cli", "up"],
-        env={
-            **os.environ,
-            "HALFSTEP_PORT": str(free_port()),
-            "PYTHONUNBUFFERED": "1",
-            **environment,
-        },
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    heeded = signal.signal(stop, signal.SIG_DFL)  # behind nohup or & it would go on being ignored
+    try:
+        process = warm.Popen(
+            [sys.executable, "-m", "halfstep.cli", "up"],
+            env={
+                **os.environ,
+                "HALFSTEP_PORT": str(free_port()),
+                "PYTHONUNBUFFERED": "1",
+                **environment,
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(stop, heeded)
     assert process.stdout is not None
     try:
         for line in process.stdout:

@@ -40,12 +40,8 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
-def test_whatever_stops_up_leaves_no_worker_behind(
-    request: pytest.FixtureRequest, tmp_path: Path, stop: signal.Signals
-) -> None:
+def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.Signals) -> None:
     """A service manager's SIGTERM, or a terminal that closes, is as good as Ctrl-C."""
-    before = signal.signal(stop, signal.SIG_DFL)  # under nohup it would go on being ignored
-    request.addfinalizer(lambda: signal.signal(stop, before))
     for _ in range(2):
         with up(stop, HALFSTEP_DATA=str(tmp_path)) as (process, _link):
             until((tmp_path / f"worker-{socket.gethostname()}.lock").exists)

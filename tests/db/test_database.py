@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 
 from db import accounts
@@ -52,6 +52,27 @@ def test_a_reader_sees_one_snapshot(database: Database, ada: User) -> None:
         assert session.scalars(select(User.name)).all() == before
     with database.reading() as session:
         assert len(session.scalars(select(User)).all()) == 2
+
+
+@pytest.mark.only_on("postgresql")
+def test_whoever_falls_silent_in_a_transaction_holds_nothing_for_ever(
+    database_url: str, database: Database, running: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that it locked is free for others again, and its own transaction an outage."""
+    monkeypatch.setattr("db.database.IDLE_MILLISECONDS", 100)
+    silent = Database(database_url)
+
+    def fall_silent() -> None:
+        with silent.writing() as session, database.writing() as other:
+            session.get(Run, running.id, with_for_update=True)
+            other.execute(text("SET LOCAL lock_timeout = '60s'"))
+            other.get(Run, running.id, with_for_update=True)
+            session.scalars(select(now())).one()
+
+    with pytest.raises(DBAPIError) as ended:
+        fall_silent()
+    assert is_outage(ended.value)
+    silent.dispose()
 
 
 def test_silent_database_is_named_without_its_password() -> None:
