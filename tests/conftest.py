@@ -5,18 +5,17 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from hypothesis import settings
-from sqlalchemy import text
 
 from db import accounts
 from db.database import Database
 from db.tables import User
+from tests import swept
 from tests.site import Site
 
 settings.register_profile("halfstep", deadline=None)  # a busy machine is no fault
@@ -84,7 +83,7 @@ def postgresql_binaries() -> str:
 @pytest.fixture(scope="session")
 def postgresql_template(postgresql_server: str) -> str:
     """Migrate one database that every test's own is copied from."""
-    _execute(postgresql_server, "CREATE DATABASE template_halfstep")
+    swept.execute(postgresql_server, "CREATE DATABASE template_halfstep")
     database = Database(postgresql_server.format(name="template_halfstep"))
     database.migrate()
     database.dispose()
@@ -111,10 +110,20 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         return
     server = request.getfixturevalue("postgresql_server")
     template = request.getfixturevalue("postgresql_template")
-    name = f"test_{uuid.uuid4().hex}"
-    _execute(server, f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield server.format(name=name)
-    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+    if "site" in request.fixturenames:  # processes that may be late to end: a database of its own
+        with swept.fresh(server, template) as name:
+            yield server.format(name=name)
+        return
+    with request.getfixturevalue("postgresql_swept").using() as name:
+        yield server.format(name=name)
+
+
+@pytest.fixture(scope="session")
+def postgresql_swept(postgresql_server: str, postgresql_template: str) -> Iterator[swept.Swept]:
+    """One database for many tests, which each finds as if it were fresh."""
+    database = swept.Swept(postgresql_server, postgresql_template)
+    yield database
+    database.drop()
 
 
 @pytest.fixture
@@ -139,10 +148,3 @@ def site(tmp_path: Path, database: Database, database_url: str, ada: User) -> It
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
         assert str(tmp_path) not in command, f"left running: {command}"
-
-
-def _execute(server: str, statement: str) -> None:
-    database = Database(server.format(name="postgres"))
-    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text(statement))
-    database.dispose()

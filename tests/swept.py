@@ -1,0 +1,93 @@
+"""Databases of PostgreSQL for tests: fresh ones, and one that is swept between tests.
+
+To copy a template costs 0.14 s of a processor, to empty the tables that a test wrote to a tenth.
+"""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from sqlalchemy import make_url
+
+LARGE_BYTES = 2**20  # of a table that is better thrown away than emptied row by row
+
+#: Whatever is made, dropped or altered changes one of these.
+SCHEMA = """
+    SELECT count(*), max(oid::bigint), sum(relnatts) FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace
+"""
+TABLES = """
+    SELECT relname, pg_relation_size(oid) FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' AND relname <> 'alembic_version'
+    AND pg_relation_size(oid) > 0
+"""
+OTHERS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+COUNT_FROM_1 = """
+    SELECT setval(oid::regclass, 1, false) FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace AND relkind = 'S'
+"""
+
+
+@contextmanager
+def fresh(server: str, template: str) -> Iterator[str]:
+    """Make a database and drop it again; yield its name."""
+    name = f"test_{uuid.uuid4().hex}"
+    execute(server, f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield name
+    execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def execute(server: str, statement: str) -> None:
+    """Execute a statement outside all transactions. server: its URL without a database."""
+    with _connected(server, "postgres") as connection:
+        connection.execute(statement)
+
+
+class Swept:
+    """A database that is emptied after each use; made anew if its schema was changed."""
+
+    def __init__(self, server: str, template: str) -> None:
+        self._server, self._template = server, template
+        self._made: Any = None
+
+    @contextmanager
+    def using(self) -> Iterator[str]:
+        """Yield the name of the database, whose tables are empty."""
+        if self._made is None:
+            self._made = fresh(self._server, self._template)
+            self._name = self._made.__enter__()
+            self._connection = _connected(self._server, self._name)
+            self._schema = self._connection.execute(SCHEMA).fetchone()
+        yield self._name
+        self._sweep()
+
+    def drop(self) -> None:
+        """Make an end of it."""
+        if self._made is not None:
+            self._connection.close()
+            self._made.__exit__(None, None, None)
+            self._made = None
+
+    def _sweep(self) -> None:
+        self._connection.execute(OTHERS)
+        if self._connection.execute(SCHEMA).fetchone() != self._schema:
+            self.drop()
+            return
+        self._connection.execute("SET session_replication_role = replica")  # in any order
+        found = self._connection.execute(TABLES).fetchall()
+        if large := [name for name, size in found if size > LARGE_BYTES]:
+            self._connection.execute(f"TRUNCATE {', '.join(large)} CASCADE")
+        deletions = [f"DELETE FROM {name}" for name, _ in found if name not in large]
+        self._connection.execute("; ".join([*deletions, COUNT_FROM_1]))
+
+
+def _connected(server: str, name: str) -> psycopg.Connection[Any]:
+    url = make_url(server.format(name=name))
+    return psycopg.connect(
+        host=str(url.query["host"]), user=url.username, dbname=name, autocommit=True
+    )
