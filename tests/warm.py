@@ -4,6 +4,7 @@ A *nursery*, one of each pytest process, has imported what training, supervisor,
 need, and has done nothing with it. `Popen` has it fork where a fresh interpreter would be started,
 and what was forked forks its own children so. They are processes like any other, with a pid, a
 parent, signals and an exit code of their own. HALFSTEP_COLD=yes starts fresh interpreters instead.
+A test's own scripts fork too, as files or as `python -c`; not those that are about how they end.
 """
 
 import atexit
@@ -21,13 +22,13 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from setproctitle import setproctitle
@@ -45,10 +46,12 @@ MODULES = (
 LOADED = (
     "app.commands",
     "app.serve",
+    "halfstep.watching",
     "safetensors.torch",
     "sklearn.datasets",
     "torch._dynamo",
     "torch._inductor.config",
+    "torch.distributed.fsdp.sharded_grad_scaler",
     "trainer.job",
     "trainer.recipes.digits",
     "trainer.recipes.erfnet",
@@ -72,14 +75,14 @@ Job = dict[str, Any]
 
 
 class Popen(subprocess.Popen[Any]):
-    """subprocess.Popen, which forks `python -m` of one of MODULES where it can."""
+    """subprocess.Popen, which forks one of MODULES, or a script, where it can."""
 
     def _execute_child(self, *values: Any) -> None:
         asked = dict(zip(PARAMETERS, values, strict=True))
         env = dict(os.environ if asked["env"] is None else asked["env"])
         is_plain = not (asked["preexec_fn"] or asked["pass_fds"] or asked["shell"])
         argv = [str(each) for each in asked["args"] if each != "-u"]
-        if not (is_plain and _is_known(argv) and _may_fork(argv[2], env)):
+        if not (is_plain and _is_known(argv) and _may_fork(argv, env)):
             super()._execute_child(*values)  # type: ignore[misc]
             return
         job = {
@@ -111,17 +114,21 @@ def run(
 
 
 def _is_known(argv: list[str]) -> bool:
-    return argv[:2] == [sys.executable, "-m"] and argv[2] in MODULES
+    if argv[:2] == [sys.executable, "-m"]:
+        return argv[2] in MODULES
+    is_script = len(argv) > 1 and (argv[1] == "-c" or argv[1].endswith(".py"))
+    return argv[0] == sys.executable and is_script and not is_forked
 
 
-def _may_fork(module: str, env: Mapping[str, str]) -> bool:
+def _may_fork(argv: list[str], env: Mapping[str, str]) -> bool:
     if "yes" in (os.environ.get("HALFSTEP_COLD"), env.get("HALFSTEP_COLD")):
         return False
     if _read_at_start(env) != _read_at_start(os.environ):
         return False
     # A thread would be missing in the fork: one of Python's with what it held, or the store's own.
     threads = len(list(Path("/proc/self/task").iterdir()))
-    is_alone = threads == 1 if module == "worker.supervisor" else threading.active_count() == 1
+    is_supervisor = argv[2:3] == ["worker.supervisor"]
+    is_alone = threads == 1 if is_supervisor else threading.active_count() == 1
     return not is_forked or is_alone
 
 
@@ -228,10 +235,9 @@ def _become(job: Job, streams: list[int]) -> NoReturn:
         os.environ.clear()
         os.environ.update(job["env"])
         _seed()
-        _python, _m, module, *words = job["argv"]
-        sys.path[0], sys.argv = job["cwd"], [module, *words]
+        sys.path[0] = job["cwd"]
         setproctitle(" ".join(job["argv"]))
-        code = _run(module)
+        code = _run(job["argv"])
     finally:
         os._exit(code)
 
@@ -269,18 +275,28 @@ def _seed() -> None:
     numpy.random.seed()
 
 
-def _run(module: str) -> int:
-    """Run a module as `python -m` does, and return the exit code."""
-    sys.modules.pop(module, None)  # runpy complains of what is imported already
+def _run(argv: list[str]) -> int:
+    """Run what an interpreter that is started so runs, and return the exit code."""
+    _python, how, *words = argv
     code = 0
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if how == "-m":
+            sys.modules.pop(words[0], None)  # runpy complains of what is imported already
+            sys.argv = words
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        elif how == "-c":
+            sys.argv = [how, *words[1:]]
+            sys.modules["__main__"] = main_module = ModuleType("__main__")
+            exec(words[0], main_module.__dict__)
+        else:
+            sys.argv = [how, *words]
+            runpy.run_path(how, run_name="__main__")
     except SystemExit as ended:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

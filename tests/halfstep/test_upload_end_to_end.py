@@ -16,6 +16,7 @@ from db.database import Database
 from db.tables import Run, ScalerEvent, Status, Step, User
 from halfstep.attempt_files import AttemptFiles
 from halfstep.run_folder import last_step
+from tests import warm
 from tests.site import SECONDS, until
 
 SCRIPT = """
@@ -61,7 +62,7 @@ def reader(address: str, database: Database, ada: User) -> Iterator[httpx2.Clien
 
 def train(folder: Path, server: dict[str, str], *words: str) -> "subprocess.Popen[str]":
     (folder / "train.py").write_text(SCRIPT)
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "train.py", *words],
         cwd=folder,
         env={**os.environ, **server},

@@ -26,6 +26,7 @@ from halfstep.sending import RunSending
 from halfstep.spool import EVENT, STEP_DTYPE, SpoolWriter, frame
 from halfstep.upload import TRIES, run_folders
 from halfstep.upload import upload as send_run
+from tests import warm
 from tests.halfstep.ingest_made import Attempt, IngestServer, Run
 from tests.site import SECONDS, free_port, until
 
@@ -598,9 +599,9 @@ class Script:
 
     def __init__(self, site: IngestServer, folder: Path) -> None:
         known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, folder],
-            env={**os.environ, **known, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
+        self.process = warm.Popen(
+            [sys.executable, "-c", SCRIPT, str(folder)],
+            env={**os.environ, **known},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -687,14 +688,13 @@ def test_a_server_that_is_slow_to_answer_holds_no_training(
     script = Script(site, tmp_path)
     script.step(30)
     site.let_go.set()
-    files = AttemptFiles(tmp_path / "it", 1)
-    until(lambda: bool(site.runs) and bool(arrived(site, files).spool))
+    log = tmp_path / "it" / uploader.LOG
+    until(lambda: log.exists() and "the run is at" in log.read_text())
     _, err = script.end()
     assert err.splitlines()[0] == (
         f"halfstep: watching; the run is in {tmp_path}/it; {site.url} has not answered yet"
     )
     assert err.splitlines()[-1] == f"halfstep: the run is at {site.url}/runs/7"
-    assert "the run is at" in (tmp_path / "it" / uploader.LOG).read_text()
 
 
 def test_offline_nothing_is_sent_before_upload(

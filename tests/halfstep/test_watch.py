@@ -22,6 +22,7 @@ from torch.optim import optimizer as optimizer_module
 import halfstep
 from halfstep import events, ring, uploader, watching
 from halfstep.loop import PRIVATE
+from tests import warm
 from tests.halfstep.watch_made import STEPS, Net, Script, Written
 
 METHODS = ("scale", "unscale_", "_check_inf_per_device", "update")
@@ -692,10 +693,7 @@ dist.destroy_process_group()
 def test_of_processes_that_train_together_one_writes(tmp_path: Path, kind: str) -> None:
     """DDP, with either scaler: what any rank overflowed in is in the one run, by plain names."""
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, tmp_path, str(rank), kind],
-            env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
-        )
+        warm.Popen([sys.executable, "-c", RANK, str(tmp_path), str(rank), kind])
         for rank in range(2)
     ]
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
