@@ -19,8 +19,8 @@ test: $(VENV)/.installed-test ## Run lint, types, import contracts and every tes
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/pytest --numprocesses 3 --dist loadgroup
 
-test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes; about an hour
-	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults
+test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes, then all in the browser; over an hour
+	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults tests/e2e
 
 gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=python3: another torch)
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "There is no usable CUDA device here.")'

@@ -115,7 +115,10 @@ def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, A
     flags[~np.isfinite(loss)] |= NONFINITE_LOSS
     floats = {"loss": loss, "scale": scale, "grad_norm": norm, "grad_norm_clipped": clipped}
     columns = {**whole, **floats, "lr": lr, "flags": flags}
-    bulk.replace(connection, Step.__table__, {"run_id": run_id}, {**columns})
+    # Nobody else adds any: the run is locked.
+    last = connection.scalar(select(func.max(Step.step)).where(Step.run_id == run_id))
+    are_new = last is None or int(whole["step"][0]) > last
+    bulk.replace(connection, Step.__table__, {"run_id": run_id}, {**columns}, are_new=are_new)
 
     columns["grad_norm_clipped"] = np.where(np.isnan(clipped), norm, clipped)
     values = np.column_stack([columns[series.name] for series in pyramid.STEP_SERIES])

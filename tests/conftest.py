@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import psutil
 import pytest
@@ -32,10 +33,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         kinds = ["sqlite", "postgresql"] if chosen == "both" else [chosen]
         if only := metafunc.definition.get_closest_marker("only_on"):
             kinds = [kind for kind in kinds if kind in only.args]
-        is_fault = "faults" in metafunc.definition.path.parts
-        if is_fault and os.environ.get("HALFSTEP_FAULTS") != "full":
-            kinds = kinds[-1:]  # the short version breaks things on one database only
+        if os.environ.get("HALFSTEP_FAULTS") != "full":
+            kinds = _shortened(kinds, metafunc)
         metafunc.parametrize("database_url", kinds, indirect=True)
+
+
+def _shortened(kinds: list[str], metafunc: pytest.Metafunc) -> list[str]:
+    """What takes longest is done on one database: every fault, and half the browser's tests each.
+
+    To a browser all databases are one: tests/app holds what it is sent on both.
+    """
+    parts = metafunc.definition.path.parts
+    if "faults" in parts:
+        return kinds[-1:]
+    if "e2e" in parts and "site" not in metafunc.fixturenames:
+        return [kinds[crc32(metafunc.function.__name__.encode()) % len(kinds)]]
+    return kinds
 
 
 @pytest.fixture(scope="session")
