@@ -1,6 +1,6 @@
 """A Lightning fit in fp16, watched by one callback. Needs lightning and scikit-learn.
 
-    python examples/lightning_digits.py --epochs 2 --lr 1e-3
+python examples/lightning_digits.py --epochs 2 --lr 1e-3
 """
 
 import argparse

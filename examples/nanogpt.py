@@ -4,7 +4,7 @@
 
 Two lines of it are for Halfstep; without them it trains the same. Through the queue:
 
-    halfstep run submit --command 'python examples/nanogpt.py --lr {lr}' --folder "$PWD" --param lr=0.001
+    halfstep run submit --command 'python nanogpt.py --lr {lr}' --param lr=1e-3 --folder "$PWD"
 """
 
 import argparse
@@ -18,7 +18,9 @@ from torch.nn import functional as F
 
 import halfstep
 
-TEXT = Path(argparse.__file__)  # any text will do: the standard library's source is on every machine
+TEXT = Path(
+    argparse.__file__
+)  # any text will do: the standard library's source is on every machine
 
 
 class Block(nn.Module):
@@ -35,7 +37,11 @@ class Block(nn.Module):
         """x: (B, T, C)."""
         b, t, c = x.shape
         q, k, v = self.qkv(self.norm_1(x)).view(b, t, 3, self.heads, c // self.heads).unbind(2)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, heads, T, C / heads)
+        q, k, v = (
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+        )  # (B, heads, T, C / heads)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
@@ -76,7 +82,9 @@ def rate(step: int, args: argparse.Namespace) -> float:
 
 def main() -> None:
     """Train, and print a line now and then."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=1e-3)
