@@ -67,6 +67,12 @@ def show_run(
     )
 
 
+def _is_changed(run: Run, field: schemas.Property, value: Any) -> bool:
+    """Tell whether a value is not the default; a command's parameter may have none."""
+    has_default = run.command is None or "default" in field.schema
+    return has_default and bool(value != field.default)
+
+
 def _command(run: Run) -> dict[str, Any] | None:
     """Return what a page says of a command; of secrets it has names alone."""
     if run.command is None:
@@ -105,7 +111,7 @@ def _settings_rows(session: Session, run: Run) -> list[dict[str, Any]]:
                 "title": field.title if field else path,
                 "value": value,
                 "default": field.default if field else None,
-                "is_changed": field is None or value != field.default,
+                "is_changed": field is None or _is_changed(run, field, value),
             }
         )
     return rows
