@@ -209,6 +209,24 @@ def test_a_script_that_watches_itself_is_the_runs_own_row(site: Site, tmp_path: 
     assert last_reason(site, failed_id)[0].endswith("over")
 
 
+@pytest.mark.only_on("sqlite")
+def test_the_next_attempt_of_a_watched_script_replaces_what_the_last_one_made(
+    site: Site, worker: subprocess.Popen[bytes]
+) -> None:
+    """It begins at its first step, and no step of the one that was killed is left."""
+    dies = "if step == 20 and __import__('os').environ['HALFSTEP_ATTEMPT'] == '1':\n"
+    dies += "        __import__('os').kill(0, 9)\n    with torch.autocast"
+    code = SCRIPT.replace("with torch.autocast", dies).replace(
+        "range(30)", "range(int(sys.argv[2]))"
+    )
+    (site.data / "train.py").write_text(code.replace("argv[2]", "argv[-1]"))
+    run_id = submit(site, "sh", "-c", f"python {site.data}/train.py 0.1 $((50 / HALFSTEP_ATTEMPT))")
+    site.wait_for_step(run_id, 5)
+    run = site.wait(run_id)
+    assert (run.status, run.attempt, run.step) == (Status.FINISHED, 2, 25)
+    assert site.count_steps(run_id) == 25
+
+
 def test_a_commit_is_checked_out(site: Site, tmp_path: Path) -> None:
     """By a whole hash or the first digits of one; what is none is told, and fails that run."""
     repository = tmp_path / "repository"
