@@ -1,6 +1,8 @@
 """The working folder of a command that names a git repository and a commit."""
 
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,8 +43,10 @@ def check_out(
         return _git(words, environment, meanwhile)
 
     if not folder.exists():
-        partial = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
+        # A name of our own: the git of a supervisor that was killed may still be at its work.
+        for left in folder.parent.glob(f".{folder.name}.*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
         git("clone", "--quiet", "--no-checkout", "--", url, str(partial))
         # A branch may have a name that looks like a commit's.
         try:
@@ -65,6 +69,7 @@ def _git(
             ["git", *options, *words],
             env={**environment, **ENVIRONMENT},
             stdin=subprocess.DEVNULL,
+            start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -81,7 +86,7 @@ def _git(
                 try:
                     meanwhile()
                 except BaseException:
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)  # with its helper, which has the network
                     raise
     if process.returncode:
         said = " ".join(errors.split()) or f"exit code {process.returncode}"

@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from db import checkpoints, runs, secrets
@@ -261,6 +263,21 @@ def test_a_commit_is_checked_out(site: Site, tmp_path: Path) -> None:
     assert "has no commit 0123456789" in last_reason(site, unknown)[0]
     assert "none' does not appear to be a git repository" in last_reason(site, nowhere)[0]
     assert last_reason(site, nowhere)[1] == "code"
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_clone_that_hangs_can_be_cancelled(site: Site, worker: subprocess.Popen[bytes]) -> None:
+    """Its lease is renewed meanwhile, people are heard, and nothing of git is left."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"https://127.0.0.1:{silent.getsockname()[1]}/it"
+        run_id = submit(site, "python", "it.py", git=url, commit="01234567")
+        connection, _address = silent.accept()
+        with site.database.writing() as session:
+            runs.cancel(session, run_id, site.owner)
+        assert site.wait(run_id).status == Status.CANCELLED
+        connection.close()
+    commands = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
+    assert not any(url in command for command in commands)
 
 
 def test_several_devices_are_a_gang_of_torchruns(site: Site) -> None:
