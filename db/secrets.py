@@ -88,13 +88,9 @@ def _mistakes(name: str, value: str) -> dict[str, str]:
     if not SHORTEST <= len(value) <= LONGEST:
         allowed = f"{SHORTEST} to {LONGEST:,}, so that a log can be kept without it"
         wrong["value"] = f"it has {len(value):,} characters; allowed: {allowed}"
-    elif "\0" in value or (not value.isprintable() and not _is_lines(value)):
-        wrong["value"] = "it has a character that an environment cannot hold; allowed: text"
+    elif any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value):
+        wrong["value"] = "it has NUL or a lone surrogate, which an environment cannot hold"
     return wrong
-
-
-def _is_lines(value: str) -> bool:
-    return all(line.isprintable() for line in value.split("\n"))
 
 
 def _made(key_file: Path) -> Fernet:

@@ -11,7 +11,7 @@ from db.database import Database
 from db.errors import Invalid, NotFound
 from db.tables import Secret, User
 
-VALUE = "sesame, open\nplease"
+VALUE = "sesame, open\n\tplease"
 
 
 @pytest.fixture
@@ -81,6 +81,7 @@ def test_a_key_that_is_missing_or_another_is_said(
         ("A", "short", "value", "5 characters; allowed: 8 to 10,000"),
         ("A", "x" * 10_001, "value", "10,001 characters"),
         ("A", "sesame\0open", "value", "cannot hold"),
+        ("A", "sesame\ud800open", "value", "cannot hold"),
     ],
 )
 def test_what_is_no_secret_is_refused(
