@@ -178,6 +178,13 @@ def start(
         runs.set_status(session, run, Status.RUNNING, reason=reason)
 
 
+def run_command(session: Session, run_id: int, attempt: int) -> None:
+    """Say that a command runs, which may never tell of a step. Raises Fenced."""
+    run = held(session, run_id, attempt)
+    if run.status in (Status.STARTING, Status.UNREACHABLE):
+        runs.set_status(session, run, Status.RUNNING)
+
+
 def renew(session: Session, run_id: int, attempt: int, lease_seconds: float) -> Wishes:
     """Extend the lease and return what people want of the attempt. Raises Fenced."""
     run = held(session, run_id, attempt)

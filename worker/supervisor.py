@@ -151,12 +151,17 @@ class Supervisor:
         """Record until the training has ended and all that it said is in the database."""
         renewal_due = 0.0
         pause = TICK_SECONDS
+        is_told = isinstance(self.work, Training)  # that it runs: by its first step
         while True:
             code = child.exit_code()
             if code is not None:
                 child.finish_listening()
                 self.has_lost_lease = self.has_lost_lease or clock() > self.lease["kill"]
             try:
+                if not is_told:
+                    with self.database.writing() as session:
+                        queue.run_command(session, self.run_id, self.attempt)
+                    is_told = True
                 if clock() >= renewal_due:
                     self._obey(self._renew(), child)
                     renewal_due = clock() + RENEWAL_SECONDS

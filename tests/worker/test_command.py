@@ -92,6 +92,7 @@ def test_an_exit_code_fails_the_run_with_what_was_printed_last(
     no_secret = python(site, "", secrets=["GONE"])
     fine = python(site, "print('well')")
     assert site.wait(fine).status == Status.FINISHED
+    assert site.history(fine) == ["queued", "starting", "running", "finished"]
     for run_id, text, fault in (
         (broken, "exit code 1: no such data", "code"),
         (missing, "there is no program no-such-program on this worker", "code"),
