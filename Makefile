@@ -31,7 +31,7 @@ gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=pyt
 test-frameworks: ## Watch Lightning, Accelerate and Transformers in an environment of their own
 	@test -x $(FRAMEWORKS)/bin/pip || $(PYTHON) -m venv $(FRAMEWORKS)
 	@$(FRAMEWORKS)/bin/pip install --quiet --constraint constraints.txt torch
-	@$(FRAMEWORKS)/bin/pip install --quiet --editable ./halfstep pytest lightning accelerate transformers
+	@$(FRAMEWORKS)/bin/pip install --quiet --editable ./halfstep pytest lightning accelerate transformers scikit-learn
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks --confcutdir=tests/frameworks -W default -p no:cacheprovider
 
 image-test: $(VENV)/.installed-test ## Build both images and train a run in them (Debian, root)

@@ -65,9 +65,9 @@ def queue(session: Session, user: User, source: Run) -> list[Run]:
     A precision that no worker offers is left out: it would wait for ever. With no worker up, all
     are queued. TF32 is there if all devices that may train it have it: others would train in fp32
     under its name.  Raises Invalid if the recipe no longer takes this configuration, Conflict if
-    the run is watched.
+    the run has no recipe.
     """
-    runs.check_is_ours(source, "be compared with others of its configuration")
+    runs.check_has_recipe(source, "be compared with others of its configuration")
     has_own_name = source.name != f"{source.recipe}-{source.precision}"
     base = source.name if has_own_name else source.recipe
     offered = workers.precisions_for(session, source.recipe)

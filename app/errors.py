@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.auth import Forgery, NotForScripts, SignInNeeded, WriteOnly, who_asked
 from app.brake import TooManyTries
 from app.rendering import page
-from db import errors
+from db import errors, secrets
 from db.database import is_outage
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     errors.Misplaced: 409,
     errors.Invalid: 422,
     TooManyTries: 429,
+    secrets.Unreadable: 500,
     errors.DatabaseUnreachable: 503,
     errors.StorageUnreachable: 503,
 }

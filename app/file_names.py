@@ -3,15 +3,15 @@
 import re
 
 from app.summary import RunSummary
-from db.tables import WATCH, Artifact, Checkpoint, Run
+from db.tables import RECIPE, Artifact, Checkpoint, Run
 
 
 def file_name(run: Run | RunSummary, row: Checkpoint) -> str:
     """Return a name that says the run and the step: digits-fp16-run12-step400.pt.
 
-    Of a watched run the file's own name is part of it, as it may be of any format.
+    Of a loop that is not ours the file's own name is part of it, as it may be of any format.
     """
-    if run.source == WATCH:
+    if run.source != RECIPE:
         own = (row.path or "").rpartition("/")[2]
         return f"{_stem(run, row)}-{_without_specials(own)[-100:]}"
     if row.kind == "checkpoint":
@@ -26,7 +26,7 @@ def artifact_name(run: Run | RunSummary, row: Artifact) -> str:
 
 
 def _stem(run: Run | RunSummary, row: Checkpoint | Artifact) -> str:
-    if run.source == WATCH:
+    if run.source != RECIPE:
         return f"{_without_specials(run.name).strip('-.')[:60] or 'run'}-run{run.id}-step{row.step}"
     recipe = _without_specials(run.recipe).strip("-.") or "run"
     return f"{recipe}-{run.precision}-run{run.id}-step{row.step}"

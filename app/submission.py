@@ -1,11 +1,12 @@
 """Submitting a run: the one place where a configuration is checked against its recipe's schema."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from app import schemas
+from app import command_lines, schemas
+from app.command_lines import Command
 from app.parameters import LARGEST_STEP, flaw, flaws, outsized
 from db import runs, workers
 from db.errors import Invalid, NotFound
@@ -32,13 +33,20 @@ def _bounded(name: str, default: Any, description: str) -> Any:
 
 
 class Submission(BaseModel):
-    """A run to be queued. What the configuration leaves out has the recipe's default."""
+    """A run to be queued: of a recipe, or a command.
+
+    What the configuration leaves out has the recipe's default, or the parameter's.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")]
-    config: Annotated[dict[str, Any], Field(description="As the recipe's JSON Schema says")] = {}
-    name: str = _bounded("name", "", "Empty: recipe and precision")
+    recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")] = ""
+    command: Annotated[Command | None, Field(description="Instead of a recipe")] = None
+    config: Annotated[
+        dict[str, Any],
+        Field(description="As the recipe's JSON Schema says; of a command, values by placeholder"),
+    ] = {}
+    name: str = _bounded("name", "", "Empty: recipe and precision, or the script")
     tags: str = _bounded("tags", "", "With commas between them")
     priority: int = _bounded("priority", 0, "Higher starts sooner")
     devices_per_node: int = _bounded("devices_per_node", 1, "Devices to train on")
@@ -54,27 +62,57 @@ def submit(
     before = runs.submitted_as(session, user, idempotency_key)
     if before is not None:
         return before
-    config, errors = check(session, submission)
-    if errors:
-        raise Invalid(errors)
-    return runs.submit(
-        session,
-        owner=user,
-        recipe=submission.recipe,
-        config=config,
-        name=submission.name.strip(),
-        tags=", ".join(filter(None, map(str.strip, submission.tags.split(",")))),
-        priority=submission.priority,
-        devices_per_node=submission.devices_per_node,
-        after_id=submission.after_id,
-        parent_id=submission.parent_id,
-        parent_step=submission.parent_step,
-        idempotency_key=idempotency_key,
-    )
+    checked = check(session, submission)
+    if checked.errors:
+        raise Invalid(checked.errors)
+    name = submission.name.strip()
+    place: dict[str, Any] = {
+        "owner": user,
+        "config": checked.config,
+        "tags": ", ".join(filter(None, map(str.strip, submission.tags.split(",")))),
+        "priority": submission.priority,
+        "devices_per_node": submission.devices_per_node,
+        "after_id": submission.after_id,
+        "idempotency_key": idempotency_key,
+    }
+    if submission.command is not None:
+        name = name or command_lines.default_name(submission.command.line)
+        return runs.submit_command(session, command=checked.command, name=name, **place)
+    place |= {"parent_id": submission.parent_id, "parent_step": submission.parent_step}
+    return runs.submit(session, recipe=submission.recipe, name=name, **place)
 
 
-def check(session: Session, submission: Submission) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the whole configuration, parsed, and what is wrong, by the path of each field."""
+class Checked(NamedTuple):
+    """config: the whole one, parsed.  errors: what is wrong, by the path of each field."""
+
+    command: dict[str, Any]
+    config: dict[str, Any]
+    errors: dict[str, str]
+
+
+def check(session: Session, submission: Submission) -> Checked:
+    """Return what is to be queued, and what is wrong with it."""
+    if submission.command is None:
+        command: dict[str, Any] = {}
+        config, errors = _check_recipe(session, submission)
+    else:
+        devices = submission.devices_per_node
+        given = submission.command, submission.config
+        command, config, errors = command_lines.check(session, *given, devices)
+        if submission.recipe:
+            errors["recipe"] = f"{submission.recipe[:100]!r} and a command; allowed: one of the two"
+        if submission.parent_id is not None:
+            errors["parent_id"] = "a command starts from no checkpoint; allowed: with a recipe"
+    if any(path in errors for path in ("recipe", "config")):
+        return Checked(command, config, errors)  # too much to be told more of
+    return Checked(command, config, errors | _check_place(session, submission))
+
+
+def _check_recipe(
+    session: Session, submission: Submission
+) -> tuple[dict[str, Any], dict[str, str]]:
+    if not submission.recipe:
+        return {}, {"recipe": "Field required, or a command"}
     if wrong := flaw(submission.recipe):
         return {}, {"recipe": wrong}
     try:
@@ -83,11 +121,17 @@ def check(session: Session, submission: Submission) -> tuple[dict[str, Any], dic
         return {}, {"recipe": str(error)}
     config = schemas.with_defaults(schema, submission.config)
     if errors := outsized(config):
-        return config, errors  # too much to be told more of
+        return config, errors
     errors = schemas.mistakes(schema, config) | flaws(config)
     if not errors:
         config = schemas.parsed(schema, config)
         errors = outsized(config)
+    return config, errors
+
+
+def _check_place(session: Session, submission: Submission) -> dict[str, str]:
+    """Say what is wrong with all that is asked of every run."""
+    errors = {}
     for name, (low, high) in LIMITS.items():
         value = getattr(submission, name)
         if value is not None and not low <= value <= high:
@@ -108,4 +152,4 @@ def check(session: Session, submission: Submission) -> tuple[dict[str, Any], dic
         and not runs.with_owners(session, [after_id])
     ):
         errors["after_id"] = f"there is no run {after_id}"
-    return config, errors
+    return errors

@@ -14,7 +14,7 @@ from db import verdict as verdicts
 from db.database import now
 from db.series import json_number
 from db.settings import Settings
-from db.tables import ACTIVE, ENDED, WATCH, Run, Status
+from db.tables import ACTIVE, COMMAND, ENDED, RECIPE, Run, Status
 from db.waiting import Queue
 
 #: A number whose NaN is null and whose infinities are "Infinity" and "-Infinity".
@@ -34,9 +34,9 @@ class RunSummary(BaseModel):
 
     id: int
     name: str
-    source: Annotated[str, Field(description="recipe, or watch: somebody else's loop")]
+    source: Annotated[str, Field(description="recipe, command, or watch: trained elsewhere")]
     project: str
-    recipe: Annotated[str, Field(description="Empty where the run is watched")]
+    recipe: Annotated[str, Field(description="Empty where the run has none")]
     precision: Annotated[str, Field(description="Empty while it is not known")]
     status: Status
     attempt: int
@@ -95,7 +95,12 @@ class RunSummary(BaseModel):
     @property
     def is_watched(self) -> bool:
         """Whether its loop is not ours, so that nothing can be asked of it."""
-        return self.source == WATCH
+        return self.source != RECIPE
+
+    @property
+    def is_command(self) -> bool:
+        """Whether a worker runs it all the same."""
+        return self.source == COMMAND
 
 
 def summarise(session: Session, run: Run, owner: str, settings: Settings) -> RunSummary:

@@ -28,8 +28,6 @@ from db.tables import (
     WatchedAttempt,
 )
 
-#: Scaler events and scales tell of a loss scaler; without one, the scale is 1 all along.
-UNSCALED = 1.0
 #: Of events that wait for an attempt's first steps.
 EARLY_BYTES = 16 * 2**20
 HOW_IT_ENDED = {
@@ -173,16 +171,8 @@ def record(
     if recording:
         not_here = [[""] * len(event["files"]) for event in recording.checkpoints]
         recording.write(session, not_here, [""] * len(recording.artifacts))
-        run.precision = run.precision or _precision(run, recording)
     place.resumed, place.early = recording.resumed, recording.early
     place.sequence, place.offset = end
-
-
-def _precision(run: Run, recording: Recording) -> str:
-    """Return what a loss scaler tells of: fp16 needs one, and nothing else does."""
-    is_scaled = run.scale not in (None, UNSCALED)
-    is_scaled |= any(event["event"] == "scaler" for event in recording.pending.events)
-    return "fp16" if is_scaled else ""
 
 
 def end(

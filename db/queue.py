@@ -4,13 +4,25 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sqlalchemy import exists, func, select, update
+from sqlalchemy import and_, exists, false, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from db import runs
 from db.database import now
 from db.errors import Fenced
-from db.tables import ACTIVE, ENDED, Request, Run, RunNode, RunStatus, ScalerEvent, Status, User
+from db.tables import (
+    ACTIVE,
+    COMMAND,
+    ENDED,
+    RECIPE,
+    Request,
+    Run,
+    RunNode,
+    RunStatus,
+    ScalerEvent,
+    Status,
+    User,
+)
 
 GIB = 2.0**30  # bytes
 #: What a run's configuration asks of each device.
@@ -35,6 +47,7 @@ def claim(
     lease_seconds: float,
     device_memory_bytes: float = 0.0,
     runs_per_user: int = 0,
+    commands: bool = False,
     only: int | None = None,
 ) -> Run | None:
     """Take the next queued run that fits, or None: one statement, the same on both databases.
@@ -43,6 +56,7 @@ def claim(
     has one writer. Raising `attempt` shuts out every earlier attempt.
     device_memory_bytes: what every device has.
     runs_per_user: how many may train at once for one owner; 0 means any number.
+    commands: whether the worker takes them too.
     only: a run beside which none is looked at.
     """
     if runs_per_user:
@@ -52,8 +66,10 @@ def claim(
         select(Run.id)
         .where(
             Run.status == Status.QUEUED,
-            Run.recipe.in_(recipes),
-            Run.precision.in_(precisions),
+            or_(
+                and_(Run.source == RECIPE, Run.recipe.in_(recipes), Run.precision.in_(precisions)),
+                Run.source == COMMAND if commands else false(),
+            ),
             Run.devices_per_node <= len(free_devices),
             func.coalesce(MEMORY_GIB.as_float(), 0.0) <= device_memory_bytes / GIB,
             ~exists().where(earlier.id == Run.after_id, earlier.status.not_in(ENDED)),
@@ -160,6 +176,13 @@ def start(
     run.resumed_step = node(session, run_id, attempt).resumed_step = resumed_step
     if run.status in (Status.STARTING, Status.UNREACHABLE):
         runs.set_status(session, run, Status.RUNNING, reason=reason)
+
+
+def run_command(session: Session, run_id: int, attempt: int) -> None:
+    """Say that a command runs, which may never tell of a step. Raises Fenced."""
+    run = held(session, run_id, attempt)
+    if run.status in (Status.STARTING, Status.UNREACHABLE):
+        runs.set_status(session, run, Status.RUNNING)
 
 
 def renew(session: Session, run_id: int, attempt: int, lease_seconds: float) -> Wishes:

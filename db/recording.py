@@ -12,8 +12,12 @@ from typing import Any, TypeAlias
 from sqlalchemy.orm import Session
 
 from db import artifacts, checkpoints, queue, telemetry
+from db.tables import RECIPE, Run
 
 Event: TypeAlias = dict[str, Any]
+
+#: Scaler events and scales tell of a loss scaler; without one, the scale is 1 all along.
+UNSCALED = 1.0
 
 
 class Recording:
@@ -97,10 +101,20 @@ class Recording:
         if self._begins:
             self._begin(session)
         telemetry.record(session, run_id, attempt, self.pending)
+        self._note_precision(session)
         for event, keys in zip(self.checkpoints, checkpoint_keys, strict=True):
             checkpoints.publish(session, run_id, attempt, event, keys)
         for event, key in zip(self.artifacts, artifact_keys, strict=True):
             artifacts.publish(session, run_id, attempt, event, key)
+
+    def _note_precision(self, session: Session) -> None:
+        """Say of a loop that is not ours that it trains in fp16, which alone needs a scaler."""
+        run = session.get_one(Run, self._run_id)
+        if run.source == RECIPE or run.precision:
+            return
+        is_scaled = run.scale not in (None, UNSCALED)
+        is_scaled |= any(event["event"] == "scaler" for event in self.pending.events)
+        run.precision = "fp16" if is_scaled else ""
 
     def forget(self) -> None:
         """Let go of what was written, once it is committed."""

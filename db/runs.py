@@ -11,7 +11,9 @@ from db.database import now
 from db.errors import Conflict, Invalid, NotFound
 from db.tables import (
     ACTIVE,
+    COMMAND,
     ENDED,
+    RECIPE,
     WATCH,
     Checkpoint,
     Diagnosis,
@@ -70,16 +72,57 @@ def submit(
         parent_id=parent_id,
         parent_step=parent_step,
         idempotency_key=idempotency_key,
-        owner_id=owner.id,
         steps_total=config["training"]["steps"],
-        position=session.scalar(select(func.coalesce(func.max(Run.position), 0.0) + 1.0)),
     )
-    session.add(run)
-    session.flush()
+    _queue(session, run, owner)
     if parent_id is not None:
         _show_fork(session, parent_id, parent_step)
-    set_status(session, run, Status.QUEUED, reason=f"submitted by {owner.name}")
     return run
+
+
+def submit_command(
+    session: Session,
+    *,
+    command: dict[str, Any],
+    config: dict[str, Any],
+    owner: User,
+    name: str,
+    tags: str = "",
+    priority: int = 0,
+    devices_per_node: int = 1,
+    after_id: int | None = None,
+    idempotency_key: str | None = None,
+) -> Run:
+    """Queue a command behind the others of its priority; it must be valid already.
+
+    command, config: as the table of runs describes them.  after_id: as above. Raises Invalid.
+    """
+    if after_id is not None and session.get(Run, after_id) is None:
+        raise Invalid({"after_id": f"there is no run {after_id}"})
+    run = Run(
+        name=name,
+        source=COMMAND,
+        recipe="",
+        command=command,
+        config=config,
+        precision="",
+        tags=tags,
+        priority=priority,
+        devices_per_node=devices_per_node,
+        after_id=after_id,
+        idempotency_key=idempotency_key,
+        steps_total=0,
+    )
+    _queue(session, run, owner)
+    return run
+
+
+def _queue(session: Session, run: Run, owner: User) -> None:
+    run.owner_id = owner.id
+    run.position = session.scalars(select(func.coalesce(func.max(Run.position), 0.0) + 1.0)).one()
+    session.add(run)
+    session.flush()
+    set_status(session, run, Status.QUEUED, reason=f"submitted by {owner.name}")
 
 
 def submitted_as(session: Session, owner: User, idempotency_key: str | None) -> Run | None:
@@ -104,7 +147,7 @@ def _check_parent(
         has = f"has them at {', '.join(map(str, steps))}" if steps else "has none"
         message = f"there is no checkpoint at step {parent_step}; run {parent_id} {has}"
         raise Invalid({"parent_step": message})
-    check_is_ours(parent := get(session, parent_id), "be started from")
+    check_has_recipe(parent := get(session, parent_id), "be started from")
     if (of := parent.recipe) != recipe:
         raise Invalid({"recipe": f"{recipe} cannot start from a checkpoint of {of}"})
     if config["training"]["steps"] <= parent_step:
@@ -126,6 +169,13 @@ def check_is_ours(run: Run, what: str) -> None:
     if run.source == WATCH:
         text = f"Run {run.id} is watched: Halfstep does not train it, so that it cannot {what}."
         raise Conflict(text)
+
+
+def check_has_recipe(run: Run, what: str) -> None:
+    """See that a run's loop is Halfstep's own. Raises Conflict."""
+    check_is_ours(run, what)
+    if run.source != RECIPE:
+        raise Conflict(f"Run {run.id} is a command: its loop is its own, so that it cannot {what}.")
 
 
 def get(session: Session, run_id: int, *, lock: bool = False) -> Run:
@@ -306,7 +356,10 @@ def pause(session: Session, run_id: int, user: User) -> Run:
     Raises Conflict if it is neither.
     """
     run = get(session, run_id, lock=True)
-    check_is_ours(run, "be paused")
+    if run.status == Status.QUEUED:
+        check_is_ours(run, "be paused")
+    else:
+        check_has_recipe(run, "be paused: it would begin anew; it can be cancelled")
     if run.status not in (Status.QUEUED, *OBEYING):
         raise Conflict(f"Run {run_id} is {run.status}: only a queued or running one can be paused.")
     run.wanted = "pause"
@@ -422,7 +475,7 @@ def request_replay(session: Session, run_id: int, user: User, step: int) -> Requ
 
 def _obeying(session: Session, run_id: int, what: str) -> Run:
     run = get(session, run_id, lock=True)
-    check_is_ours(run, what)
+    check_has_recipe(run, what)
     if run.status not in OBEYING:
         raise Conflict(f"Run {run_id} is {run.status}: only a running one can {what}.")
     return run

@@ -41,6 +41,13 @@ class Settings(BaseSettings):
     cpu_devices: Annotated[
         int, Field(ge=0, description="Runs at once on a machine without a GPU")
     ] = 1
+    commands: Annotated[
+        bool, Field(description="Whether this worker runs command lines that people submit")
+    ] = False
+    secrets_key_file: Annotated[
+        Path | None,
+        Field(description="File of the key of secrets; empty means secrets.key in the data folder"),
+    ] = None
     runs_per_user: Annotated[
         int, Field(ge=0, description="How many runs may train at once for one user; 0: any number")
     ] = 0
@@ -77,6 +84,11 @@ class Settings(BaseSettings):
             raise Invalid(
                 {f"HALFSTEP_{e['loc'][0]}".upper(): f"{e['input']!r}: {e['msg']}" for e in wrong}
             ) from error
+
+    @property
+    def secrets_key(self) -> Path:
+        """Return where the key of secrets lies, or shall lie once there is one."""
+        return self.secrets_key_file or self.data / "secrets.key"
 
     def run_folder(self, run_id: int) -> Path:
         """Return where a run's job, spool and checkpoints lie on the machine that trains it."""

@@ -48,8 +48,8 @@ ACTIVE = (Status.STARTING, Status.RUNNING, Status.PAUSING, Status.STOPPING, Stat
 #: The run is over.
 ENDED = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
 
-#: Where a run's training is: a worker's, by a recipe, or somebody else's loop, which is watched.
-RECIPE, WATCH = "recipe", "watch"
+#: Where a run's training is: a worker's, by a recipe or a command, or elsewhere, and watched.
+RECIPE, COMMAND, WATCH = "recipe", "command", "watch"
 #: What a token may do: all that its user may, or send watched runs and nothing else.
 FULL, WRITE = "full", "write"
 
@@ -143,6 +143,17 @@ class SignInSession(Table):
     expires_at: Mapped[float]
 
 
+class Secret(Table):
+    """What a command is given in its environment, encrypted; see db.secrets."""
+
+    __tablename__ = "secrets"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    ciphertext: Mapped[str]
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    set_at: Mapped[float] = mapped_column(default=now())
+
+
 class ApiToken(Table):
     """A token for scripts; only its hash is kept. kind: full, or write."""
 
@@ -164,6 +175,7 @@ class Worker(Table):
     recipes: [{name, title, description, schema}], or [{name, error}] for one that cannot load
     recipe_names: of those that can; the schemas are long, and whoever asks who offers what is
     asked often
+    offers_commands: whether its operator lets people run command lines there
     """
 
     __tablename__ = "workers"
@@ -175,6 +187,7 @@ class Worker(Table):
     devices: Mapped[list[dict[str, Any]]]
     recipes: Mapped[list[dict[str, Any]]]
     recipe_names: Mapped[list[str]] = mapped_column(server_default="[]")
+    offers_commands: Mapped[bool] = mapped_column(default=False, server_default=false())
     versions: Mapped[dict[str, Any]]
     started_at: Mapped[float] = mapped_column(default=now())
     seen_at: Mapped[float] = mapped_column(default=now())
@@ -194,6 +207,10 @@ class Run(Table):
     A watched run has no recipe (empty), no worker and no lease; precision is empty and steps_total
     0 until they are known, and config is whatever its script says. watch_id: its own name for
     itself; heard_at: when its uploader last called.
+
+    A command has no recipe either, and of precision and steps_total the same is true. config holds
+    its parameters' values; command is all else of it: {line, folder, git, commit, venv, variables,
+    secrets, parameters}, where secrets are names, and parameters are JSON Schemas by name.
     """
 
     __tablename__ = "runs"
@@ -208,6 +225,7 @@ class Run(Table):
     source: Mapped[str] = mapped_column(default=RECIPE, server_default=RECIPE)
     project: Mapped[str] = mapped_column(default="", server_default="")
     recipe: Mapped[str]
+    command: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     config: Mapped[dict[str, Any]]
     precision: Mapped[str]
     tags: Mapped[str] = mapped_column(default="")

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, aliased
 from db import runs, workers
 from db.database import now
 from db.queue import GIB
-from db.tables import ACTIVE, ENDED, Run, RunNode, Status, Worker
+from db.tables import ACTIVE, COMMAND, ENDED, Run, RunNode, Status, Worker
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,9 @@ def reason(run: Run, queue: Queue, *, runs_per_user: int = 0) -> str:
     """Say in words what a queued run waits for, the hardest obstacle first."""
     if not queue.workers:
         return "no worker is up"
-    able = [worker for worker in queue.workers if workers.offers(worker, run.recipe)]
-    if not able:
-        return f"no worker that is up offers the recipe {run.recipe}"
-    able = [worker for worker in able if run.precision in workers.precisions(worker.devices)]
-    if not able:
-        return f"no worker that is up has devices for {run.precision}"
-    if memory_gib := _memory_gib(run):
-        largest_gib = max(workers.device_memory_bytes(each.devices) for each in able) / GIB
-        if largest_gib < memory_gib:
-            text = f"it needs devices of {memory_gib:g} GiB"
-            return f"{text}, and no worker that is up has more than {largest_gib:.1f} GiB"
-        able = [
-            each for each in able if workers.device_memory_bytes(each.devices) / GIB >= memory_gib
-        ]
+    able, obstacle = _able(run, queue.workers)
+    if obstacle:
+        return obstacle
     most = max(len(worker.devices) for worker in able)
     if most < run.devices_per_node:
         return f"it needs {run.devices_per_node} devices, and no worker has more than {most}"
@@ -104,6 +93,28 @@ def reason(run: Run, queue: Queue, *, runs_per_user: int = 0) -> str:
     if free >= run.devices_per_node:
         return "it is next: a worker is about to take it"
     return "it is next: no device is free"
+
+
+def _able(run: Run, up: list[Worker]) -> tuple[list[Worker], str]:
+    """Return the workers that can take a run as far as its kind goes, or why there are none."""
+    if run.source == COMMAND:
+        able = [worker for worker in up if worker.offers_commands]
+        return able, "" if able else "no worker that is up offers commands (HALFSTEP_COMMANDS=yes)"
+    able = [worker for worker in up if workers.offers(worker, run.recipe)]
+    if not able:
+        return [], f"no worker that is up offers the recipe {run.recipe}"
+    able = [worker for worker in able if run.precision in workers.precisions(worker.devices)]
+    if not able:
+        return [], f"no worker that is up has devices for {run.precision}"
+    if memory_gib := _memory_gib(run):
+        largest_gib = max(workers.device_memory_bytes(each.devices) for each in able) / GIB
+        if largest_gib < memory_gib:
+            text = f"it needs devices of {memory_gib:g} GiB"
+            return [], f"{text}, and no worker that is up has more than {largest_gib:.1f} GiB"
+        able = [
+            each for each in able if workers.device_memory_bytes(each.devices) / GIB >= memory_gib
+        ]
+    return able, ""
 
 
 def _memory_gib(run: Run) -> float:

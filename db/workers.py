@@ -24,6 +24,7 @@ def register(
     devices: list[dict[str, Any]],
     recipes: list[dict[str, Any]],
     versions: dict[str, Any],
+    offers_commands: bool = False,
 ) -> Worker:
     """Write down who a worker is; a name that was here before is the same worker, back again.
 
@@ -41,6 +42,7 @@ def register(
     worker.host, worker.pid = host, pid
     worker.devices, worker.recipes, worker.versions = devices, recipes, versions
     worker.recipe_names = [recipe["name"] for recipe in recipes if "schema" in recipe]
+    worker.offers_commands = offers_commands
     worker.started_at = worker.seen_at = now()
     worker.stopped_at = None
     session.flush()
@@ -135,3 +137,9 @@ def has_tf32(session: Session, recipe: str) -> bool:
 def offers(worker: Worker, recipe: str) -> bool:
     """Tell whether a worker can run a recipe."""
     return recipe in worker.recipe_names
+
+
+def offer_commands(session: Session) -> bool:
+    """Tell whether a living worker takes commands."""
+    query = select(Worker.id).where(ALIVE, Worker.offers_commands).limit(1)
+    return session.scalar(query) is not None

@@ -95,6 +95,43 @@ class Client:
         wanted = {"recipe": recipe, "config": dict(config or {}), "name": name}
         return self._post("/api/v1/runs", wanted | {"tags": ", ".join(tags), **further})
 
+    def submit_command(
+        self,
+        line: str,
+        parameters: Mapping[str, str | int | float | bool] | None = None,
+        *,
+        folder: str = "",
+        git: str = "",
+        commit: str = "",
+        venv: str = "",
+        variables: Mapping[str, str] | None = None,
+        secrets: Sequence[str] = (),
+        schema: Mapping[str, Mapping[str, Any]] | None = None,
+        name: str = "",
+        tags: Sequence[str] = (),
+        **further: Any,
+    ) -> dict[str, Any]:
+        """Queue a command line for a worker that offers commands.
+
+        parameters: a value for each placeholder, {lr} say.  folder: on the worker; within the
+        repository, if git names one, of which commit is a hash.  venv: a virtual environment there.
+        variables: of its environment.  secrets: names of what the server keeps for it.  schema: of
+        a placeholder, as JSON Schema has it: type, minimum, maximum, enum, default.
+        further: priority, devices_per_node and after_id. Raises ApiError, as `submit` does.
+        """
+        command = {
+            "line": line,
+            "folder": folder,
+            "git": git,
+            "commit": commit,
+            "venv": venv,
+            "variables": dict(variables or {}),
+            "secrets": list(secrets),
+            "parameters": {name: dict(rules) for name, rules in (schema or {}).items()},
+        }
+        wanted = {"command": command, "config": dict(parameters or {}), "name": name}
+        return self._post("/api/v1/runs", wanted | {"tags": ", ".join(tags), **further})
+
     def wait(self, run_id: int) -> dict[str, Any]:
         """Return the run once it is over, however it ended."""
         [run] = deque(self.follow(run_id), maxlen=1)  # not all that it was in days of training

@@ -42,30 +42,80 @@ def show(words: list[str]) -> None:
 
 
 def submit(words: list[str]) -> None:
-    """Queue a run: `submit digits --set training.steps=400`."""
+    """Queue a run: `submit digits --set training.steps=400`, or a command: `submit --command
+    'python train.py --lr {lr}' --param lr=0.1`.
+    """
     parser = _parser("submit", submit)
-    parser.add_argument("recipe")
+    parser.add_argument("recipe", nargs="?", default="")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields")
     parser.add_argument("--precision", choices=["fp16", "bf16", "fp32"])
+    command = parser.add_argument_group("a command, in place of a recipe")
+    command.add_argument("--command", metavar="LINE", help="no shell sees it")
+    command.add_argument("--param", action="append", default=[], metavar="NAME=VALUE")
+    command.add_argument("--folder", default="", help="on the worker, or in the repository")
+    command.add_argument("--git", default="", metavar="URL", help="https://… or file://…")
+    command.add_argument("--commit", default="", help="with --git: a hash")
+    command.add_argument("--venv", default="", help="virtual environment on the worker")
+    command.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    command.add_argument("--secret", action="append", default=[], metavar="NAME")
+    parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--name", default="")
     parser.add_argument("--tag", action="append", default=[], dest="tags")
     parser.add_argument("--wait", action="store_true", help=f"until it is over; {EXITS}")
     options = parser.parse_args(words)
-    config: dict[str, Any] = {}
-    for assignment in options.fields:
-        path, equals, value = assignment.partition("=")
-        if not equals:
-            parser.error(f"--set {assignment}: allowed is FIELD=VALUE")
-        _put(config, path.split("."), value)
-    if options.precision:
-        config["precision"] = options.precision
+    if bool(options.recipe) == bool(options.command):
+        parser.error("allowed is one of a recipe and --command")
+    further = {"name": options.name, "tags": options.tags, "devices_per_node": options.devices}
     with Client() as client:
-        queued = client.submit(options.recipe, config, name=options.name, tags=options.tags)
+        if options.command:
+            queued = _submit_command(client, parser, options, further)
+        else:
+            config: dict[str, Any] = {}
+            for path, value in _assigned(parser, "--set", options.fields):
+                _put(config, path.split("."), value)
+            if options.precision:
+                config["precision"] = options.precision
+            queued = client.submit(options.recipe, config, **further)
         _tell(queued, options)
         if options.wait:
             ended = client.wait(queued["id"])
             _tell(ended, options)
             sys.exit(EXIT_CODES[ended["status"]])
+
+
+def _submit_command(
+    client: Client,
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    further: dict[str, Any],
+) -> dict[str, Any]:
+    parameters: dict[str, Any] = {}
+    for name, value in _assigned(parser, "--param", options.param):
+        _put(parameters, [name], value)
+    return client.submit_command(
+        options.command,
+        parameters,
+        folder=options.folder,
+        git=options.git,
+        commit=options.commit,
+        venv=options.venv,
+        variables=dict(_assigned(parser, "--env", options.env)),
+        secrets=options.secret,
+        **further,
+    )
+
+
+def _assigned(
+    parser: argparse.ArgumentParser, option: str, assignments: list[str]
+) -> list[tuple[str, str]]:
+    pairs = []
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            allowed = "FIELD=VALUE" if option == "--set" else "NAME=VALUE"
+            parser.error(f"{option} {assignment}: allowed is {allowed}")
+        pairs.append((name, value))
+    return pairs
 
 
 def cancel(words: list[str]) -> None:

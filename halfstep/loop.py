@@ -80,8 +80,12 @@ class Loop:
         optimizers: Mapping[str, Optimizer] | None = None,
         scaler: GradScaler | None = None,
         step: int = 0,
+        started_at: float | None = None,
     ) -> None:
-        """optimizers, scaler: the only ones to hear; None: all.  step: done already."""
+        """optimizers, scaler: the only ones to hear; None: all.  step: done already.
+
+        started_at: what elapsed_ms counts from, by halfstep.clock; now if not told.
+        """
         self.step = step  # the last one closed
         self._on_steps, self._on_event = on_steps, on_event
         self._wanted = None if optimizers is None else {id(o): n for n, o in optimizers.items()}
@@ -95,7 +99,7 @@ class Loop:
         self._rows = Rows({})
         self._ring: Ring | None = None
         self._layout = struct.Struct("")
-        self._started_at = clock()
+        self._started_at = clock() if started_at is None else started_at
         self._step_started: float | None = None
         self._open: defaultdict[int, OpenRow] = defaultdict(OpenRow)  # by a scaler's id
         self._current = NO_SCALER  # the scaler heard last

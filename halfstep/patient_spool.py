@@ -16,14 +16,17 @@ RETRY_SECONDS = 5.0
 class PatientSpool:
     """Takes steps and events as SpoolWriter does, and raises nothing that the disk does."""
 
-    def __init__(self, folder: Path, attempt: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, attempt: int, say: Callable[[str], None], sequence: int = 0
+    ) -> None:
         """Raises OSError, for this once, if nothing can be written from the first.
 
-        say: told a sentence when the disk fails, and when it is well again.
+        say: told a sentence when the disk fails, and when it is well again.  sequence: of the
+        first file.
         """
         self._folder, self._attempt, self._say = folder, attempt, say
-        self._writer: SpoolWriter | None = SpoolWriter(folder, attempt)
-        self._sequence = 0  # of the next file
+        self._writer: SpoolWriter | None = SpoolWriter(folder, attempt, sequence=sequence)
+        self._sequence = sequence  # of the next file
         self._failed_at = 0.0
         self._lost_steps = self._lost_events = 0
         self._last_step = 0

@@ -27,6 +27,7 @@ from halfstep.credentials import Credentials, Unreadable
 from halfstep.ending import Ending
 from halfstep.logged import as_file, is_number
 from halfstep.patient_spool import PatientSpool
+from halfstep.queued_run import QueuedRun
 from halfstep.run_folder import last_step, open_run, slug, write_outcome
 from halfstep.spool import BadEvent, Event, Steps
 
@@ -66,6 +67,7 @@ def watch(
     the run, anything that reads as a dictionary.  run: go on with this one, as its next attempt.
     url, token: of a server, HALFSTEP_URL and HALFSTEP_TOKEN or those of `halfstep login` if not
     told.  mode: "offline" sends nothing, "disabled" does nothing at all; HALFSTEP_MODE if not told.
+    In a command of a server's queue the run is that one, whatever name, run, server or folder say.
     """
     global _active
     if _active is not None:
@@ -75,6 +77,13 @@ def watch(
         chosen = _mode(mode)
         if chosen == "disabled" or not _is_first_rank():
             return Watch(None)
+        if queued := QueuedRun.taken():
+            _active = Watch(
+                queued.files, optimizers=_named(optimizers), scaler=scaler, queued=queued
+            )
+            _active.add(*modules)
+            _say(f"watching; this is run {queued.files.folder.name} of the queue")
+            return _active
         server = None if chosen == "offline" else _server(url, token)
         files = open_run(
             Path(folder).absolute(),
@@ -107,24 +116,34 @@ class Watch:
         optimizers: "Mapping[str, Optimizer] | None" = None,
         scaler: "GradScaler | None" = None,
         server: Credentials | None = None,
+        queued: QueuedRun | None = None,
     ) -> None:
         """files: where it is written; None: nothing is watched, and every method does nothing.
 
-        server: where it is sent to, if anywhere.
+        server: where it is sent to, if anywhere.  queued: the run is one of a queue's, see there.
         """
         self.files = files
         self._server = server
+        self._queued = queued
         self._is_on = False
         if files is None:
             return
         from halfstep.loop import Loop  # with torch
         from halfstep.taps import Taps
 
-        first_step = last_step(files)
+        first_step, sequence, started_at = last_step(files), 0, clock()
         self._resumed = None if files.attempt == 1 else _resumed(first_step, [UNKNOWN])
-        self._spool = PatientSpool(files.spool, files.attempt, _say)
+        if queued:  # its next attempt begins anew, unless the script resumes it
+            first_step, sequence, started_at = queued.step, queued.sequence, queued.started_at
+            self._resumed = None
+        self._spool = PatientSpool(files.spool, files.attempt, _say, sequence)
         self._loop = Loop(
-            self._record, self._spool.event, optimizers=optimizers, scaler=scaler, step=first_step
+            self._record,
+            self._spool.event,
+            optimizers=optimizers,
+            scaler=scaler,
+            step=first_step,
+            started_at=started_at,
         )
         self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived
         self._flushed_at = clock()
@@ -272,7 +291,8 @@ class Watch:
             return
         place = self._inside(Path("checkpoints") / f"step-{self.step:08}") / path.name
         place.unlink(missing_ok=True)
-        if upload or not _linked(place, path):  # what is sent later, the script may have replaced
+        # What is sent or stored later, the script may have replaced by then.
+        if upload or self._queued or not _linked(place, path):
             shutil.copyfile(path, place)
         file = {"kind": kind, **self._of(place)}
         event = {"event": "checkpoint", "step": self.step, "reason": "script", "files": [file]}
@@ -337,6 +357,8 @@ class Watch:
         self._flush()
         self._spool.close()
         write_outcome(self._written, status, self.step, error)
+        if self._queued:
+            self._queued.leave(self.step)
         self._revive()
 
     def _fail(self, error: Exception) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from halfstep.attempt_files import AttemptFiles
+from halfstep.torchrun import start_ranks
 from trainer.guard import Guard
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -52,19 +53,8 @@ def tie_to_parent() -> None:
 
 
 def become_torchrun(folder: Path, attempt: int, devices: int) -> None:
-    """Start a rank a device and wait for them; without restarts, which the lease takes care of."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main as torchrun
-
-    ranks = ["--standalone", f"--nproc-per-node={devices}", "--max-restarts=0"]
-    try:
-        torchrun([*ranks, "-m", "trainer.process", str(folder), str(attempt)])
-    except ChildFailedError as error:
-        # When one rank is killed the others raise, and say so in the outcome. The cause is the
-        # signal, so this process dies of one too, for the supervisor to see.
-        if any(failure.exitcode < 0 for failure in error.failures.values()):
-            os.kill(os.getpid(), signal.SIGKILL)
-        sys.exit(1)
+    """Start a rank a device and wait for them."""
+    start_ranks(devices, ["-m", "trainer.process", str(folder), str(attempt)])
 
 
 def run_attempt(files: AttemptFiles) -> int:

@@ -1,13 +1,12 @@
-"""The training process as its supervisor sees it: started, heard, and ended with all its ranks."""
+"""The process of an attempt as its supervisor sees it: started, heard, ended with all its ranks."""
 
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import psutil
@@ -15,6 +14,7 @@ import psutil
 #: A longer line is cut, and more lines than these, waiting for the database, push the oldest out.
 LINE_BYTES = 8192
 LINES_WAITING = 100_000
+LAST_LINES = 20  # which an error quotes
 
 #: What opens the database or names the store, which recipes have no business with.
 SECRETS = ("HALFSTEP_DATABASE_URL", "HALFSTEP_STORAGE_URL", "PGPASSWORD", "PGPASSFILE")
@@ -26,17 +26,21 @@ def without_secrets() -> dict[str, str]:
 
 
 class Child:
-    """One training: a process for one device, torchrun and its ranks for more.
+    """One training, or the keeper of a command, with all that they have started.
 
     Start it from the main thread: Linux ties the training's life to the thread that started it.
     """
 
-    def __init__(self, folder: Path, attempt: int, devices: int, env: dict[str, str]) -> None:
+    def __init__(self, argv: list[str], env: dict[str, str], hidden: Sequence[str] = ()) -> None:
+        """hidden: what stands as *** in the lines that it prints."""
         self._lines: deque[dict[str, Any]] = deque(maxlen=LINES_WAITING)
+        self.last_lines: dict[str, deque[str]] = {
+            stream: deque(maxlen=LAST_LINES) for stream in ("stdout", "stderr")
+        }
+        self._hidden = [text.encode() for text in hidden]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.process", str(folder), str(attempt)]
-            + (["--devices", str(devices)] if devices > 1 else []),
-            env={**without_secrets(), **env, "HALFSTEP_PARENT_PID": str(os.getpid())},
+            argv,
+            env={**env, "HALFSTEP_PARENT_PID": str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -69,6 +73,10 @@ class Child:
         for reader in self._readers:
             reader.join(seconds)
 
+    def terminate(self) -> None:
+        """Ask it to end, by SIGTERM."""
+        self._process.terminate()
+
     def kill(self) -> None:
         """End it and every descendant. torchrun gives each rank a session of its own."""
         try:
@@ -84,7 +92,22 @@ class Child:
 
     def _listen(self, stream: IO[bytes], name: str) -> None:
         with stream:
-            for line in iter(lambda: stream.readline(LINE_BYTES), b""):
+            for line in self._without_hidden(iter(lambda: stream.readline(LINE_BYTES), b"")):
                 # Of a progress bar that redraws itself, only the last state is worth a line.
                 text = line.decode(errors="replace").rstrip("\r\n").rsplit("\r", 1)[-1]
                 self._lines.append({"time": time.time(), "stream": name, "text": text})
+                self.last_lines[name].append(text)
+
+    def _without_hidden(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        """Hide what is to be hidden, also where a long line is cut in its midst."""
+        held, most = b"", max(map(len, self._hidden), default=1) - 1
+        for line in lines:
+            whole = held + line
+            for text in self._hidden:
+                whole = whole.replace(text, b"***")
+            cut = len(whole) - most if most and not whole.endswith(b"\n") else len(whole)
+            held = whole[max(cut, 0) :]
+            if told := whole[: max(cut, 0)]:
+                yield told
+        if held:
+            yield held

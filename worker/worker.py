@@ -118,12 +118,16 @@ class Worker:
         self.precisions = workers.precisions(offer["devices"])
         with self.database.writing() as session:
             worker = workers.register(
-                session, name=self.name, host=socket.gethostname(), pid=os.getpid(), **offer
+                session,
+                name=self.name,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                offers_commands=self.settings.commands,
+                **offer,
             )
             self.id = worker.id
-        _say(
-            f"{self.name} offers {len(offer['devices'])} x {cpu['name']}: {', '.join(self.recipes)}"
-        )
+        offered = [*self.recipes, *(["commands"] if self.settings.commands else [])]
+        _say(f"{self.name} offers {len(offer['devices'])} x {cpu['name']}: {', '.join(offered)}")
 
     def _adopt(self) -> None:
         """Find the supervisors that an earlier worker of this name left running."""
@@ -178,6 +182,7 @@ class Worker:
             device_memory_bytes=self.device_memory_bytes,
             lease_seconds=self.settings.lease_seconds,
             runs_per_user=self.settings.runs_per_user,
+            commands=self.settings.commands,
             only=only,
         )
         if run is None:

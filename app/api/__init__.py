@@ -9,6 +9,7 @@ from app.api import (
     groups,
     ingest,
     runs,
+    secrets,
     series,
     streams,
     system,
@@ -29,6 +30,7 @@ modules = (
     ingest,
     workers,
     tokens,
+    secrets,
     docs,
 )
 for module in modules:

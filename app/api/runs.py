@@ -6,6 +6,7 @@ from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, Field
 
 from app.auth import SignedIn
+from app.command_lines import Command, as_submitted
 from app.context import Db, TheSettings
 from app.parameters import Order, RunId, StatusFilter, Text
 from app.submission import Submission, submit
@@ -40,6 +41,9 @@ class StatusChange(BaseModel):
 class RunDetail(RunSummary):
     """A run with its configuration and history."""
 
+    command: Annotated[
+        Command | None, Field(description="Null where it has a recipe, or is watched")
+    ]
     config: dict[str, Any]
     statuses: list[StatusChange]
 
@@ -120,8 +124,9 @@ def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedI
         StatusChange.model_validate(row, from_attributes=True)
         for row in runs.statuses(session, run_id)
     ]
-    config = runs.get(session, run_id).config
-    return RunDetail(**summary.model_dump(), config=config, statuses=statuses)
+    run = runs.get(session, run_id)
+    command = as_submitted(run.command) if run.command else None
+    return RunDetail(**summary.model_dump(), command=command, config=run.config, statuses=statuses)
 
 
 @router.get("/{run_id}/config")

@@ -1,9 +1,9 @@
 """Workers, and the recipes that they offer."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
@@ -22,6 +22,7 @@ class WorkerState(BaseModel):
     alive: bool
     devices: list[dict[str, Any]]
     recipes: list[dict[str, Any]]
+    offers_commands: Annotated[bool, Field(description="Whether it runs command lines")]
     versions: dict[str, Any]
     started_at: float
     seen_at: float

@@ -2,8 +2,30 @@
 
 from fastapi import APIRouter
 
-from app.pages import account, actions, groups, new_run, run, runs, sign_in, workers
+from app.pages import (
+    account,
+    actions,
+    groups,
+    new_command,
+    new_run,
+    run,
+    runs,
+    secrets,
+    sign_in,
+    workers,
+)
 
 router = APIRouter(include_in_schema=False)
-for module in (sign_in, runs, new_run, actions, run, groups, workers, account):
+for module in (
+    sign_in,
+    runs,
+    new_run,
+    new_command,
+    actions,
+    run,
+    groups,
+    workers,
+    secrets,
+    account,
+):
     router.include_router(module.router)

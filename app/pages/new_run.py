@@ -36,7 +36,7 @@ def new_run(
     recipe: Text = "",
     source: Annotated[RunId | None, Query(alias="from")] = None,
     step: Step | None = None,
-) -> HTMLResponse:
+) -> Response:
     """Show the form, filled with the defaults or with what another run had.
 
     step: of a checkpoint of that run, to start from.
@@ -45,6 +45,8 @@ def new_run(
     values = {"priority": "0", "devices_per_node": "1"}
     if source is not None:
         run = runs.get(session, source)
+        if run.command is not None:
+            return RedirectResponse(f"/runs/new/command?from={run.id}", status_code=303)
         runs.check_is_ours(run, "be cloned")
         recipe = recipe or run.recipe
         config = run.config if recipe == run.recipe else {}
@@ -63,12 +65,12 @@ def submit_run(request: Request, session: Db, posted: Posted, visitor: SignedIn)
     config: dict[str, Any] = {}
     try:
         config = forms.read(workers.recipe(session, recipe)["schema"], posted)
-        numbers, errors = _numbers(values)
+        place, errors = numbers(values)
         submission = Submission(
-            recipe=recipe, config=config, name=values["name"], tags=values["tags"], **numbers
+            recipe=recipe, config=config, name=values["name"], tags=values["tags"], **place
         )
         if errors:
-            raise Invalid(errors | check(session, submission)[1])
+            raise Invalid(errors | check(session, submission).errors)
         run = submit(session, visitor.user, submission)
     except NotFound as error:
         return _form(request, session, visitor, recipe, {}, values, {"recipe": str(error)})
@@ -77,16 +79,17 @@ def submit_run(request: Request, session: Db, posted: Posted, visitor: SignedIn)
     return RedirectResponse(f"/runs/{run.id}", status_code=303)
 
 
-def _numbers(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    numbers: dict[str, Any] = dict(WHOLE_NUMBERS)
+def numbers(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the whole numbers that are asked of every run, and which of them are none."""
+    read: dict[str, Any] = dict(WHOLE_NUMBERS)
     errors = {}
     for name in WHOLE_NUMBERS:
         try:
             if values[name]:
-                numbers[name] = int(values[name])
+                read[name] = int(values[name])
         except ValueError:
             errors[name] = f"{values[name]:.100} is not allowed; allowed: a whole number"
-    return numbers, errors
+    return read, errors
 
 
 def _form(
@@ -113,6 +116,7 @@ def _form(
         visitor=visitor,
         status_code=422 if errors else 200,
         offered=offered,
+        offers_commands=workers.offer_commands(session),
         chosen=chosen,
         problem=problem,
         broken=[each for worker, _ in everyone for each in worker.recipes if "error" in each],

@@ -1,12 +1,13 @@
 """The page of one run."""
 
+import shlex
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
-from app import comparison, schemas
+from app import command_lines, comparison, schemas
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.news import by_step, skipped_steps, waiting_mark
@@ -27,6 +28,7 @@ from db import (
 )
 from db.errors import NotFound
 from db.tables import Run
+from halfstep import command_line
 
 router = APIRouter()
 
@@ -60,14 +62,43 @@ def show_run(
         config=run.config,
         meant=run.settings,
         watched=ingest.attempt_of(session, run),
+        command=_command(run),
         settings_rows=_settings_rows(session, run),
     )
+
+
+def _is_changed(run: Run, field: schemas.Property, value: Any) -> bool:
+    """Tell whether a value is not the default; a command's parameter may have none."""
+    has_default = run.command is None or "default" in field.schema
+    return has_default and bool(value != field.default)
+
+
+def _command(run: Run) -> dict[str, Any] | None:
+    """Return what a page says of a command; of secrets it has names alone."""
+    if run.command is None:
+        return None
+    said = run.command
+    facts = [
+        ("Command line", said["line"]),
+        ("Repository", said["git"]),
+        ("Commit", said["commit"]),
+        ("Folder", said["folder"]),
+        ("Virtual environment", said["venv"]),
+        *((f"Variable {name}", value) for name, value in said["variables"].items()),
+        ("Secrets", ", ".join(said["secrets"])),
+    ]
+    words = command_line.filled(said["line"], run.config)
+    return {"filled": shlex.join(words), "facts": [each for each in facts if each[1]]}
 
 
 def _settings_rows(session: Session, run: Run) -> list[dict[str, Any]]:
     """Return the configuration field by field, beside the defaults if the recipe is known."""
     try:
-        schema = workers.recipe(session, run.recipe)["schema"]
+        schema = (
+            command_lines.schema(run.command["parameters"])
+            if run.command
+            else workers.recipe(session, run.recipe)["schema"]
+        )
     except NotFound:
         schema = {}
     known = {field.path: field for field in schemas.properties(schema)}
@@ -80,7 +111,7 @@ def _settings_rows(session: Session, run: Run) -> list[dict[str, Any]]:
                 "title": field.title if field else path,
                 "value": value,
                 "default": field.default if field else None,
-                "is_changed": field is None or value != field.default,
+                "is_changed": field is None or _is_changed(run, field, value),
             }
         )
     return rows

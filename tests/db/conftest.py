@@ -22,6 +22,15 @@ def submit(session: Session, owner: User, **changes: Any) -> Run:
     return runs.submit(session, owner=owner, **(values | changes))
 
 
+def submit_command(session: Session, owner: User, line: str = "true", **changes: Any) -> Run:
+    """Queue a command; changes: of the row, or of what the command says."""
+    command = {"line": line, "folder": "", "git": "", "commit": "", "venv": ""}
+    command |= {"variables": {}, "secrets": [], "parameters": {}}
+    command |= {name: changes.pop(name) for name in command.keys() & changes.keys()}
+    values: dict[str, Any] = {"name": "script", "command": command, "config": {}}
+    return runs.submit_command(session, owner=owner, **(values | changes))
+
+
 def claim(session: Session, worker: Worker, **changes: Any) -> Run | None:
     values: dict[str, Any] = {
         "recipes": ["digits"],
@@ -37,8 +46,11 @@ def add_worker(
     name: str,
     recipes: list[dict[str, Any]],
     devices: list[dict[str, Any]] | None = None,
+    *,
+    offers_commands: bool = False,
 ) -> Worker:
     offer: dict[str, Any] = {"devices": devices or [], "recipes": recipes, "versions": {}}
+    offer["offers_commands"] = offers_commands
     with database.writing() as session:
         return workers.register(session, name=name, host="host", pid=1, **offer)
 

@@ -23,8 +23,9 @@ from sqlalchemy import (
 from db import accounts, ingest
 from db.database import Database
 from db.tables import Worker
+from tests.db.conftest import submit_command
 
-REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"]
+REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"]
 
 
 def a_value(column: Any) -> Any:
@@ -108,7 +109,7 @@ def test_sql_is_printed_without_a_change(database: Database) -> None:
     text = io.StringIO()
     command.upgrade(database.migrations(text), "0001:head", sql=True)
     assert "CREATE INDEX ix_metrics_run_id_id ON metrics (run_id, id)" in text.getvalue()
-    assert "'0009'" in text.getvalue()
+    assert "'0010'" in text.getvalue()
 
 
 def test_a_watched_run_is_one_that_an_earlier_version_can_list(database: Database) -> None:
@@ -123,4 +124,17 @@ def test_a_watched_run_is_one_that_an_earlier_version_can_list(database: Databas
         config = connection.execute(select(runs.c.config)).scalar_one()
         assert connection.execute(select(nodes)).all() == []
     assert "precision" in (json.loads(config) if isinstance(config, str) else config)
+    command.upgrade(database.migrations(), "head")
+
+
+def test_an_earlier_version_neither_waits_for_a_command_nor_runs_it(database: Database) -> None:
+    """One in the queue is over, and its row is kept as one of a run that is watched."""
+    with database.writing() as session:
+        submit_command(session, accounts.user_named(session, "ada"))
+    command.downgrade(database.migrations(), "0009")
+    [runs] = [each for each in tables(database) if each.name == "runs"]
+    with database.engine.connect() as connection:
+        [row] = connection.execute(select(runs)).mappings()
+    assert (row["source"], row["status"]) == ("watch", "cancelled")
+    assert row["ended_at"] == row["created_at"]
     command.upgrade(database.migrations(), "head")

@@ -63,6 +63,30 @@ def test_submit_look_and_steer(client: Client) -> None:
     assert client.wait(run["id"])["status"] == "cancelled"
 
 
+def test_a_command_is_submitted_by_client_and_by_hand(
+    client: Client, address: str, token: str
+) -> None:
+    """Its values are typed as JSON; what is wrong is named by its field."""
+    rules = {"lr": {"type": "number", "maximum": 1}}
+    given = {"folder": "/home/ada", "variables": {"A": "b"}, "schema": rules, "tags": ["t"]}
+    run = client.submit_command("python train.py {lr} {name}", {"lr": 0.1, "name": "x"}, **given)
+    assert (run["name"], run["source"], run["tags"]) == ("train", "command", ["t"])
+    assert client.run(run["id"])["command"]["parameters"]["lr"]["maximum"] == 1
+    with pytest.raises(ApiError, match=r"config\.lr: lr is 2"):
+        client.submit_command("python train.py {lr}", {"lr": 2}, schema=rules)
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    words = ["run", "submit", "--command", "python it.py {lr} {name}", "--param", "lr=1e-3"]
+    words += ["--param", "name=a=b", "--env", "A=b=c", "--git", "https://host/it", "--json"]
+    words += ["--commit", "abcdef0", "--devices", "2", "--folder", "src"]
+    queued = json.loads(halfstep(*words, **environment).stdout)
+    found = client.run(queued["id"])
+    assert found["config"] == {"lr": 0.001, "name": "a=b"}
+    assert (found["command"]["variables"], found["devices_per_node"]) == ({"A": "b=c"}, 2)
+    for wrong in (["digits", "--command", "a"], [], ["--command", "a {b}", "--param", "b"]):
+        refused = halfstep("run", "submit", *wrong, **environment)
+        assert (refused.returncode, "allowed is" in refused.stderr) == (2, True)
+
+
 def test_a_wrong_field_is_named(client: Client) -> None:
     """Field, value and what is allowed, in the message and apart."""
     with pytest.raises(ApiError, match=r"training\.batch_size: .*1437") as refused:

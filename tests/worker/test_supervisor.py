@@ -15,7 +15,8 @@ from tests.app.conftest import offer_digits, start_run
 from tests.site import Site
 from worker import recorder, supervisor
 from worker.recorder import wait_for
-from worker.supervisor import Supervisor, retention
+from worker.supervisor import Supervisor
+from worker.training import retention
 
 
 @pytest.fixture

@@ -1,0 +1,49 @@
+"""Secrets that commands get in their environment: set and deleted, and never shown."""
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from app.auth import SignedIn
+from app.context import Db, TheSettings
+from db import secrets
+
+router = APIRouter(prefix="/secrets", tags=["secrets"])
+
+
+class SecretValue(BaseModel):
+    """What a secret is set to."""
+
+    value: Annotated[str, Field(description="At least 8 characters. It is never shown again")]
+
+
+class SecretRow(BaseModel):
+    """A secret, without its value."""
+
+    name: str
+    user: Annotated[str, Field(description="Who set it")]
+    set_at: float
+
+
+@router.get("")
+def list_secrets(session: Db, _visitor: SignedIn) -> list[SecretRow]:
+    """List their names."""
+    return [
+        SecretRow(name=secret.name, user=user, set_at=secret.set_at)
+        for secret, user in secrets.listed(session)
+    ]
+
+
+@router.put("/{name}", status_code=204)
+def set_secret(
+    name: str, wanted: SecretValue, session: Db, settings: TheSettings, visitor: SignedIn
+) -> None:
+    """Set a secret, new or known. Every user's commands may have it."""
+    secrets.put(session, settings.secrets_key, visitor.user, name, wanted.value)
+
+
+@router.delete("/{name}", status_code=204)
+def delete_secret(name: str, session: Db, _visitor: SignedIn) -> None:
+    """Delete a secret; commands that still name it will fail as they start."""
+    secrets.delete(session, name)

@@ -1,0 +1,59 @@
+"""A command line with placeholders: `python train.py --lr {lr}`.
+
+It is split as a shell would, and no shell ever sees it: a value stays within its argument, whatever
+it holds. `{{lr}}` is the text {lr}; other braces are themselves.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import TypeAlias
+
+Value: TypeAlias = str | int | float | bool
+
+NAME_CHARACTERS = 50
+PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}", re.ASCII)
+PYTHON = re.compile(r"(.*/)?python[0-9.]*")
+
+
+def words(line: str) -> list[str]:
+    """Return its arguments, with their placeholders. Raises ValueError, saying what is wrong."""
+    try:
+        found = shlex.split(line)
+    except ValueError as error:
+        raise ValueError(f"it cannot be split into arguments: {error}".lower()) from error
+    if not found or not found[0]:
+        raise ValueError("it is empty; allowed: a program and its arguments")
+    if PLACEHOLDER.search(found[0]):
+        raise ValueError(f"its program is {found[0]}; allowed: one without a placeholder")
+    return found
+
+
+def placeholders(line: str) -> list[str]:
+    """Return the names of its placeholders, each once, in their order. Raises ValueError."""
+    found = (match[2] for word in words(line) for match in PLACEHOLDER.finditer(word))
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def filled(line: str, values: Mapping[str, Value]) -> list[str]:
+    """Return its arguments with these values in their places. Raises ValueError, KeyError."""
+
+    def fill(match: re.Match[str]) -> str:
+        return f"{{{match[1]}}}" if match[1] else in_words(values[match[2]])
+
+    return [PLACEHOLDER.sub(fill, word) for word in words(line)]
+
+
+def in_words(value: Value) -> str:
+    """Return a value as a command line has it: true, 1e-05, 3."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def ranks_fault(line: str) -> str | None:
+    """Say why torchrun cannot start this once a device, or None if it can."""
+    found = words(line)
+    if PYTHON.fullmatch(found[0]) and len(found) > 1:
+        is_module = found[1] == "-m" and len(found) > 2
+        if is_module or not found[1].startswith("-"):
+            return None
+    return "on several devices, where torchrun starts it; allowed: python SCRIPT … or python -m …"

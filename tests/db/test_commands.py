@@ -1,0 +1,76 @@
+"""Commands in the queue, beside runs with a recipe."""
+
+import pytest
+
+from db import queue, runs, waiting
+from db.database import Database
+from db.errors import Conflict, Invalid
+from db.tables import Run, Status, User, Worker
+from db.waiting import Queue
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit, submit_command
+
+
+def reason(database: Database, run: Run) -> str:
+    with database.reading() as session:
+        return waiting.reason(run, Queue.read(session))
+
+
+def test_only_a_worker_that_offers_commands_claims_them(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """Others pass them by; one that does takes both kinds, in the queue's order."""
+    with database.writing() as session:
+        command, recipe = submit_command(session, ada), submit(session, ada)
+        first = claim(session, worker)
+        assert first is not None
+        assert first.id == recipe.id
+        assert claim(session, worker) is None
+        found = claim(session, worker, commands=True)
+        assert found is not None
+        assert (found.id, found.attempt, found.status) == (command.id, 1, Status.STARTING)
+
+
+def test_a_command_needs_as_many_devices_as_it_asks_for(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """Precision and memory, which nobody knows of a command, keep no worker from it."""
+    with database.writing() as session:
+        submit_command(session, ada, devices_per_node=2, config={"training": 1})
+        assert claim(session, worker, commands=True) is None
+        found = claim(session, worker, commands=True, precisions=[], free_devices=[0, 3])
+        assert found is not None
+        assert queue.node(session, found.id, 1).devices == [0, 3]
+
+
+def test_what_a_command_waits_for_is_said(database: Database, ada: User, worker: Worker) -> None:
+    """Where no worker offers commands, the setting is named; then it is like any other run."""
+    with database.writing() as session:
+        command = submit_command(session, ada, devices_per_node=2)
+    assert reason(database, command) == (
+        "no worker that is up offers commands (HALFSTEP_COMMANDS=yes)"
+    )
+    add_worker(database, "w2", [DIGITS], [CPU], offers_commands=True)
+    assert reason(database, command) == "it needs 2 devices, and no worker has more than 1"
+    add_worker(database, "w2", [DIGITS], [CPU, CPU], offers_commands=True)
+    assert reason(database, command) == "it is next: a worker is about to take it"
+
+
+def test_a_command_is_held_while_it_waits_and_not_paused_in_its_work(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """Nobody but its script could go on from where it was; a kill and a cancel are obeyed."""
+    with database.writing() as session:
+        waits, works = submit_command(session, ada), submit_command(session, ada)
+        assert runs.pause(session, waits.id, ada).status == Status.PAUSED
+        assert claim(session, worker, commands=True) is not None
+        for ask in (runs.pause, runs.request_checkpoint):
+            with pytest.raises(Conflict, match="is a command: its loop is its own"):
+                ask(session, works.id, ada)
+        assert runs.cancel(session, works.id, ada).status == Status.STOPPING
+        assert runs.kill(session, works.id, ada).wanted == "kill"
+
+
+def test_a_command_that_waits_for_no_run_is_refused(database: Database, ada: User) -> None:
+    """As with any other run."""
+    with database.writing() as session, pytest.raises(Invalid, match="there is no run 7"):
+        submit_command(session, ada, after_id=7)

@@ -1,0 +1,40 @@
+"""The form of a command, as it is typed."""
+
+from typing import Any
+
+from playwright.sync_api import Page, expect
+
+from db import runs, workers
+from db.database import Database
+from tests.app.conftest import CPU, DIGITS
+
+
+def test_placeholders_become_fields_as_the_line_is_typed(database: Database, page: Page) -> None:
+    """Each has a row; one that goes and comes back has what was typed; the run is queued."""
+    offer: dict[str, Any] = {"devices": [CPU], "recipes": [DIGITS], "versions": {}}
+    with database.writing() as session:
+        workers.register(session, name="w", host="h", pid=1, offers_commands=True, **offer)
+    page.get_by_role("link", name="New run").first.click()
+    page.get_by_role("link", name="Command").click()
+    line, rows = page.get_by_label("Command line"), page.locator("[data-parameter]")
+    line.fill("python train.py --lr {lr} --opt {opt}")
+    expect(rows).to_have_count(2)
+    rows.nth(0).get_by_label("Value").fill("0.1")
+    rows.nth(1).get_by_label("Kind of opt").select_option("choice")
+    expect(rows.nth(1).get_by_label("from")).to_be_hidden()
+    rows.nth(1).get_by_label("Choices").fill("adam, sgd")
+    rows.nth(1).get_by_label("Value").fill("lion")
+    line.fill("python train.py --opt {opt} {{lr}}")
+    expect(rows).to_have_count(1)
+    line.fill("python train.py --opt {opt} --lr {lr}")
+    expect(rows.nth(1).get_by_label("Value")).to_have_value("0.1")
+
+    page.get_by_role("button", name="Start run").click()
+    expect(page.get_by_role("alert")).to_contain_text("opt is lion; allowed: one of adam, sgd")
+    expect(rows.nth(0).get_by_label("Choices")).to_be_visible()
+    rows.nth(0).get_by_label("Value").fill("sgd")
+    page.get_by_role("button", name="Start run").click()
+    page.wait_for_url("**/runs/1")
+    expect(page.locator("p.command")).to_have_text("$ python train.py --opt sgd --lr 0.1")
+    with database.reading() as session:
+        assert runs.get(session, 1).config == {"opt": "sgd", "lr": 0.1}

@@ -1,0 +1,77 @@
+"""What the supervisor and the work that it supervises tell each other of an attempt."""
+
+import json
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from obstore.store import ObjectStore
+
+from db.settings import Settings
+from db.tables import Run, Status
+from halfstep.attempt_files import AttemptFiles
+
+LOST_LEASE = "its lease could not be renewed"
+
+
+class CannotStart(Exception):
+    """The attempt cannot begin, and another one could not either; the message says why."""
+
+    def __init__(self, message: str, fault: str = "infrastructure") -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a run, as it was claimed.
+
+    started_at: the run's first start, by halfstep.clock.  remark: adds a line to the run's log.
+    keep_up: renews the lease while something takes long.  check_wanted: the same, and raises if the
+    attempt is not to begin any more.
+    """
+
+    settings: Settings
+    store: ObjectStore
+    files: AttemptFiles
+    run: Run
+    devices: list[int]
+    is_cuda: bool
+    started_at: float
+    seconds_before: float
+    remark: Callable[[str], None]
+    keep_up: Callable[[], None]
+    check_wanted: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended. status: None if it was killed, so that it may be started again."""
+
+    status: Status | None
+    reason: str | None = None
+    error: str | None = None
+    fault: str | None = None
+
+
+def disk_full(folder: Path, error: str = "") -> Ending:
+    """Return the end by a full disk. error: what was said of it, if anything."""
+    reason = f"no space left on the disk that holds {folder}"
+    return Ending(Status.FAILED, reason, error or reason, "infrastructure")
+
+
+def death(exit_code: int, what: str) -> str:
+    """Say how a process ended that did not say so itself."""
+    if exit_code < 0:
+        return f"{what} was killed by {signal.Signals(-exit_code).name}"
+    return f"{what} ended with exit code {exit_code} and left no outcome"
+
+
+def write_file(path: Path, content: dict[str, Any]) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
+    temporary.write_text(json.dumps(content))
+    temporary.replace(path)

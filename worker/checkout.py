@@ -1,0 +1,101 @@
+"""The working folder of a command that names a git repository and a commit."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+WAIT_SECONDS = 0.4
+#: Nobody is there to answer, no other protocol reads files or runs programs, and what crawls at
+#: less than 1 kB/s for a minute is given up.
+OPTIONS = {
+    "protocol.allow": "never",
+    "protocol.https.allow": "always",
+    "protocol.file.allow": "always",
+    "http.lowSpeedLimit": "1000",
+    "http.lowSpeedTime": "60",
+    "advice.detachedHead": "false",
+}
+ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS": "true"}
+
+
+class CannotCheckOut(Exception):
+    """The commit is not to be had; the message says what git said."""
+
+
+def check_out(
+    url: str,
+    commit: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    meanwhile: Callable[[], None],
+) -> str:
+    """Make the folder hold this commit; return its whole name.
+
+    One that is there already, from an earlier attempt, stays as it is, with what the script has
+    left in it. meanwhile: called now and then; what it raises ends git.
+    Raises CannotCheckOut, OSError.
+    """
+
+    def git(*words: str) -> str:
+        return _git(words, environment, meanwhile)
+
+    if not folder.exists():
+        # A name of our own: the git of a supervisor that was killed may still be at its work.
+        for left in folder.parent.glob(f".{folder.name}.*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+        git("clone", "--quiet", "--no-checkout", "--", url, str(partial))
+        # A branch may have a name that looks like a commit's.
+        try:
+            whole = git("-C", str(partial), "rev-parse", "--verify", f"{commit}^{{commit}}")
+        except CannotCheckOut as error:
+            raise CannotCheckOut(f"{url} has no commit {commit}: {error}") from error
+        if not whole.startswith(commit.lower()):
+            raise CannotCheckOut(f"{url} has no commit {commit}: that is a name of {whole}")
+        git("-C", str(partial), "checkout", "--quiet", "--detach", whole)
+        partial.rename(folder)
+    return git("-C", str(folder), "rev-parse", "HEAD")
+
+
+def _git(
+    words: tuple[str, ...], environment: Mapping[str, str], meanwhile: Callable[[], None]
+) -> str:
+    options = [word for name, value in OPTIONS.items() for word in ("-c", f"{name}={value}")]
+    try:
+        process = subprocess.Popen(
+            ["git", *options, *words],
+            env={**environment, **ENVIRONMENT},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    except FileNotFoundError as error:
+        raise CannotCheckOut("git is not installed on this worker") from error
+    with process:
+        while True:
+            try:
+                output, errors = process.communicate(timeout=WAIT_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                try:
+                    meanwhile()
+                except BaseException:
+                    os.killpg(process.pid, signal.SIGKILL)  # with its helper, which has the network
+                    raise
+    if process.returncode:
+        said = " ".join(errors.split()) or f"exit code {process.returncode}"
+        raise CannotCheckOut(f"git {_named(words)} failed: {said[:2000]}")
+    return output.strip()
+
+
+def _named(words: tuple[str, ...]) -> str:
+    """Name what was asked of git, without our folders."""
+    if words[0] == "clone":
+        return f"clone {words[-2 if words[-1].endswith('.partial') else -1]}"
+    return " ".join(words[2:])

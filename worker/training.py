@@ -1,0 +1,131 @@
+"""The work of an attempt whose run has a recipe: our own training process."""
+
+import errno
+import json
+import os
+import sys
+from functools import partial
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from db import checkpoints, queue
+from db.storage import get_file
+from db.tables import Checkpoint, Status
+from worker import gpus
+from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full, write_file
+from worker.child import Child, without_secrets
+from worker.recorder import wait_for
+
+#: What a training said of its end, and what becomes of the run.
+OUTCOMES = {
+    "finished": Status.FINISHED,
+    "failed": Status.FAILED,
+    "cancelled": Status.CANCELLED,
+    "paused": Status.PAUSED,
+    "preempted": Status.QUEUED,
+}
+
+
+class Training:
+    """Reads its job and its control file, and says itself how it ended."""
+
+    def __init__(self, attempt: Attempt, session: Session) -> None:
+        self._attempt = attempt
+        self._states = checkpoints.to_resume(session, attempt.run)
+        self._control: dict[str, Any] = {"stop": None, "requests": []}  # see halfstep.spool
+
+    def prepare(self) -> None:
+        """Bring the checkpoint and write the job. Raises CannotStart."""
+        attempt, run = self._attempt, self._attempt.run
+        resume = next(filter(None, map(self._fetch, self._states)), None)
+        if run.parent_id is not None and resume is None:
+            text = f"the checkpoint of run {run.parent_id} at step {run.parent_step} that it was to"
+            raise CannotStart(f"{text} start from is missing or damaged")
+        job = {
+            "run": run.id,
+            "attempt": run.attempt,
+            "recipe": run.recipe,
+            "config": run.config,
+            "started_at": attempt.started_at,
+            "seconds_before": attempt.seconds_before,
+            "resume": resume,
+            "device": "cuda" if attempt.is_cuda else "cpu",
+        }
+        write_file(attempt.files.job, job)
+        write_file(attempt.files.control, self._control)
+
+    def start(self) -> Child:
+        """Start the process. Call it from the main thread."""
+        attempt = self._attempt
+        devices = len(attempt.devices)
+        # torchrun would set the same number of threads, and say so in the run's log.
+        env = {**gpus.environment(attempt.devices if attempt.is_cuda else [])}
+        argv = [sys.executable, "-m", "trainer.process"]
+        argv += [str(attempt.files.folder), str(attempt.files.attempt)]
+        argv += ["--devices", str(devices)] if devices > 1 else []
+        return Child(argv, {**without_secrets(), **env, "OMP_NUM_THREADS": "1"})
+
+    def obey(self, wishes: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
+        """Pass on what people want."""
+        stop = {"run": None, "pause": "pause", "cancel": "cancel"}[wishes.wanted]
+        if is_preempted:
+            stop = stop or "preempt"
+        requests = [
+            {"id": each.id, "kind": each.kind, "value": each.value or 0.0}
+            for each in wishes.requests
+        ]
+        control = {"stop": stop, "requests": requests}
+        if control != self._control:
+            self._control = control
+            write_file(self._attempt.files.control, control)
+
+    def ending(
+        self, exit_code: int, _child: Child, *, is_preempted: bool, has_lost_lease: bool
+    ) -> Ending:
+        """Return what the training left behind as its outcome, or how it died."""
+        said = self._attempt.files.outcome
+        outcome: dict[str, Any] = json.loads(said.read_text()) if said.exists() else {}
+        # A gang of which one was killed leaves an outcome too: the others' complaint about it.
+        if outcome and not (exit_code < 0 and outcome["status"] == "failed"):
+            return self._as_said(outcome, is_preempted)
+        if exit_code == errno.ENOSPC:  # even its outcome could not be written
+            return disk_full(self._attempt.files.folder)
+        reason = LOST_LEASE if has_lost_lease else death(exit_code, "the training process")
+        if is_preempted:
+            return Ending(Status.QUEUED, reason, fault="infrastructure")
+        return Ending(None, reason)
+
+    def _as_said(self, outcome: dict[str, Any], is_preempted: bool) -> Ending:
+        status, error = OUTCOMES[outcome["status"]], outcome["error"]
+        if status == Status.FAILED and os.strerror(errno.ENOSPC) in error:
+            return disk_full(self._attempt.files.folder, error)
+        if status == Status.FAILED:
+            return Ending(status, error.splitlines()[-1], error, "code")
+        if status == Status.QUEUED:
+            reason = "its worker was stopped" if is_preempted else LOST_LEASE
+            return Ending(status, reason, error, "infrastructure")
+        return Ending(status, error=error)
+
+    def _fetch(self, state: Checkpoint) -> str | None:
+        """Return where a whole checkpoint lies on this machine, or say what it lacks."""
+        attempt = self._attempt
+        path = attempt.settings.data / state.key
+        try:
+            fetch = partial(get_file, attempt.store, state.key, path, sha256=state.sha256)
+            wait_for(fetch, attempt.keep_up)
+        except (FileNotFoundError, ValueError) as error:
+            attempt.remark(f"{error}; trying the checkpoint before it")
+            return None
+        return str(path)
+
+
+def retention(config: dict[str, Any]) -> dict[str, Any]:
+    """Return which checkpoints to keep, as the training reads it.
+
+    All its numbers are whole; an earlier version queued runs with 2.0 for one.
+    """
+    policy = config.get("checkpoints", {})
+    return {
+        name: int(value) if isinstance(value, float) else value for name, value in policy.items()
+    }
