@@ -25,7 +25,7 @@ from halfstep.spool import STEP_DTYPE, Steps
 
 RING_ROWS = 1024  # must exceed what is drained at once plus what may be in flight
 DRAIN_ROWS = 256
-DRAIN_SECONDS = 0.2
+DRAIN_SECONDS = 0.25
 POLL_SECONDS = 0.001
 
 #: What the host knows of a step, in the layout of STEP_DTYPE: step, elapsed_ms, step_us and lr.

@@ -108,13 +108,16 @@ class Rows:
         if not is_uneventful:
             events += self._events(first, rows, records)
         read = first + len(rows)
-        self._counts = {row: each for row, each in self._counts.items() if row >= read}
-        self._scaler_of = {row: each for row, each in self._scaler_of.items() if row >= read}
+        if not is_uneventful:
+            self._counts = {row: each for row, each in self._counts.items() if row >= read}
+            self._scaler_of = {row: each for row, each in self._scaler_of.items() if row >= read}
         return events
 
     def _layer_norms(self, rows: NDArray[np.float32], records: Steps) -> list[Event]:
         """Tell the norm of each layer's gradients, in the steps that are due."""
-        if not self._layers_every:
+        every = self._layers_every
+        # Mostly none is due, as two numbers tell: steps only rise.
+        if not every or (records[0]["step"] - 1) // every == records[-1]["step"] // every:
             return []
         norms = rows[:, FOUND_INF + 3 * len(self._optimizers) :]
         return [
@@ -124,7 +127,7 @@ class Rows:
                 "layers": self._layers.names,
                 "norms": self._layers.norms(norms[i]),
             }
-            for i in np.flatnonzero(records["step"] % self._layers_every == 0)
+            for i in np.flatnonzero(records["step"] % every == 0)
         ]
 
     def _is_uneventful(self, rows: NDArray[np.float32]) -> bool:
