@@ -6,6 +6,8 @@ first line is its help. Server, worker and recipes add theirs so.
 """
 
 import argparse
+import os
+import signal
 import sys
 from importlib.metadata import EntryPoint, entry_points
 
@@ -41,6 +43,11 @@ def _run(name: str, words: list[str]) -> None:
         COMMANDS[name](words)
     except (ApiError, Unreadable) as error:
         sys.exit(f"halfstep: {error}")
+    except KeyboardInterrupt:  # of who waits; the run goes on
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # `halfstep run log 1 | head`: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def _parser(installed: dict[str, EntryPoint]) -> argparse.ArgumentParser:
