@@ -10,6 +10,7 @@ from pathlib import Path
 from halfstep import credentials
 from halfstep.client import URL, Client
 from halfstep.credentials import Credentials
+from halfstep.importing.commands import import_
 from halfstep.ingest import Ingest
 from halfstep.progress import Progress
 from halfstep.run_commands import events, findings, fork, scale, series
@@ -179,5 +180,13 @@ def upload(words: list[str]) -> None:
 
 
 COMMANDS = {
-    each.__name__: each for each in (cancel, download, login, run, runs, show, submit, upload)
+    "cancel": cancel,
+    "download": download,
+    "import": import_,
+    "login": login,
+    "run": run,
+    "runs": runs,
+    "show": show,
+    "submit": submit,
+    "upload": upload,
 }

@@ -76,25 +76,24 @@ def of_page(lines: Mapping[str, Mapping[str, Any]], shared: list[int]) -> Series
 
 def of_steps(text: Iterable[str], first: int, last: float) -> Series:
     """Read the export of all steps, in pieces of any length: CSV without a quote."""
-    names, tables, rest = None, [], ""
+    names: list[str] = []
+    tables: list[NDArray[np.float64]] = []
+    rest = ""
     for piece in text:
         whole, newline, rest = (rest + piece).rpartition("\n")
         if not newline:
             continue
         lines = whole.split("\n")
-        if names is None:
+        if not names:
             names = lines.pop(0).split(",")
         if lines:
             values = np.array(",".join(lines).split(","), np.float64).reshape(-1, len(names))
             steps = values[:, names.index("step")]
             tables.append(values[(steps >= first) & (steps <= last)])
-    if not names:
-        return Series({})
     table = np.concatenate(tables) if tables else np.zeros((0, len(names)))
-    steps = table[:, names.index("step")].astype(np.int64)
     columns = dict(zip(names, table.T, strict=True))
-    del columns["step"]
-    return Series({name: Line(steps, column.copy()) for name, column in columns.items()})
+    whole_steps = columns.pop("step").astype(np.int64)
+    return Series({name: Line(whole_steps, each.copy()) for name, each in columns.items()})
 
 
 def of_metrics(text: Iterable[str], first: int, last: float) -> Series:
@@ -105,9 +104,8 @@ def of_metrics(text: Iterable[str], first: int, last: float) -> Series:
             steps, values = found.setdefault(row["name"], (array("q"), array("d")))
             steps.append(int(row["step"]))
             values.append(float(row["value"]))
-    return Series(
-        {name: Line(np.array(s, np.int64), np.array(v)) for name, (s, v) in found.items()}
-    )
+    named = {n: Line(np.array(s, np.int64), np.array(v, np.float64)) for n, (s, v) in found.items()}
+    return Series(named)
 
 
 def _lines(text: Iterable[str]) -> Iterator[str]:
