@@ -130,7 +130,7 @@ class Client:
         if points is not None:
             page = self.chart(run_id, first=max(first, 1), last=last, points=points)
             return series.of_page(page["series"], page["x"])
-        with self._export(run_id, "steps") as text:
+        with self.export(run_id, "steps") as text:
             return series.of_steps(text, first, float("inf") if last is None else last)
 
     def metrics(
@@ -145,7 +145,7 @@ class Client:
         if points is not None:
             page = self.chart(run_id, first=max(first, 1), last=last, points=points)
             return series.of_page(page["metrics"], page["x"])
-        with self._export(run_id, "metrics") as text:
+        with self.export(run_id, "metrics") as text:
             return series.of_metrics(text, first, float("inf") if last is None else last)
 
     def chart(
@@ -154,6 +154,16 @@ class Client:
         """Return what the page draws: series, metrics and skips, as few points as a screen has."""
         query = {"first": first, "points": points} | ({} if last is None else {"last": last})
         return dict(self._get(f"/api/v1/runs/{run_id}/series", query))
+
+    @contextmanager
+    def export(self, run_id: int, name: str) -> Iterator[Iterator[str]]:
+        """Open the export of all `steps`, `events` or `metrics`; yield its CSV in pieces."""
+        path = f"/api/v1/runs/{run_id}/export/{name}.csv"
+        with spoken(), self._http.stream("GET", path) as answer:
+            if answer.is_error:
+                answer.read()
+                raise refusal(answer)
+            yield answer.iter_text()
 
     def events(self, run_id: int) -> Iterator[dict[str, Any]]:
         """Yield what the scaler did, in order of step: skips, with culprits, growth, backoff."""
@@ -268,16 +278,6 @@ class Client:
                     file.write(chunk)
                     told(file.tell())
             return _name(answer)
-
-    @contextmanager
-    def _export(self, run_id: int, name: str) -> Iterator[Iterator[str]]:
-        """Open one of a run's exports as CSV; yield its text in pieces."""
-        path = f"/api/v1/runs/{run_id}/export/{name}.csv"
-        with spoken(), self._http.stream("GET", path) as answer:
-            if answer.is_error:
-                answer.read()
-                raise refusal(answer)
-            yield answer.iter_text()
 
     def _pages(self, path: str, name: str) -> Iterator[dict[str, Any]]:
         after: str | None = ""

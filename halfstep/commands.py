@@ -10,6 +10,7 @@ from pathlib import Path
 from halfstep import credentials
 from halfstep.client import URL, Client
 from halfstep.credentials import Credentials
+from halfstep.exporting.commands import export
 from halfstep.importing.commands import import_
 from halfstep.ingest import Ingest
 from halfstep.progress import Progress
@@ -182,6 +183,7 @@ def upload(words: list[str]) -> None:
 COMMANDS = {
     "cancel": cancel,
     "download": download,
+    "export": export,
     "import": import_,
     "login": login,
     "run": run,

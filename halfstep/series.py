@@ -99,7 +99,7 @@ def of_steps(text: Iterable[str], first: int, last: float) -> Series:
 def of_metrics(text: Iterable[str], first: int, last: float) -> Series:
     """Read the export of all metrics, in pieces of any length."""
     found: dict[str, tuple[array[int], array[float]]] = {}
-    for row in csv.DictReader(_lines(text)):
+    for row in csv.DictReader(lines_of(text)):
         if first <= int(row["step"]) <= last:
             steps, values = found.setdefault(row["name"], (array("q"), array("d")))
             steps.append(int(row["step"]))
@@ -108,7 +108,7 @@ def of_metrics(text: Iterable[str], first: int, last: float) -> Series:
     return Series(named)
 
 
-def _lines(text: Iterable[str]) -> Iterator[str]:
+def lines_of(text: Iterable[str]) -> Iterator[str]:
     """Cut at newlines alone: a name may hold what else ends a line for Python."""
     rest = ""
     for piece in text:
