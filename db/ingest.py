@@ -86,6 +86,9 @@ def begin(
         raise Fenced
     elif run.status == Status.CANCELLED:
         raise Ended(_ended(run))
+    if run.config != config:  # its script has configured it since
+        run.config = config
+        run.revision += 1
     return session.get_one(WatchedAttempt, (run.id, attempt))
 
 

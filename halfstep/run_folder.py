@@ -78,6 +78,14 @@ def read_run(folder: Path) -> dict[str, Any]:
     return run
 
 
+def configure(folder: Path, config: object, secret: str | None = None) -> None:
+    """Write a run's configuration anew. secret: what is hidden wherever it stands."""
+    described = read_run(folder)
+    write_json(
+        folder / "run.json", described | {"config": redaction.without(plain(config), secret)}
+    )
+
+
 def last_step(files: AttemptFiles) -> int:
     """Return the last step that the attempts before this one spooled, as far as it lies here."""
     earlier = [_numbers(path) for path in spool_files(files.spool)]

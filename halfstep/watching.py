@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
@@ -29,11 +30,15 @@ from halfstep.logged import as_file, is_number
 from halfstep.patient_spool import PatientSpool
 from halfstep.run_folder import last_step, open_run, slug, write_outcome
 from halfstep.spool import BadEvent, Event, Steps
+from halfstep.unheard import Unheard
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.amp.grad_scaler import GradScaler
     from torch.optim import Optimizer
+
+    from halfstep.loop import Loop
+    from halfstep.taps import Taps
 
 PATIENCE_SECONDS = 5.0  # for the device at the end: a lost one never answers
 FLUSH_SECONDS = 0.2  # of what is logged while no step ends
@@ -117,29 +122,45 @@ class Watch:
         self._is_on = False
         if files is None:
             return
-        from halfstep.loop import Loop  # with torch
-        from halfstep.taps import Taps
-
         first_step = last_step(files)
         self._resumed = None if files.attempt == 1 else _resumed(first_step, [UNKNOWN])
         self._spool = PatientSpool(files.spool, files.attempt, _say)
-        self._loop = Loop(
-            self._record, self._spool.event, optimizers=optimizers, scaler=scaler, step=first_step
-        )
+        self._loop, self._taps = self._listen(optimizers, scaler, first_step)
         self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived
         self._flushed_at = clock()
         self._looked_at = clock()
         self._revivals = 0
         self._complaints: set[str] = set()
         self._ending = Ending(self._end)
-        self._taps = Taps(self._loop, self._guard)
         self._taps.arm()
         self._is_on = True
+
+    def _listen(
+        self,
+        optimizers: "Mapping[str, Optimizer] | None",
+        scaler: "GradScaler | None",
+        first_step: int,
+    ) -> "tuple[Loop | Unheard, Taps | Unheard]":
+        if not find_spec("torch"):
+            unheard = Unheard(first_step)
+            return unheard, unheard
+        from halfstep.loop import Loop
+        from halfstep.taps import Taps
+
+        loop = Loop(
+            self._record, self._spool.event, optimizers=optimizers, scaler=scaler, step=first_step
+        )
+        return loop, Taps(loop, self._guard)
 
     @property
     def folder(self) -> Path | None:
         """Where the run lies; None if it is not watched."""
         return self.files.folder if self.files else None
+
+    @property
+    def secret(self) -> str | None:
+        """What nothing that is written may hold: the token."""
+        return self._server.token if self._server else None
 
     @property
     def step(self) -> int:

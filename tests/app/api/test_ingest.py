@@ -374,6 +374,13 @@ def test_what_the_database_refuses_costs_nothing_but_itself(
     assert "'bad'" in line.text
 
 
+def test_a_script_may_configure_late(uploader: Uploader, script: TestClient) -> None:
+    """What a run is configured with is what its attempt said last."""
+    uploader.begin()
+    uploader.begin(config={"lr": 0.2})
+    assert script.get("/api/v1/runs/1").json()["config"] == {"lr": 0.2}
+
+
 def test_a_run_may_make_no_step(uploader: Uploader, database: Database) -> None:
     """Its numbers are there at once; a later attempt's replace those from where it goes on."""
     uploader.begin()
