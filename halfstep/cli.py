@@ -15,7 +15,19 @@ from halfstep import __version__
 
 GROUP = "halfstep.commands"
 #: Those of halfstep.commands.
-OWN = ("cancel", "download", "export", "import", "login", "run", "runs", "show", "submit", "upload")
+OWN = (
+    "cancel",
+    "download",
+    "export",
+    "import",
+    "login",
+    "mcp",
+    "run",
+    "runs",
+    "show",
+    "submit",
+    "upload",
+)
 
 
 def main(words: list[str] | None = None) -> None:

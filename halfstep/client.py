@@ -205,8 +205,10 @@ class Client:
         further |= {"parent_id": run_id, "parent_step": step}
         return self.submit(parent["recipe"], changed, name=name, tags=tags, **further)
 
-    def log(self, run_id: int) -> list[dict[str, Any]]:
-        """Return the lines of a run's log, oldest first."""
+    def log(self, run_id: int, *, last: int | None = None) -> list[dict[str, Any]]:
+        """Return the lines of a run's log, oldest first. last: so many at most, up to 5,000."""
+        if last is not None:
+            return list(self._get(f"/api/v1/runs/{run_id}/log", {"limit": last})["log"])
         lines: list[dict[str, Any]] = []
         query: dict[str, Any] | None = {}
         while query is not None:

@@ -180,12 +180,22 @@ def upload(words: list[str]) -> None:
                 print(f"{folder}: {sent.page or 'not sent'}{more}", flush=True)
 
 
+def mcp(words: list[str]) -> None:
+    """Serve a server's runs to agents, by the Model Context Protocol over stdio."""
+    try:
+        from halfstep import mcp_server
+    except ModuleNotFoundError as error:
+        sys.exit(f"halfstep: it takes {error.name}: pip install 'halfstep[mcp]'")
+    mcp_server.mcp(words)
+
+
 COMMANDS = {
     "cancel": cancel,
     "download": download,
     "export": export,
     "import": import_,
     "login": login,
+    "mcp": mcp,
     "run": run,
     "runs": runs,
     "show": show,
