@@ -381,7 +381,9 @@ def test_a_script_may_configure_late(uploader: Uploader, script: TestClient) -> 
     assert script.get("/api/v1/runs/1").json()["config"] == {"lr": 0.2}
 
 
-def test_a_run_may_make_no_step(uploader: Uploader, database: Database) -> None:
+def test_a_run_may_make_no_step(
+    uploader: Uploader, database: Database, script: TestClient
+) -> None:
     """Its numbers are there at once; a later attempt's replace those from where it goes on."""
     uploader.begin()
     with uploader.spool() as spool:
@@ -395,6 +397,8 @@ def test_a_run_may_make_no_step(uploader: Uploader, database: Database) -> None:
             return [(each.step, each.value) for each in found]
 
     assert logged() == [(1, 0.5), (2, 0.5), (3, 0.5)]
+    page = script.get("/api/v1/runs/1/series").json()
+    assert (page["total"], page["first"], page["last"]) == (0, 1, 3)
     uploader.begin(attempt=2)
     with uploader.spool() as spool:
         spool.event({"event": "resumed", "step": 1, "exact": False, "notes": []})
