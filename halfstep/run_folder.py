@@ -102,6 +102,15 @@ def last_step(files: AttemptFiles) -> int:
     return int(remembered.read_text()) if remembered.exists() else 0
 
 
+def last_logged(files: AttemptFiles) -> int | None:
+    """Return the last step that earlier attempts logged a number of, if any lies here."""
+    reader, last = SpoolReader(files.spool), -1
+    while items := reader.poll():
+        events = (each for each in items if isinstance(each, dict) and each["event"] == "metric")
+        last = max(last, *(event["step"] for event in events), -1)
+    return None if last < 0 else last
+
+
 def remember_last_step(folder: Path, step: int) -> None:
     """Keep what `last_step` finds, before the spool that says it is deleted."""
     temporary = folder / f".{LAST_STEP}"

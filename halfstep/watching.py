@@ -175,6 +175,10 @@ class Watch:
         """Say which step the script goes on from: the next one is that plus 1."""
         self._guard(lambda: self._resume(step, exact))
 
+    def log_on(self, step: int) -> None:
+        """Say after which step a run that makes no step goes on to log: later ones are replaced."""
+        self._guard(lambda: self._log_on(step))
+
     def loss(self, loss: "Tensor | float") -> None:
         """Tell the loss of the step under way, if it is another than what is scaled.
 
@@ -256,6 +260,10 @@ class Watch:
     def _resume(self, step: int, exact: bool) -> None:
         self._loop.step = step
         self._resumed = _resumed(step, [] if exact else ["the script resumed it"])
+
+    def _log_on(self, step: int) -> None:
+        self._spool.event(_resumed(step, []))
+        self._resumed = None
 
     def _log(self, values: Mapping[str, Any], step: int) -> None:
         for name, value in values.items():

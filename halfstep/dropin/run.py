@@ -17,7 +17,7 @@ from halfstep.dropin.media import Histogram, Image, Table
 from halfstep.dropin.settings import Entries, entries_of
 from halfstep.dropin.unserved import Unserved, ignored, say_once, unraised
 from halfstep.logged import is_number
-from halfstep.run_folder import configure, read_run
+from halfstep.run_folder import configure, last_logged, read_run
 
 MODES = {"online": "auto", "shared": "auto", "offline": "offline", "dryrun": "offline"}
 MODES |= {"disabled": "disabled", "run": "auto"}
@@ -50,6 +50,8 @@ class Run:
         self.disabled = watch.files is None
         self.resumed = bool(watch.files and watch.files.attempt > 1)
         self.step = 0
+        if self.resumed and not watch.step:
+            self._log_on()
         self._pending: dict[str, Any] = {}
         self._wanted: dict[str, tuple[str, str]] = {}  # by pattern: which summary, which goal
         self._own: set[str] = set()  # of the summary, what the script set itself
@@ -183,6 +185,15 @@ class Run:
         return Unserved(f"run.{name}")
 
     # ---- What is told ---------------------------------------------------------------------------
+
+    @unraised
+    def _log_on(self) -> None:
+        """Count on from what an earlier attempt logged, which made no step."""
+        files = self._watch.files
+        logged = last_logged(files) if files else None
+        if logged is not None:
+            self.step = logged + 1
+            self._watch.log_on(logged)
 
     @unraised
     def _close(self) -> None:

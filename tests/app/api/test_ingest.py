@@ -381,9 +381,7 @@ def test_a_script_may_configure_late(uploader: Uploader, script: TestClient) -> 
     assert script.get("/api/v1/runs/1").json()["config"] == {"lr": 0.2}
 
 
-def test_a_run_may_make_no_step(
-    uploader: Uploader, database: Database, script: TestClient
-) -> None:
+def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: TestClient) -> None:
     """Its numbers are there at once; a later attempt's replace those from where it goes on."""
     uploader.begin()
     with uploader.spool() as spool:

@@ -188,6 +188,18 @@ def test_several_runs_of_a_sweep(without_torch: None, capsys: pytest.CaptureFixt
     assert outcome("other")["status"] == "failed"
 
 
+def test_a_run_that_only_logs_goes_on(without_torch: None) -> None:
+    """By its id; W&B's counter goes on where it was, and the server is told."""
+    for attempt in (1, 2):
+        with halfstep.init(id="abc", resume="allow") as run:
+            assert run.resumed == (attempt == 2)
+            for _ in range(3):
+                run.log({"score": attempt})
+    assert logged("abc")["score"] == [(step, 1 + step // 3) for step in range(6)]
+    [resumed] = written("abc").of("resumed")
+    assert (resumed["step"], resumed["exact"]) == (2, True)
+
+
 def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever a script does that cannot be served, out of order or with what is no value."""
     wandb: Any = halfstep
