@@ -37,10 +37,10 @@ def __getattr__(name: str) -> Any:
         from halfstep import client
 
         return getattr(client, name)
-    if name in DROP_IN or (name == "watch" and "halfstep.dropin.run" in sys.modules):
-        from halfstep.dropin import run
+    if name in DROP_IN or (name == "watch" and "halfstep.dropin.calls" in sys.modules):
+        from halfstep.dropin import calls
 
-        return run.served(name)
+        return calls.served(name)
     if name in ("Watch", "watch"):
         from halfstep import watching
 

@@ -207,6 +207,7 @@ def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str])
     wandb.save("x")
     wandb.define_metric("loss")
     wandb.alert("nobody")
+    wandb.init(name="wrong", tags=5).finish()
     wandb.config.lr = 0.1
     wandb.summary["x"] = 1
     run = wandb.init(mode="sideways", config="a string", resume="allow", settings=wandb.Settings())
@@ -222,7 +223,7 @@ def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str])
     run.log({"late": 1})
     said = capsys.readouterr().err
     for words in (
-        "before init()",
+        "without init()",
         "mode='sideways'",
         "log() is passed over",
         "Api is not served",
