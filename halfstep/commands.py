@@ -162,17 +162,24 @@ def upload(words: list[str]) -> None:
     server = credentials.known()
     if server is None:
         parser.error("no server is known: `halfstep login`, or set HALFSTEP_URL and HALFSTEP_TOKEN")
-    with Ingest(server) as ingest, Progress("runs") as told:
+    told = Progress("runs")
+
+    def say(text: str) -> None:
+        told.wipe()
+        print(f"halfstep: {text}", file=sys.stderr)
+
+    with Ingest(server) as ingest, told:
         for number, folder in enumerate(found):
             told(number, len(found))
             sent = send_run(
                 folder,
                 ingest,
-                lambda text: print(f"halfstep: {text}", file=sys.stderr),
+                say,
                 time.sleep,
                 with_checkpoints=options.checkpoints,
                 delete=options.delete,
             )
+            told.wipe()
             if options.json:
                 print(json.dumps({"folder": str(folder), **sent._asdict()}), flush=True)
             else:

@@ -22,8 +22,13 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.wipe()
+
+    def wipe(self) -> None:
+        """Make room for a line of something else; the next call draws it anew."""
         if self._is_seen:
             self._write("")
+            self._drawn_at = -SECONDS
 
     def __call__(self, done: int, total: int = 0) -> None:
         """total: 0 if nobody knows."""

@@ -35,13 +35,15 @@ def import_(words: list[str]) -> None:
         parser.error(f"path is {str(options.path)!r}; allowed: what is there")
     server = None if options.offline else credentials.known()
     failures: list[str] = []
+    told = Progress("runs")
 
     def complain(text: str) -> None:
         failures.append(text)
+        told.wipe()
         print(f"halfstep: {text}", file=sys.stderr)
 
     found = 0
-    with Progress("runs") as told:
+    with told:
         for each in _runs(options.source)(options.path):
             found += 1
             told(found)
@@ -56,6 +58,7 @@ def import_(words: list[str]) -> None:
                         page = upload(written.folder, ingest, complain, time.sleep).page
                 except ApiError as error:
                     complain(f"{written.folder} is not sent: {error}")
+            told.wipe()
             if options.json:
                 line: dict[str, object] = {
                     "folder": str(written.folder),
