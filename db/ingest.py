@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from db import queue, runs, series
@@ -20,6 +20,7 @@ from db.tables import (
     WATCH,
     Artifact,
     Checkpoint,
+    Metric,
     Run,
     RunNode,
     Status,
@@ -83,6 +84,9 @@ def begin(
         raise Fenced
     elif run.status == Status.CANCELLED:
         raise Ended(_ended(run))
+    if run.config != config:  # its script has configured it since
+        run.config = config
+        run.revision += 1
     return session.get_one(WatchedAttempt, (run.id, attempt))
 
 
@@ -157,6 +161,7 @@ def record(
         last_line=last[0].number if last else 0,
         resumed=place.resumed,
         early=place.early,
+        may_log_alone=run.step == 0,
     )
     recording.take(items)
     remarks = [*remarks]
@@ -201,9 +206,12 @@ def end(
 
 
 def _last_moment(session: Session, run: Run) -> float:
-    """Return when a run made its last step, which may be long before it was sent."""
+    """Return when a run made its last step, or logged last, long before it was sent perhaps."""
     last = select(Step.elapsed_ms).where(Step.run_id == run.id, Step.step == run.step)
     elapsed_ms = session.scalar(last)
+    if elapsed_ms is None:
+        logged = select(func.max(Metric.elapsed_ms)).where(Metric.run_id == run.id)
+        elapsed_ms = session.scalar(logged)
     if run.started_at is None or elapsed_ms is None:
         return math.inf
     return run.started_at + max(elapsed_ms, 0) / 1000

@@ -26,8 +26,10 @@ class Recording:
     Events of new steps wait for the first of these: only then is it known from which step on the
     attempt replaces an earlier one's, and of an attempt that makes no step nothing is told.
 
-    has_begun: steps of its own are recorded.  last_line: the log's last number.  resumed: what the
-    training said, if it resumed.  early: events that wait.
+    may_log_alone: the run has made no step, and need not: its events wait for nothing but the word
+    of a later attempt from where on it goes on.  has_begun: steps of its own are recorded.
+    last_line: the log's last number.  resumed: what the training said, if it resumed.  early:
+    events that wait.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class Recording:
         last_line: int,
         resumed: Event | None = None,
         early: Sequence[Event] = (),
+        may_log_alone: bool = False,
     ) -> None:
+        self._may_log_alone = may_log_alone
         self._run_id, self._attempt = run_id, attempt
         self._last_line = last_line
         self._is_own = True
@@ -123,7 +127,13 @@ class Recording:
 
     @property
     def _begins(self) -> bool:
-        return bool(self.pending.steps) and self._is_own and not self.has_begun
+        begins = self.pending.steps or (self._is_known_whence and self.pending)
+        return bool(begins) and self._is_own and not self.has_begun
+
+    @property
+    def _is_known_whence(self) -> bool:
+        """Whether events of new steps need not wait for these."""
+        return self._may_log_alone and (self._attempt == 1 or self.resumed is not None)
 
     def _begin(self, session: Session) -> None:
         """Say that the training makes steps, and from which on they replace earlier ones."""
@@ -137,7 +147,7 @@ class Recording:
     def _hold_back(self) -> None:
         """Let events of new steps wait for the first of these, lest `_begin` forget them."""
         after: float = self.resumed["step"] if self.resumed else 0
-        if self.has_begun or self.pending.steps:
+        if self.has_begun or self.pending.steps or self._is_known_whence:
             after = math.inf
         events = self.early + self.pending.events
         self.early = [event for event in events if event["step"] > after]

@@ -1,6 +1,7 @@
 """What a training script imports and a person types: watch, spool, recipe, client, command."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,6 +12,24 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+#: Of `import halfstep as wandb`, see halfstep.dropin.
+DROP_IN = frozenset(
+    [
+        "Histogram",
+        "Image",
+        "Table",
+        "alert",
+        "config",
+        "define_metric",
+        "finish",
+        "init",
+        "log",
+        "run",
+        "save",
+        "summary",
+    ]
+)
+
 
 def __getattr__(name: str) -> Any:
     """Load what is asked for when it is: `import halfstep` costs nothing."""
@@ -18,10 +37,19 @@ def __getattr__(name: str) -> Any:
         from halfstep import client
 
         return getattr(client, name)
+    if name in DROP_IN or (name == "watch" and "halfstep.dropin.calls" in sys.modules):
+        from halfstep.dropin import calls
+
+        return calls.served(name)
     if name in ("Watch", "watch"):
         from halfstep import watching
 
         return getattr(watching, name)
     if name in ("lightning", "transformers"):  # the adapter, and with it the framework
         return importlib.import_module(f"halfstep.{name}")
+    if not name.startswith("_"):
+        from halfstep.dropin.unserved import UNSERVED, Unserved
+
+        if name in UNSERVED:
+            return Unserved(name)
     raise AttributeError(f"module 'halfstep' has no attribute {name!r}")

@@ -6,6 +6,8 @@ first line is its help. Server, worker and recipes add theirs so.
 """
 
 import argparse
+import os
+import signal
 import sys
 from importlib.metadata import EntryPoint, entry_points
 
@@ -13,7 +15,19 @@ from halfstep import __version__
 
 GROUP = "halfstep.commands"
 #: Those of halfstep.commands.
-OWN = ("cancel", "download", "login", "run", "runs", "show", "submit", "upload")
+OWN = (
+    "cancel",
+    "download",
+    "export",
+    "import",
+    "login",
+    "mcp",
+    "run",
+    "runs",
+    "show",
+    "submit",
+    "upload",
+)
 
 
 def main(words: list[str] | None = None) -> None:
@@ -41,6 +55,11 @@ def _run(name: str, words: list[str]) -> None:
         COMMANDS[name](words)
     except (ApiError, Unreadable) as error:
         sys.exit(f"halfstep: {error}")
+    except KeyboardInterrupt:  # of who waits; the run goes on
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # `halfstep run log 1 | head`: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def _parser(installed: dict[str, EntryPoint]) -> argparse.ArgumentParser:

@@ -6,28 +6,35 @@
                                                             or `halfstep login`)
     run = client.submit("digits", {"training": {"steps": 400}})
     run = client.wait(run["id"])
+    client.series(run["id"])["loss"].value
     client.download(run["id"], folder)
 
-What a method returns is the API's own JSON, as /api/v1/docs of the server describes it.
+What a method returns is the API's own JSON, as /api/v1/docs of the server describes it; series are
+numpy arrays.
 """
 
 import hashlib
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from email.message import Message
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx2
 
 from halfstep import credentials
 from halfstep.answers import ApiError, content, refusal, spoken
 
+if TYPE_CHECKING:
+    from halfstep.series import Series
+
 URL = "http://127.0.0.1:8000"
 ENDED = ("finished", "failed", "cancelled")
 LOOK_SECONDS = 1.0  # between two looks at a run that is waited for
 PATIENCE_SECONDS = 30.0  # for an answer
+MOST_POINTS = 5000  # of a line, that the server thins out
 
 
 class Client:
@@ -147,8 +154,98 @@ class Client:
             if run != before:
                 yield run
 
-    def log(self, run_id: int) -> list[dict[str, Any]]:
-        """Return the lines of a run's log, oldest first."""
+    def series(
+        self, run_id: int, *, first: int = 1, last: int | None = None, points: int | None = None
+    ) -> "Series":
+        """Return loss, scale, grad_norm and what else each step has, from step first to step last.
+
+        points: as many as a chart of this width has use for, 32 to 5,000, with every extreme; every
+        step if not told.
+        """
+        from halfstep import series  # with numpy
+
+        if points is not None:
+            page = self.chart(run_id, first=max(first, 1), last=last, points=points)
+            return series.of_page(page["series"], page["x"])
+        with self.export(run_id, "steps") as text:
+            return series.of_steps(text, first, float("inf") if last is None else last)
+
+    def metrics(
+        self, run_id: int, *, first: int = 0, last: int | None = None, points: int | None = None
+    ) -> "Series":
+        """Return what the training logged beside: the numbers that it named itself, by name.
+
+        first, last, points: as of `series`.
+        """
+        from halfstep import series  # with numpy
+
+        if points is not None:
+            page = self.chart(run_id, first=max(first, 1), last=last, points=points)
+            return series.of_page(page["metrics"], page["x"])
+        with self.export(run_id, "metrics") as text:
+            return series.of_metrics(text, first, float("inf") if last is None else last)
+
+    def chart(
+        self, run_id: int, *, first: int = 1, last: int | None = None, points: int = MOST_POINTS
+    ) -> dict[str, Any]:
+        """Return what the page draws: series, metrics and skips, as few points as a screen has."""
+        query = {"first": first, "points": points} | ({} if last is None else {"last": last})
+        return dict(self._get(f"/api/v1/runs/{run_id}/series", query))
+
+    @contextmanager
+    def export(self, run_id: int, name: str) -> Iterator[Iterator[str]]:
+        """Open the export of all `steps`, `events` or `metrics`; yield its CSV in pieces."""
+        path = f"/api/v1/runs/{run_id}/export/{name}.csv"
+        with spoken(), self._http.stream("GET", path) as answer:
+            if answer.is_error:
+                answer.read()
+                raise refusal(answer)
+            yield answer.iter_text()
+
+    def events(self, run_id: int) -> Iterator[dict[str, Any]]:
+        """Yield what the scaler did, in order of step: skips, with culprits, growth, backoff."""
+        return self._pages(f"/api/v1/runs/{run_id}/events", "events")
+
+    def findings(self, run_id: int) -> list[dict[str, Any]]:
+        """Return what is wrong with a run and what to do, the gravest first."""
+        return list(self._get(f"/api/v1/runs/{run_id}/findings"))
+
+    def artifacts(self, run_id: int) -> list[dict[str, Any]]:
+        """Return the images, texts and tables that a run left, newest step first."""
+        return list(self._pages(f"/api/v1/runs/{run_id}/artifacts", "artifacts"))
+
+    def set_scale(self, run_id: int, scale: float) -> dict[str, Any]:
+        """Ask a running fp16 run to go on with another loss scale from its next step on."""
+        return self._post(f"/api/v1/runs/{run_id}/scale", {"scale": scale})
+
+    def fork(
+        self,
+        run_id: int,
+        config: Mapping[str, Any] | None = None,
+        *,
+        step: int | None = None,
+        name: str = "",
+        tags: Sequence[str] = (),
+        **further: Any,
+    ) -> dict[str, Any]:
+        """Queue a run that starts from another's checkpoint, configured as that was.
+
+        config: what is to be otherwise.  step: of the checkpoint; the newest if not told.
+        """
+        parent = self.run(run_id)
+        if step is None:
+            steps = [f["step"] for f in self.checkpoints(run_id) if f["kind"] == "checkpoint"]
+            if not steps:
+                raise ApiError(404, f"run {run_id} has no checkpoint to start from")
+            step = max(steps)
+        changed = merged(parent["config"], config or {})
+        further |= {"parent_id": run_id, "parent_step": step}
+        return self.submit(parent["recipe"], changed, name=name, tags=tags, **further)
+
+    def log(self, run_id: int, *, last: int | None = None) -> list[dict[str, Any]]:
+        """Return the lines of a run's log, oldest first. last: so many at most, up to 5,000."""
+        if last is not None:
+            return list(self._get(f"/api/v1/runs/{run_id}/log", {"limit": last})["log"])
         lines: list[dict[str, Any]] = []
         query: dict[str, Any] | None = {}
         while query is not None:
@@ -171,19 +268,21 @@ class Client:
 
     def checkpoints(self, run_id: int) -> list[dict[str, Any]]:
         """Return the files that a run has saved, newest step first."""
-        files, after = [], ""
-        while after is not None:
-            page = self._get(f"/api/v1/runs/{run_id}/checkpoints", {"after": after})
-            files += page["checkpoints"]
-            after = page["next"]
-        return files
+        return list(self._pages(f"/api/v1/runs/{run_id}/checkpoints", "checkpoints"))
 
     def download(
-        self, run_id: int, folder: Path | str = ".", *, step: int | None = None, kind: str = ""
+        self,
+        run_id: int,
+        folder: Path | str = ".",
+        *,
+        step: int | None = None,
+        kind: str = "",
+        told: Callable[[int, int], None] = lambda done, total: None,
     ) -> Path:
         """Download a file of a run's checkpoint into a folder; return where it lies.
 
         step: the newest if not told.  kind: checkpoint, the whole state, if not told; or weights.
+        told: how many bytes have come, and of how many, from time to time.
         One that broke off goes on where it did. Raises ApiError if its SHA-256 is not the server's.
         """
         files = [f for f in self.checkpoints(run_id) if step is None or f["step"] == step]
@@ -195,7 +294,7 @@ class Client:
         path = f"/runs/{run_id}/checkpoints/{file['id']}/download"
         partial = Path(folder) / f".{file['sha256']}.partial"
         partial.parent.mkdir(parents=True, exist_ok=True)
-        name = self._fetch(path, partial)
+        name = self._fetch(path, partial, lambda done: told(done, file["size_bytes"]))
         with partial.open("rb") as whole:
             found = hashlib.file_digest(whole, "sha256").hexdigest()
         if found != file["sha256"]:
@@ -203,7 +302,7 @@ class Client:
             raise ApiError(0, f"{name} is damaged: its SHA-256 is {found}, not {file['sha256']}")
         return partial.replace(Path(folder) / name)
 
-    def _fetch(self, path: str, partial: Path) -> str:
+    def _fetch(self, path: str, partial: Path, told: Callable[[int], None]) -> str:
         """Fetch what a file lacks; return the name that the server gives it."""
         had = partial.stat().st_size if partial.exists() else 0
         headers = {"Range": f"bytes={had}-"} if had else {}
@@ -216,7 +315,15 @@ class Client:
             with partial.open("ab" if answer.status_code == 206 else "wb") as file:
                 for chunk in answer.iter_raw():
                     file.write(chunk)
+                    told(file.tell())
             return _name(answer)
+
+    def _pages(self, path: str, name: str) -> Iterator[dict[str, Any]]:
+        after: str | None = ""
+        while after is not None:
+            page = self._get(path, {"after": after})
+            yield from page[name]
+            after = page["next"]
 
     def _get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
         with spoken():
@@ -225,6 +332,16 @@ class Client:
     def _post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         with spoken():
             return dict(content(self._http.post(path, json=body)))
+
+
+def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with changes, group by group."""
+    both = dict(config)
+    for name, value in changes.items():
+        inner = both.get(name)
+        is_group = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        both[name] = merged(inner, value) if is_group else value  # type: ignore[arg-type]
+    return both
 
 
 def _name(answer: httpx2.Response) -> str:

@@ -78,6 +78,14 @@ def read_run(folder: Path) -> dict[str, Any]:
     return run
 
 
+def configure(folder: Path, config: object, secret: str | None = None) -> None:
+    """Write a run's configuration anew. secret: what is hidden wherever it stands."""
+    described = read_run(folder)
+    write_json(
+        folder / "run.json", described | {"config": redaction.without(plain(config), secret)}
+    )
+
+
 def last_step(files: AttemptFiles) -> int:
     """Return the last step that the attempts before this one spooled, as far as it lies here."""
     earlier = [_numbers(path) for path in spool_files(files.spool)]
@@ -92,6 +100,15 @@ def last_step(files: AttemptFiles) -> int:
             return step
     remembered = files.folder / LAST_STEP
     return int(remembered.read_text()) if remembered.exists() else 0
+
+
+def last_logged(files: AttemptFiles) -> int | None:
+    """Return the last step that earlier attempts logged a number of, if any lies here."""
+    reader, last = SpoolReader(files.spool), -1
+    while items := reader.poll():
+        events = (each for each in items if isinstance(each, dict) and each["event"] == "metric")
+        last = max(last, *(event["step"] for event in events), -1)
+    return None if last < 0 else last
 
 
 def remember_last_step(folder: Path, step: int) -> None:

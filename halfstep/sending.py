@@ -54,6 +54,7 @@ class RunSending:
                     is_last=attempt is run["attempts"][-1],
                     with_checkpoints=self._with_checkpoints,
                 )
+            self._sendings[number].describe(_described(run, attempt))
             self._sendings[number].send()
 
     def use_stored_token(self) -> None:
@@ -101,6 +102,11 @@ class AttemptSending:
         self._place = Place(0, 0)
         self._fruitless: tuple[Place, int] | None = None  # a piece without one whole frame
         self._told_files = Place(0, 0)  # those named before have gone
+
+    def describe(self, described: Mapping[str, Any]) -> None:
+        """Have the run's description sent anew if it has changed: a script may configure late."""
+        if described != self._described:
+            self._described, self.recorded = described, None
 
     def send(self) -> None:
         """Send what is there now."""

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
@@ -30,11 +31,15 @@ from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun
 from halfstep.run_folder import last_step, open_run, slug, write_outcome
 from halfstep.spool import BadEvent, Event, Steps
+from halfstep.unheard import Unheard
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.amp.grad_scaler import GradScaler
     from torch.optim import Optimizer
+
+    from halfstep.loop import Loop
+    from halfstep.taps import Taps
 
 PATIENCE_SECONDS = 5.0  # for the device at the end: a lost one never answers
 FLUSH_SECONDS = 0.2  # of what is logged while no step ends
@@ -128,16 +133,36 @@ class Watch:
         self._is_on = False
         if files is None:
             return
-        from halfstep.loop import Loop  # with torch
-        from halfstep.taps import Taps
-
         first_step, sequence, started_at = last_step(files), 0, clock()
         self._resumed = None if files.attempt == 1 else _resumed(first_step, [UNKNOWN])
         if queued:  # its next attempt begins anew, unless the script resumes it
             first_step, sequence, started_at = queued.step, queued.sequence, queued.started_at
             self._resumed = None
         self._spool = PatientSpool(files.spool, files.attempt, _say, sequence)
-        self._loop = Loop(
+        self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at)
+        self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived
+        self._flushed_at = clock()
+        self._looked_at = clock()
+        self._revivals = 0
+        self._complaints: set[str] = set()
+        self._ending = Ending(self._end)
+        self._taps.arm()
+        self._is_on = True
+
+    def _listen(
+        self,
+        optimizers: "Mapping[str, Optimizer] | None",
+        scaler: "GradScaler | None",
+        first_step: int,
+        started_at: float,
+    ) -> "tuple[Loop | Unheard, Taps | Unheard]":
+        if not find_spec("torch"):
+            unheard = Unheard(first_step, started_at)
+            return unheard, unheard
+        from halfstep.loop import Loop
+        from halfstep.taps import Taps
+
+        loop = Loop(
             self._record,
             self._spool.event,
             optimizers=optimizers,
@@ -145,20 +170,17 @@ class Watch:
             step=first_step,
             started_at=started_at,
         )
-        self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived
-        self._flushed_at = clock()
-        self._looked_at = clock()
-        self._revivals = 0
-        self._complaints: set[str] = set()
-        self._ending = Ending(self._end)
-        self._taps = Taps(self._loop, self._guard)
-        self._taps.arm()
-        self._is_on = True
+        return loop, Taps(loop, self._guard)
 
     @property
     def folder(self) -> Path | None:
         """Where the run lies; None if it is not watched."""
         return self.files.folder if self.files else None
+
+    @property
+    def secret(self) -> str | None:
+        """What nothing that is written may hold: the token."""
+        return self._server.token if self._server else None
 
     @property
     def step(self) -> int:
@@ -172,6 +194,10 @@ class Watch:
     def resume(self, step: int, *, exact: bool = False) -> None:
         """Say which step the script goes on from: the next one is that plus 1."""
         self._guard(lambda: self._resume(step, exact))
+
+    def log_on(self, step: int) -> None:
+        """Say after which step a run that makes no step goes on to log: later ones are replaced."""
+        self._guard(lambda: self._log_on(step))
 
     def loss(self, loss: "Tensor | float") -> None:
         """Tell the loss of the step under way, if it is another than what is scaled.
@@ -254,6 +280,10 @@ class Watch:
     def _resume(self, step: int, exact: bool) -> None:
         self._loop.step = step
         self._resumed = _resumed(step, [] if exact else ["the script resumed it"])
+
+    def _log_on(self, step: int) -> None:
+        self._spool.event(_resumed(step, []))
+        self._resumed = None
 
     def _log(self, values: Mapping[str, Any], step: int) -> None:
         for name, value in values.items():

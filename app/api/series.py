@@ -127,11 +127,12 @@ def get_series(
     resumptions = history.resumptions(session, run_id)
     measured = windows.metrics(session, run_id, first=first, last=last, most=points)
     window = windows.window(session, run_id, first=first, last=last, most=points)
-    if window is None:
+    if window is None:  # of a run that only logs, the steps are those of its metrics
+        logged = [line.x[-1] for line in measured.values() if line.x]
         return SeriesPage(
             parent_step=run.parent_step or 0,
             first=first,
-            last=first,
+            last=max([first, *logged]),
             total=0,
             points=0,
             bucket=1,

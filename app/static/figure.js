@@ -103,7 +103,7 @@ const fit = (rows) => {
  */
 export const figure = (points, view, colors, scaled, width) => {
   const pixels = Math.max(width - MARGIN.l - MARGIN.r, 100)
-  const screen = { range: view.range ?? points.x([points.first, points.last], view.x), pixels }
+  const screen = { range: view.range ?? points.x([points.first, points.end], view.x), pixels }
   const rows = rowsOf(points, view, colors, scaled, screen)
   const inner = fit(rows)
   let top = inner

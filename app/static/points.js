@@ -69,6 +69,8 @@ export class Points {
   get count() { return Math.max(...Object.values(this.lines).map(({ x }) => x.length)) }
   /** The last step: in buckets other lines end before it where they are no longer finite. */
   get last() { return this.lines.elapsed_ms.x.at(-1) ?? 0 }
+  /** Where charts end: of a run that only logs, at its last metric. */
+  get end() { return this.last || Math.max(0, ...[...this.metrics.values()].map(({ x }) => x.at(-1) ?? 0)) }
   get isWhole() { return this.asked[0] <= 1 && this.asked[1] === Infinity }
 
   /** Whether these are all steps of a range. @param {[number, number]} range */

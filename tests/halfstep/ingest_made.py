@@ -48,6 +48,7 @@ class Run:
     described: dict[str, Any]
     attempts: dict[int, Attempt] = field(default_factory=dict)
     is_ended: bool = False  # by a person
+    configs: list[Any] = field(default_factory=list)  # as each beginning said
 
 
 class IngestServer:
@@ -114,6 +115,7 @@ class IngestServer:
         names = "id attempt name project config tags started host versions"
         assert described.keys() == {*names.split()}
         run = self.runs.setdefault(described["id"], Run(len(self.runs) + 7, described))
+        run.configs.append(described["config"])
         number = described["attempt"]
         self._hold(run, number)
         attempt = run.attempts.setdefault(number, Attempt())

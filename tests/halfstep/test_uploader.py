@@ -21,7 +21,7 @@ from halfstep.answers import ApiError
 from halfstep.attempt_files import AttemptFiles
 from halfstep.credentials import Credentials
 from halfstep.ingest import Ingest
-from halfstep.run_folder import last_step, open_run, read_run, write_json, write_outcome
+from halfstep.run_folder import configure, last_step, open_run, read_run, write_json, write_outcome
 from halfstep.sending import RunSending
 from halfstep.spool import EVENT, STEP_DTYPE, SpoolWriter, frame
 from halfstep.upload import TRIES, run_folders
@@ -179,6 +179,21 @@ def following() -> Iterator[Any]:
 
 
 # ---- What arrives -------------------------------------------------------------------------------
+
+
+def test_a_configuration_that_changes_is_sent_anew(site: IngestServer, tmp_path: Path) -> None:
+    """A script configures its run late; nothing of the spool is sent again for it."""
+    written = Writer(tmp_path, config={"lr": 0.1}).steps(1)
+    with Ingest(site.server) as ingest:
+        sending = RunSending(written.files.folder, ingest, print)
+        sending.send()
+        configure(written.files.folder, {"lr": 0.2})
+        sending.send()
+        sending.send()
+    begun = [request for request in site.requests if request == "POST /api/v1/ingest"]
+    assert len(begun) == 2
+    assert only_run(site).configs == [{"lr": 0.1}, {"lr": 0.2}]
+    assert sum("PUT" in request for request in site.requests) == 1
 
 
 def test_a_run_arrives_whole(site: IngestServer, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_wheel_holds_one_import_name(wheel: Path) -> None:
         tops = {name.partition("/")[0] for name in files.namelist()}
         modules = {name for name in files.namelist() if name.startswith("halfstep/")}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"halfstep"}
-    sources = {f"halfstep/{path.name}" for path in (ROOT / "halfstep").glob("*.py")}
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "halfstep").rglob("*.py")}
     assert modules == sources
 
 

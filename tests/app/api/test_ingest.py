@@ -374,19 +374,53 @@ def test_what_the_database_refuses_costs_nothing_but_itself(
     assert "'bad'" in line.text
 
 
+def test_a_script_may_configure_late(uploader: Uploader, script: TestClient) -> None:
+    """What a run is configured with is what its attempt said last."""
+    uploader.begin()
+    uploader.begin(config={"lr": 0.2})
+    assert script.get("/api/v1/runs/1").json()["config"] == {"lr": 0.2}
+
+
+def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: TestClient) -> None:
+    """Its numbers are there at once; a later attempt's replace those from where it goes on."""
+    uploader.begin()
+    with uploader.spool() as spool:
+        for step in (1, 2, 3):
+            spool.event(make_metric(step, 0.5))
+    uploader.send()
+
+    def logged() -> list[tuple[int, float | None]]:
+        with database.reading() as session:
+            found = session.scalars(select(Metric).order_by(Metric.step))
+            return [(each.step, each.value) for each in found]
+
+    assert logged() == [(1, 0.5), (2, 0.5), (3, 0.5)]
+    page = script.get("/api/v1/runs/1/series").json()
+    assert (page["total"], page["first"], page["last"]) == (0, 1, 3)
+    uploader.begin(attempt=2)
+    with uploader.spool() as spool:
+        spool.event({"event": "resumed", "step": 1, "exact": False, "notes": []})
+        spool.event(make_metric(2, 0.25))
+    uploader.send()
+    assert logged() == [(1, 0.5), (2, 0.25)]
+
+
 def test_what_waits_for_the_first_steps_is_bounded(
     uploader: Uploader, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Events of steps that never come do not fill the database."""
     monkeypatch.setattr(ingest, "EARLY_BYTES", 200)
     uploader.begin()
+    spool_steps(uploader, 2)
+    uploader.send()
+    uploader.begin(attempt=2)
     with uploader.spool() as spool:
         for step in (5, 6, 7):
             spool.event(make_metric(step, 0.5))
     uploader.send()
     with database.reading() as session:
-        assert session.scalars(select(WatchedAttempt)).one().early == []
-        assert "more than 200 bytes" in series.log_lines(session, 1)[0].text
+        assert session.get_one(WatchedAttempt, (1, 2)).early == []
+        assert "more than 200 bytes" in series.log_lines(session, 1)[-1].text
 
 
 @trying(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

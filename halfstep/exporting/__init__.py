@@ -1,0 +1,1 @@
+"""Runs of a server on their way into what other loggers read."""

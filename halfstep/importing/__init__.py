@@ -1,0 +1,1 @@
+"""Runs that other loggers recorded, on their way into folders as `halfstep.watch` writes them."""

@@ -1,0 +1,246 @@
+"""A run's folder as `halfstep.watch` would have written it, from what a source tells.
+
+A row of a step stands where the loss was logged; what else has a column joins it there: the norm
+of the same step, the last scale and learning rate so far. All other numbers are logged numbers.
+"""
+
+import json
+import uuid
+from array import array
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from halfstep import redaction
+from halfstep.attempt_files import AttemptFiles
+from halfstep.importing.columns import columns_of
+from halfstep.importing.source import Damaged, Found, Point
+from halfstep.run_folder import FORMAT, plain, slug, write_json, write_outcome
+from halfstep.spool import NONFINITE_LOSS, STEP_DTYPE, BadEvent, SpoolWriter, Steps
+
+FROM = uuid.UUID("6f1c51c8-0f0c-4f0e-9c0f-2c1a58ab4c11")  # of the ids that are made of identities
+IMPORTED = "imported.json"  # what of a source lies in a folder
+ROWS = 10_000  # a frame
+MOST_COMPLAINTS = 5
+
+
+class Written(NamedTuple):
+    """folder: of the run.  is_new: it was not there already, as it is now."""
+
+    folder: Path
+    is_new: bool
+    steps: int
+    numbers: int
+
+
+def write_run(
+    found: Found, folder: Path, say: Callable[[str], None], *, project: str | None = None
+) -> Written:
+    """Write a run's folder, unless it is there; one that has grown since becomes its next attempt.
+
+    say: told a sentence of what is left out. project: instead of the source's.
+    """
+    run_id = uuid.uuid5(FROM, found.identity).hex
+    place = _place(folder, slug(found.name), run_id)
+    before: dict[str, Any] = {}
+    if (place / IMPORTED).exists():
+        before = json.loads((place / IMPORTED).read_text())
+        if before["fingerprint"] == found.fingerprint:
+            return Written(place, False, before["steps"], before["numbers"])
+    writing = _Writing(found, place, before.get("attempt", 0) + 1, say)
+    steps, numbers = writing.write()
+    described = {
+        "format": FORMAT,
+        "id": run_id,
+        "name": found.name,
+        "project": project or found.project,
+        "config": redaction.without(plain(found.config)),
+        "tags": list(found.tags),
+        "started": _moment(writing.started),
+        "attempts": [_attempt(number, found, writing.started) for number in writing.numbers()],
+    }
+    write_json(place / "run.json", described)
+    kept = {"identity": found.identity, "fingerprint": found.fingerprint}
+    counted = {"attempt": writing.files.attempt, "steps": steps, "numbers": numbers}
+    write_json(place / IMPORTED, kept | counted)  # the last: without it all is written again
+    return Written(place, True, steps, numbers)
+
+
+class _Writing:
+    """Two passes over a source: the columns, of which a few arrays are kept, then all the rest."""
+
+    def __init__(self, found: Found, place: Path, attempt: int, say: Callable[[str], None]) -> None:
+        self.files = AttemptFiles(place, attempt)
+        self._found, self._say = found, say
+        self._complaints: set[str] = set()
+        self._lines: dict[str, _Line] = {}
+        self._shift = 0
+        self.started = 0.0
+
+    def numbers(self) -> range:
+        """Return the numbers of all attempts."""
+        return range(1, self.files.attempt + 1)
+
+    def write(self) -> tuple[int, int]:
+        """Write spool and outcome; return how many steps and how many logged numbers."""
+        column_of = self._first_pass()
+        for path in self.files.spool.glob(f"{self.files.attempt}-*.spool"):
+            path.unlink()  # of an import that was broken off
+        loss = self._lines.get("loss")
+        with SpoolWriter(self.files.spool, self.files.attempt) as spool:
+            if self.files.attempt > 1:
+                notes = ["imported again: there is more of it"]
+                spool.event({"event": "resumed", "step": 0, "exact": False, "notes": notes})
+            rows = self._rows(loss) if loss else np.zeros(0, STEP_DTYPE)
+            for first in range(0, len(rows), ROWS):
+                spool.steps(rows[first : first + ROWS])
+            numbers = self._second_pass(spool, column_of, set(rows["step"].tolist()))
+        last = int(rows["step"][-1]) if len(rows) else 0
+        write_outcome(self.files, self._found.status, last)
+        return len(rows), numbers
+
+    def _first_pass(self) -> dict[str, str]:
+        """Keep what may become columns; find out when the run began, and whence steps count."""
+        lines: dict[str, _Line] = {}
+        first, earliest = 1, None
+        unlikely: set[str] = set()
+        for point in self._points(complains=True):
+            if point.time is not None and (earliest is None or point.time < earliest):
+                earliest = point.time
+            if point.name in unlikely:
+                continue
+            if point.name not in lines and not columns_of([point.name]):
+                unlikely.add(point.name)
+                continue
+            lines.setdefault(point.name, _Line()).add(point)
+        column_of = columns_of(lines)
+        self._lines = {column: lines[name] for name, column in column_of.items()}
+        if "loss" in self._lines:
+            first = min(self._lines["loss"].steps)
+        self._shift = 1 if first == 0 else 0
+        known = [moment for moment in (self._found.started, earliest) if moment is not None]
+        self.started = min(known, default=0.0)
+        return column_of if "loss" in self._lines else {}
+
+    def _rows(self, loss: "_Line") -> Steps:
+        steps, losses, times = loss.in_order()
+        keep = steps + self._shift >= 1
+        if not keep.all():
+            self._complain(f"{int((~keep).sum())} losses of steps below 0 are left out")
+        steps, losses, times = steps[keep], losses[keep], times[keep]
+        rows = np.zeros(len(steps), STEP_DTYPE)
+        rows["step"] = steps + self._shift
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows["loss"], rows["scale"] = losses, self._held("scale", steps, 1.0)
+            rows["lr"] = self._held("lr", steps, np.nan)
+            rows["grad_norm"] = rows["grad_norm_clipped"] = self._of("grad_norm", steps)
+        elapsed = np.nan_to_num(times - self.started, nan=0.0).clip(-1e12, 1e12)
+        rows["elapsed_ms"] = (elapsed * 1000).astype(np.int64)
+        gaps = np.diff(elapsed, prepend=elapsed[:1]) / np.maximum(np.diff(steps, prepend=-1), 1)
+        rows["step_us"] = (gaps * 1e6).clip(0, 2**31 - 1)
+        rows["flags"] = np.where(np.isfinite(rows["loss"]), 0, NONFINITE_LOSS)
+        return rows
+
+    def _held(self, column: str, steps: Any, otherwise: float) -> Any:
+        """Return the last value so far of what stays until it is changed."""
+        if column not in self._lines:
+            return otherwise
+        at, values, _ = self._lines[column].in_order()
+        where = np.searchsorted(at, steps, side="right") - 1
+        return np.where(where >= 0, values[where.clip(0)], otherwise)
+
+    def _of(self, column: str, steps: Any) -> Any:
+        """Return the values of these very steps."""
+        if column not in self._lines:
+            return np.nan
+        at, values, _ = self._lines[column].in_order()
+        where = np.searchsorted(at, steps).clip(max=len(at) - 1)
+        return np.where(at[where] == steps, values[where], np.nan)
+
+    def _second_pass(self, spool: SpoolWriter, column_of: dict[str, str], rows: set[int]) -> int:
+        """Write what is in no row as logged numbers."""
+        numbers = 0
+        for point in self._points():
+            step = point.step + self._shift
+            if point.name in column_of and step in rows:
+                continue
+            time = self.started if point.time is None else point.time
+            metric = {"event": "metric", "step": step, "name": point.name, "value": point.value}
+            try:
+                spool.event(metric | {"elapsed_ms": round((time - self.started) * 1000)})
+            except BadEvent as error:
+                self._complain(str(error))
+            else:
+                numbers += 1
+        return numbers
+
+    def _points(self, *, complains: bool = False) -> Any:
+        """Yield what can be read. A damage ends this run's points, and is told once."""
+        try:
+            yield from self._found.points()
+        except Damaged as error:
+            if complains:
+                self._say(f"{self._found.name}: {error}; what comes before it is kept")
+
+    def _complain(self, text: str) -> None:
+        if text not in self._complaints and len(self._complaints) < MOST_COMPLAINTS:
+            self._complaints.add(text)
+            self._say(f"{self._found.name}: {text}")
+
+
+class _Line:
+    """What one name logged, compactly."""
+
+    def __init__(self) -> None:
+        self.steps, self.values, self.times = array("q"), array("d"), array("d")
+
+    def add(self, point: Point) -> None:
+        self.steps.append(point.step)
+        self.values.append(point.value)
+        self.times.append(np.nan if point.time is None else point.time)
+
+    def in_order(self) -> tuple[Any, Any, Any]:
+        """Return steps, values and times by step; of a step that was logged twice the later."""
+        steps = np.array(self.steps)[::-1]
+        unique, at = np.unique(steps, return_index=True)
+        return unique, np.array(self.values)[::-1][at], np.array(self.times)[::-1][at]
+
+
+def _place(folder: Path, name: str, run_id: str) -> Path:
+    """Return the folder that this run has or gets."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        place = folder / (name if number == 1 else f"{name}-{number}")
+        try:
+            if json.loads((place / "run.json").read_text())["id"] == run_id:
+                return place
+        except (OSError, ValueError, KeyError):
+            if not place.exists() or (not (place / "run.json").exists() and _is_ours(place)):
+                (place / "spool").mkdir(parents=True, exist_ok=True)
+                return place
+    raise AssertionError
+
+
+def _is_ours(place: Path) -> bool:
+    """Whether an import left it that was broken off before it could say what it is."""
+    return place.is_dir() and {each.name for each in place.iterdir()} <= {"spool"}
+
+
+def _attempt(number: int, found: Found, started: float) -> dict[str, Any]:
+    return {
+        "attempt": number,
+        "started": _moment(started),
+        "host": found.host,
+        "pid": 0,
+        "command": [],
+        "folder": "",
+        "versions": {},
+    }
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,186 @@
+"""Runs as MLflow has them: its SQLite database, or its older folder `mlruns`. Without MLflow.
+
+Of the folder's meta.yaml the package `pyyaml` reads what it says (the extra `mlflow`).
+"""
+
+import math
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from halfstep.importing.source import Damaged, Found, Point, literal, nested
+
+STATUSES = {"FAILED": "failed", "KILLED": "terminated"}
+NUMBERED = {4: "FAILED", 5: "KILLED"}  # as meta.yaml has them
+INFINITE = 1.7976931348623157e308  # as the database has an infinity
+OWN = "mlflow."  # of the tags that it sets itself
+
+
+def runs(path: Path) -> Iterator[Found | Damaged]:
+    """Yield the runs of a database, of a folder with one, or of a folder with or as `mlruns`."""
+    if path.is_file():
+        yield from _of_database(path)
+    elif (path / "mlflow.db").is_file():
+        yield from _of_database(path / "mlflow.db")
+    else:
+        yield from _of_folder(path / "mlruns" if (path / "mlruns").is_dir() else path)
+
+
+# ---- The database ------------------------------------------------------------------------------
+
+
+def _of_database(path: Path) -> Iterator[Found | Damaged]:
+    query = (
+        "SELECT run_uuid, r.name, e.name, status, start_time, end_time FROM runs r"
+        " JOIN experiments e ON e.experiment_id = r.experiment_id"
+        " WHERE r.lifecycle_stage = 'active' ORDER BY start_time, run_uuid"
+    )
+    try:
+        with closing(_open(path)) as database:
+            rows = database.execute(query).fetchall()
+            described = [(row, _described(database, row[0])) for row in rows]
+    except sqlite3.Error as error:
+        yield Damaged(f"{path} is no database of MLflow's: {error}")
+        return
+    for (run_id, name, experiment, status, start, end), (params, tags, counted) in described:
+        yield Found(
+            identity=f"mlflow:{run_id}",
+            fingerprint=f"{status} {end} {counted}",
+            name=name or run_id,
+            project=experiment,
+            config=_config(params),
+            tags=_tags(tags),
+            started=start / 1000 if start else None,
+            status=STATUSES.get(status, "finished"),
+            points=partial(_points_of_database, path, run_id),
+        )
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+
+
+def _described(database: sqlite3.Connection, run_id: str) -> tuple[dict[str, str], Any, int]:
+    params = database.execute("SELECT key, value FROM params WHERE run_uuid = ?", (run_id,))
+    tags = database.execute("SELECT key, value FROM tags WHERE run_uuid = ?", (run_id,))
+    counting = "SELECT count(*) FROM metrics WHERE run_uuid = ?"
+    [counted] = database.execute(counting, (run_id,)).fetchone()
+    return dict(params), dict(tags), counted
+
+
+def _points_of_database(path: Path, run_id: str) -> Iterator[Point]:
+    query = (
+        "SELECT key, step, timestamp, value, is_nan FROM metrics WHERE run_uuid = ?"
+        " ORDER BY step, timestamp"
+    )
+    try:
+        with closing(_open(path)) as database:
+            for key, step, timestamp, value, is_nan in database.execute(query, (run_id,)):
+                yield Point(key, step, timestamp / 1000, math.nan if is_nan else _unbound(value))
+    except sqlite3.Error as error:
+        raise Damaged(f"{path} is damaged: {error}") from error
+
+
+def _unbound(value: float) -> float:
+    return math.copysign(math.inf, value) if abs(value) >= INFINITE else value
+
+
+# ---- The folder --------------------------------------------------------------------------------
+
+
+class _Meta(NamedTuple):
+    """What a run's meta.yaml says."""
+
+    run_id: str
+    name: str
+    status: str
+    start: float | None
+    is_active: bool
+
+
+def _of_folder(path: Path) -> Iterator[Found | Damaged]:
+    for meta in sorted(path.glob("*/*/meta.yaml")):
+        folder = meta.parent
+        if folder.parent.name == ".trash":
+            continue
+        try:
+            told = _meta(meta)
+            experiment = _yaml(folder.parent / "meta.yaml").get("name")
+        except (OSError, ValueError) as error:
+            yield Damaged(f"{meta} is damaged: {error}")
+            continue
+        if told.is_active:
+            yield _of_run(folder, told, experiment)
+
+
+def _of_run(folder: Path, told: _Meta, experiment: str | None) -> Found:
+    files = _files(folder / "metrics")
+    tags = {name: path.read_text() for name, path in _files(folder / "tags").items()}
+    params = {name: path.read_text() for name, path in _files(folder / "params").items()}
+    sizes = " ".join(f"{name}:{path.stat().st_size}" for name, path in files.items())
+    return Found(
+        identity=f"mlflow:{told.run_id}",
+        fingerprint=f"{told.status} {sizes}",
+        name=told.name or tags.get("mlflow.runName") or told.run_id,
+        project=experiment,
+        config=_config(params),
+        tags=_tags(tags),
+        started=told.start,
+        status=STATUSES.get(told.status, "finished"),
+        points=lambda: _points_of_files(files),
+    )
+
+
+def _meta(path: Path) -> _Meta:
+    meta = _yaml(path)
+    status = meta.get("status")
+    start = meta.get("start_time")
+    return _Meta(
+        run_id=str(meta.get("run_id") or meta.get("run_uuid") or path.parent.name),
+        name=str(meta.get("run_name") or ""),
+        status=status if isinstance(status, str) else NUMBERED.get(status or 0, ""),
+        start=start / 1000 if isinstance(start, int) else None,
+        is_active=meta.get("lifecycle_stage", "active") == "active",
+    )
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        told = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    if not isinstance(told, dict):
+        raise ValueError("it is no mapping")
+    return told
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Return files by name: that of "train/loss" lies in a folder of its own."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in found}
+
+
+def _points_of_files(files: dict[str, Path]) -> Iterator[Point]:
+    for name, path in files.items():
+        with path.open() as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    timestamp, value, *step = line.split()[:3]
+                    at = int(step[0]) if step else number - 1
+                    point = Point(name, at, int(timestamp) / 1000, float(value))
+                except ValueError as error:
+                    raise Damaged(f"{path} is damaged in line {number:,}") from error
+                yield point
+
+
+def _config(params: dict[str, str]) -> dict[str, Any]:
+    return nested({name: literal(value) for name, value in params.items()})
+
+
+def _tags(tags: dict[str, str]) -> tuple[str, ...]:
+    return tuple(f"{name}={tags[name]}" for name in sorted(tags) if not name.startswith(OWN))

@@ -1,0 +1,118 @@
+"""Runs that Neptune's exporter wrote: Parquet files `<run>_part_<n>.parquet`, a row a value.
+
+Their columns: project_id, run_id, attribute_path, attribute_type (float, int, string, bool,
+datetime, string_set, float_series, and others), step, timestamp, and a column of values a type.
+https://github.com/neptune-ai/neptune-exporter. Read with `pyarrow` (the extra `neptune`).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+
+from halfstep.importing.source import Damaged, Found, Point, nested
+
+ROWS = 20_000
+PART = re.compile(r"(?P<run>.*?)_part_(?P<number>\d+)")
+#: Kinds of values that a run has once, and the columns of these.
+VALUES = {
+    "float": "float_value",
+    "int": "int_value",
+    "string": "string_value",
+    "bool": "bool_value",
+    "datetime": "datetime_value",
+    "string_set": "string_set_value",
+}
+COLUMNS = ["attribute_path", "attribute_type", "step", "timestamp"]
+
+
+def runs(path: Path) -> Iterator[Found | Damaged]:
+    """Yield the runs at or below a folder, or that of one file."""
+    parts: dict[tuple[Path, str], list[tuple[int, Path]]] = {}
+    for file in [path] if path.is_file() else sorted(path.rglob("*.parquet")):
+        matched = PART.fullmatch(file.stem)
+        name, number = (matched["run"], int(matched["number"])) if matched else (file.stem, 0)
+        parts.setdefault((file.parent, name), []).append((number, file))
+    for own in parts.values():
+        files = [file for _, file in sorted(own)]
+        try:
+            yield _found(files)
+        except Damaged as error:
+            yield error
+
+
+def _found(files: list[Path]) -> Found:
+    values: dict[str, Any] = {}
+    named: dict[str, Any] = {}
+    columns = ["project_id", "run_id", "attribute_path", "attribute_type", *VALUES.values()]
+    for row in _rows(files, columns, [*VALUES]):
+        named = named or row
+        values[row["attribute_path"]] = _plain(row[VALUES[row["attribute_type"]]])
+    if not named:  # of a run without a single setting
+        named = next(_rows(files, columns), {})
+    project, run_id = named.get("project_id"), named.get("run_id")
+    if not project or not run_id:
+        raise Damaged(f"{files[0]} tells of no run")
+    name = values.get("sys/name") or run_id
+    left_out: Counter[str] = Counter()
+    return Found(
+        identity=f"neptune:{project}/{run_id}",
+        fingerprint=" ".join(f"{file.name}:{file.stat().st_size}" for file in files),
+        name=str(name),
+        project=str(project),
+        config=nested({k: v for k, v in values.items() if not k.startswith("sys/")}),
+        tags=tuple(sorted(values.get("sys/tags") or ())),
+        started=_seconds(values.get("sys/creation_time")),
+        host=str(values.get("sys/hostname") or ""),
+        status="failed" if values.get("sys/failed") is True else "finished",
+        points=partial(_points, files, left_out),
+        left_out=left_out,
+    )
+
+
+def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point]:
+    left_out.clear()
+    for row in _rows(files, [*COLUMNS, "float_value"]):
+        kind, step, time = row["attribute_type"], row["step"], row["timestamp"]
+        if kind == "float_series" and row["float_value"] is not None and step is not None:
+            if step % 1:
+                left_out["value between two steps"] += 1
+                continue
+            seconds = time.timestamp() if time is not None else None
+            yield Point(row["attribute_path"], int(step), seconds, row["float_value"])
+        elif kind not in VALUES:
+            left_out[kind] += 1
+
+
+def _rows(
+    files: list[Path], columns: list[str], kinds: list[str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield rows, of these kinds if any are named, a bounded number at a time."""
+    for file in files:
+        try:
+            with parquet.ParquetFile(file) as opened:
+                there = [name for name in columns if name in opened.schema_arrow.names]
+                for batch in opened.iter_batches(ROWS, columns=there):
+                    lacking = dict.fromkeys(name for name in columns if name not in there)
+                    for row in batch.to_pylist():
+                        if kinds is None or row["attribute_type"] in kinds:
+                            yield row | lacking
+        except (pyarrow.ArrowException, OSError, KeyError) as error:
+            raise Damaged(f"{file} is damaged: {' '.join(str(error).split())}") from error
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _seconds(moment: str | None) -> float | None:
+    if moment is None:
+        return None
+    read = datetime.fromisoformat(moment)
+    return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,178 @@
+"""Runs that W&B wrote offline: the log `run-<id>.wandb` in each of its folders.
+
+    file     ":W&B", u16 magic, u8 version; then blocks of 32 KiB, the first less these 7 bytes
+    block    records: u32 crc32(type + data), u16 length, u8 type (1 whole, 2 first, 3 middle,
+             4 last part), data; a rest of under 7 bytes is zeros
+
+Each record is a message `Record` of wandb_internal.proto, of which the fields below are read. wandb
+itself reads them in Go, and has no module for it any more.
+"""
+
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from struct import Struct
+from typing import Any, BinaryIO
+
+from halfstep.importing.protobuf import double, fields, signed, zigzag
+from halfstep.importing.source import Damaged, Found, Point
+
+HEADER, MAGIC = Struct("<4sHB"), (b":W&B", 0xBEE1)
+RECORD = Struct("<IHB")
+BLOCK_BYTES = 32 * 2**10
+WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+HISTORY, SUMMARY, CONFIG, RUN, EXIT = 2, 3, 5, 17, 18  # of Record
+
+
+def runs(path: Path) -> Iterator[Found | Damaged]:
+    """Yield the runs at or below a folder, or that of one file. A resumed run has several files."""
+    by_id: dict[str, list[Path]] = {}
+    files = [path] if path.is_file() else sorted(path.rglob("*.wandb"))
+    for file in sorted(files, key=lambda file: file.parent.name):
+        by_id.setdefault(file.stem.removeprefix("run-"), []).append(file)
+    for files in by_id.values():
+        try:
+            yield _found(files)
+        except (Damaged, ValueError) as error:
+            yield error if isinstance(error, Damaged) else Damaged(f"{files[0]}: {error}")
+
+
+def _found(files: list[Path]) -> Found:
+    run: dict[int, list[Any]] = {}
+    config: dict[str, Any] = {}
+    status = None
+    for kind, message in _told(files):
+        if kind == RUN:
+            run = run or message
+            told = message.get(4, [])  # its configuration
+            config |= _settings(fields(told[0])) if told else {}
+        elif kind == CONFIG:
+            config |= _settings(message)
+        elif kind == EXIT:
+            status = "finished" if signed(message.get(1, [0])[0]) == 0 else "failed"
+    if not run:
+        raise Damaged(f"{files[0]} tells of no run")
+    identity = "/".join(_text(run, field) for field in (2, 3, 1))  # entity, project, id
+    left_out: Counter[str] = Counter()
+    config.pop("_wandb", None)
+    return Found(
+        identity=f"wandb:{identity}",
+        fingerprint=" ".join(f"{file.parent.name}:{file.stat().st_size}" for file in files),
+        name=_text(run, 8) or _text(run, 1),
+        project=_text(run, 3) or None,
+        config=config,
+        tags=tuple(tag.decode() for tag in run.get(10, [])),
+        started=_seconds(fields(run[17][0])) if 17 in run else None,
+        host=_text(run, 13),
+        status=status or "terminated",
+        points=partial(_points, files, left_out),
+        left_out=left_out,
+    )
+
+
+def _told(files: list[Path]) -> Iterator[tuple[int, dict[int, list[Any]]]]:
+    """Yield what describes a run; a damage is told by the pass over its points."""
+    for file in files:
+        try:
+            for record in _records(file):
+                for kind in (RUN, CONFIG, EXIT):
+                    if kind in record:
+                        yield kind, fields(record[kind][0])
+        except Damaged:
+            continue
+
+
+def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point]:
+    left_out.clear()
+    for file in files:
+        for record in _records(file):
+            if HISTORY in record:
+                yield from _row(fields(record[HISTORY][0]), left_out)
+
+
+def _row(history: dict[int, list[Any]], left_out: "Counter[str]") -> Iterator[Point]:
+    """Yield the numbers of one row of a run's history."""
+    items = dict(_item(fields(item)) for item in history.get(1, []))
+    told = fields(history[2][0]) if 2 in history else {}
+    step = int(items.get(("_step",), signed(told.get(1, [0])[0])))
+    time = items.get(("_timestamp",))
+    kinds = {path[:-1]: value for path, value in items.items() if path[-1] == "_type"}
+    left_out.update(map(str, kinds.values()))
+    for path, value in items.items():
+        if path[0].startswith("_") or any(path[:end] in kinds for end in range(len(path) + 1)):
+            continue
+        if value in ("NaN", "Infinity", "-Infinity"):
+            value = float(value)
+        if isinstance(value, int | float):
+            yield Point(".".join(path), step, time, float(value))
+        else:
+            left_out["text" if isinstance(value, str) else "list"] += 1
+
+
+def _item(item: dict[int, list[Any]]) -> tuple[tuple[str, ...], Any]:
+    """Return the path, as it was nested, and the value of an item: of a row, of a configuration."""
+    name = tuple(part.decode() for part in item.get(2, [])) or (_text(item, 1),)
+    if 16 in item:
+        return name, json.loads(item[16][0])
+    if 6 in item:
+        return name, double(item[6][0])
+    if 5 in item:
+        return name, zigzag(item[5][0])
+    if 4 in item:
+        return name, bool(item[4][0])
+    return name, json.loads(item[8][0]) if 8 in item else _text(item, 7)
+
+
+def _settings(update: dict[int, list[Any]]) -> dict[str, Any]:
+    """Return the items of a ConfigRecord that it sets."""
+    set_items = dict(_item(fields(item)) for item in update.get(1, []))
+    return {".".join(path): value for path, value in set_items.items()}
+
+
+def _seconds(timestamp: dict[int, list[Any]]) -> float:
+    seconds, nanoseconds = timestamp.get(1, [0])[0], timestamp.get(2, [0])[0]
+    return float(seconds + nanoseconds / 1e9)
+
+
+def _text(message: dict[int, list[Any]], field: int) -> str:
+    return message[field][-1].decode() if field in message else ""
+
+
+# ---- The log -----------------------------------------------------------------------------------
+
+
+def _records(path: Path) -> Iterator[dict[int, list[Any]]]:
+    """Yield its records; one that is cut short, by a kill, is the end."""
+    with path.open("rb") as file:
+        header = file.read(HEADER.size)
+        if len(header) < HEADER.size or HEADER.unpack(header)[:2] != MAGIC:
+            raise Damaged(f"{path} is no log of W&B's")
+        parts: list[bytes] = []
+        while chunk := _chunk(file, path):
+            kind, data = chunk
+            parts = [data] if kind in (WHOLE, FIRST) else [*parts, data]
+            if kind in (WHOLE, LAST):
+                try:
+                    yield fields(b"".join(parts))
+                except ValueError as error:
+                    raise Damaged(f"{path} is damaged before byte {file.tell():,}") from error
+
+
+def _chunk(file: BinaryIO, path: Path) -> tuple[int, bytes] | None:
+    at = file.tell()
+    if (rest := BLOCK_BYTES - at % BLOCK_BYTES) < RECORD.size:
+        at = file.seek(at + rest)
+    header = file.read(RECORD.size)
+    if len(header) < RECORD.size:
+        return None
+    checksum, length, kind = RECORD.unpack(header)
+    data = file.read(length)
+    if len(data) < length:
+        return None
+    if checksum != zlib.crc32(bytes([kind]) + data) or kind not in (WHOLE, FIRST, MIDDLE, LAST):
+        raise Damaged(f"{path} is damaged at byte {at:,}")
+    return kind, data

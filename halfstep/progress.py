@@ -1,0 +1,59 @@
+"""How far something is, on one line of stderr; nothing where that is no terminal."""
+
+import sys
+from typing import Self
+
+from halfstep.clock import clock
+
+SECONDS = 0.1  # between two looks of whoever watches
+WIDTH = 24
+KIB, SUFFIXES = 1024, ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+class Progress:
+    """A bar. A context manager, which wipes it. Call it with how much is done, and of how much."""
+
+    def __init__(self, what: str, *, in_bytes: bool = False) -> None:
+        self._what, self._in_bytes = what, in_bytes
+        self._is_seen = sys.stderr is not None and sys.stderr.isatty()
+        self._drawn_at = -SECONDS
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wipe()
+
+    def wipe(self) -> None:
+        """Make room for a line of something else; the next call draws it anew."""
+        if self._is_seen:
+            self._write("")
+            self._drawn_at = -SECONDS
+
+    def __call__(self, done: int, total: int = 0) -> None:
+        """total: 0 if nobody knows."""
+        now = clock()
+        if not self._is_seen or (now - self._drawn_at < SECONDS and done != total):
+            return
+        self._drawn_at = now
+        figures = self._figure(done)
+        if total:
+            filled = WIDTH * min(done, total) // total
+            bar = "█" * filled + "░" * (WIDTH - filled)
+            figures = f"{bar} {100 * done // total:3}%  {figures} of {self._figure(total)}"
+        self._write(f"{self._what}  {figures}")
+
+    def _figure(self, number: float) -> str:
+        if not self._in_bytes:
+            return f"{number:,}"
+        power = 0
+        while number >= KIB and power < len(SUFFIXES) - 1:
+            number, power = number / KIB, power + 1
+        return f"{number:.1f} {SUFFIXES[power]}" if power else f"{number} B"
+
+    def _write(self, text: str) -> None:
+        try:
+            sys.stderr.write(f"\r\033[2K{text}")
+            sys.stderr.flush()
+        except OSError:  # a terminal that was closed
+            self._is_seen = False

@@ -1,0 +1,86 @@
+"""What a person types to read a run's numbers, and to have it go on otherwise."""
+
+import csv
+import json
+import math
+import sys
+from typing import Any
+
+from halfstep.client import Client
+from halfstep.spool import json_safe
+from halfstep.typed import add_submission, configuration, parser_of, tell_queued
+
+
+def series(words: list[str]) -> None:
+    """Print every step of a run, or every metric, as CSV; `--points 200` thins them out."""
+    parser = parser_of("run series", series)
+    parser.add_argument("run", type=int)
+    parser.add_argument("--metrics", action="store_true", help="what the training logged beside")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--last", type=int)
+    parser.add_argument("--points", type=int, help="32 to 5000, with every extreme; else all")
+    options = parser.parse_args(words)
+    with Client() as client:
+        read = client.metrics if options.metrics else client.series
+        found = read(options.run, first=options.first, last=options.last, points=options.points)
+    columns = {name: column.tolist() for name, column in found.columns().items()}
+    written = csv.writer(sys.stdout, lineterminator="\n")
+    if not options.json:
+        written.writerow(columns)
+    for row in zip(*columns.values(), strict=True):
+        if options.json:
+            print(json.dumps(json_safe(dict(zip(columns, row, strict=True)))))
+        else:
+            written.writerow("" if math.isnan(value) else value for value in row)
+
+
+def events(words: list[str]) -> None:
+    """Tell what the scaler did: each skip with its culprits, growth and backoff."""
+    parser = parser_of("run events", events)
+    parser.add_argument("run", type=int)
+    options = parser.parse_args(words)
+    with Client() as client:
+        for event in client.events(options.run):
+            print(json.dumps(event) if options.json else _event_line(event))
+
+
+def findings(words: list[str]) -> None:
+    """Say what is wrong with a run and what to do, the gravest first."""
+    parser = parser_of("run findings", findings)
+    parser.add_argument("run", type=int)
+    options = parser.parse_args(words)
+    with Client() as client:
+        for each in client.findings(options.run):
+            print(json.dumps(each) if options.json else f"{each['title']}\n  {each['text']}")
+
+
+def scale(words: list[str]) -> None:
+    """Ask a running fp16 run to go on with another loss scale from its next step on."""
+    parser = parser_of("run scale", scale)
+    parser.add_argument("run", type=int)
+    parser.add_argument("scale", type=float)
+    options = parser.parse_args(words)
+    with Client() as client:
+        asked = client.set_scale(options.run, options.scale)
+    text = f"run {options.run} is asked for a loss scale of {options.scale:g}"
+    print(json.dumps(asked) if options.json else text)
+
+
+def fork(words: list[str]) -> None:
+    """Queue a run that starts from another's checkpoint: `fork 1 --set training.steps=800`."""
+    parser = parser_of("run fork", fork)
+    parser.add_argument("run", type=int)
+    parser.add_argument("--step", type=int, help="of the checkpoint; the newest if not told")
+    add_submission(parser)
+    options = parser.parse_args(words)
+    config = configuration(parser, options)
+    with Client() as client:
+        labels: dict[str, Any] = {"name": options.name, "tags": options.tags}
+        queued = client.fork(options.run, config, step=options.step, **labels)
+        tell_queued(client, queued, options)
+
+
+def _event_line(event: dict[str, Any]) -> str:
+    change = f"{event['scale_before']} → {event['scale_after']}"
+    culprits = ", ".join(each["name"] for each in event["culprits"])
+    return f"{event['step']:>8}  {event['kind']:<8} {change}  {culprits}".rstrip()

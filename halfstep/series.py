@@ -1,0 +1,118 @@
+"""Series of a run as numpy arrays; as a table of Arrow or pandas where these are installed."""
+
+import csv
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+
+class Line(NamedTuple):
+    """Values, float64, and their steps, int64. Of a whole number too, such as elapsed_ms."""
+
+    step: NDArray[np.int64]
+    value: NDArray[np.float64]
+
+
+class Series(Mapping[str, Line]):
+    """Lines by name, each with steps of its own."""
+
+    def __init__(self, lines: Mapping[str, Line]) -> None:
+        self._lines = dict(lines)
+
+    def __getitem__(self, name: str) -> Line:
+        return self._lines[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}: {len(line.step):,}" for name, line in self.items())
+        return f"Series({inside})"
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return columns of one length: `step`, and each line, NaN where it has no value."""
+        shared = [line.step for line in self.values()]
+        steps = np.unique(np.concatenate(shared)) if shared else np.zeros(0, np.int64)
+        columns: dict[str, NDArray[Any]] = {"step": steps}
+        for name, line in self.items():
+            # A logged number may be called "step" too, by loggers that count for themselves.
+            name = name if name != "step" else "step (logged)"
+            columns[name] = np.full(len(steps), np.nan)
+            columns[name][np.searchsorted(steps, line.step)] = line.value
+        return columns
+
+    def arrow(self) -> "pyarrow.Table":
+        """Return the columns as a table of Arrow, which has to be installed."""
+        import pyarrow
+
+        return pyarrow.table(self.columns())
+
+    def pandas(self) -> "pandas.DataFrame":
+        """Return the columns as pandas has them, by step; it has to be installed."""
+        import pandas
+
+        return pandas.DataFrame(self.columns()).set_index("step")
+
+
+def of_page(lines: Mapping[str, Mapping[str, Any]], shared: list[int]) -> Series:
+    """Read lines as /series has them. shared: the steps of those that name none."""
+    read = {}
+    for name, line in lines.items():
+        steps = shared if line["x"] is None else line["x"]
+        values = [np.nan if value is None else float(value) for value in line["y"]]
+        read[name] = Line(np.array(steps, np.int64), np.array(values, np.float64))
+    return Series(read)
+
+
+def of_steps(text: Iterable[str], first: int, last: float) -> Series:
+    """Read the export of all steps, in pieces of any length: CSV without a quote."""
+    names: list[str] = []
+    tables: list[NDArray[np.float64]] = []
+    rest = ""
+    for piece in text:
+        whole, newline, rest = (rest + piece).rpartition("\n")
+        if not newline:
+            continue
+        lines = whole.split("\n")
+        if not names:
+            names = lines.pop(0).split(",")
+        if lines:
+            values = np.array(",".join(lines).split(","), np.float64).reshape(-1, len(names))
+            steps = values[:, names.index("step")]
+            tables.append(values[(steps >= first) & (steps <= last)])
+    table = np.concatenate(tables) if tables else np.zeros((0, len(names)))
+    columns = dict(zip(names, table.T, strict=True))
+    whole_steps = columns.pop("step").astype(np.int64)
+    return Series({name: Line(whole_steps, each.copy()) for name, each in columns.items()})
+
+
+def of_metrics(text: Iterable[str], first: int, last: float) -> Series:
+    """Read the export of all metrics, in pieces of any length."""
+    found: dict[str, tuple[array[int], array[float]]] = {}
+    for row in csv.DictReader(lines_of(text)):
+        if first <= int(row["step"]) <= last:
+            steps, values = found.setdefault(row["name"], (array("q"), array("d")))
+            steps.append(int(row["step"]))
+            values.append(float(row["value"]))
+    named = {n: Line(np.array(s, np.int64), np.array(v, np.float64)) for n, (s, v) in found.items()}
+    return Series(named)
+
+
+def lines_of(text: Iterable[str]) -> Iterator[str]:
+    """Cut at newlines alone: a name may hold what else ends a line for Python."""
+    rest = ""
+    for piece in text:
+        *whole, rest = (rest + piece).split("\n")
+        yield from (f"{line}\n" for line in whole)
+    if rest:
+        yield rest

@@ -1,0 +1,99 @@
+"""What commands have in common: how they explain themselves, read settings, tell runs, and end."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from halfstep.client import ENDED, Client
+
+#: Of a command that waits for a run's end. 1: the server refused; 2: typed wrongly; 130: Ctrl-C.
+EXIT_CODES = {"finished": 0, "failed": 3, "cancelled": 4}
+EXITS = "the exit code is 0 if it finished, 3 if it failed, 4 if it was cancelled"
+
+
+def parser_of(name: str, command: Any, more: str = "") -> argparse.ArgumentParser:
+    """Return what reads a command's words. more: for its help."""
+    server = "The server is HALFSTEP_URL and the token HALFSTEP_TOKEN, else as `halfstep login` has"
+    parser = argparse.ArgumentParser(
+        prog=f"halfstep {name}",
+        description=command.__doc__,
+        epilog=". ".join(filter(None, [more, f"{server} kept them."])),
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
+    return parser
+
+
+def add_submission(parser: argparse.ArgumentParser) -> None:
+    """Let a command's words configure a run."""
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields")
+    parser.add_argument("--precision", choices=["fp16", "bf16", "fp32"])
+    parser.add_argument("--name", default="")
+    parser.add_argument("--tag", action="append", default=[], dest="tags")
+    parser.add_argument("--wait", action="store_true", help=f"until it is over; {EXITS}")
+
+
+def configuration(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what was typed of a configuration."""
+    config = assigned(parser, options.fields)
+    if options.precision:
+        config["precision"] = options.precision
+    return config
+
+
+def assigned(parser: argparse.ArgumentParser, assignments: Iterable[str]) -> dict[str, Any]:
+    """Return fields as `--set group.field=value` has them, nested."""
+    config: dict[str, Any] = {}
+    for path, text in pairs(parser, "--set", assignments, "FIELD=VALUE"):
+        *groups, field = path.split(".")
+        group = config
+        for name in groups:
+            group = group.setdefault(name, {})
+        group[field] = value_of(text)
+    return config
+
+
+def pairs(
+    parser: argparse.ArgumentParser,
+    option: str,
+    assignments: Iterable[str],
+    allowed: str = "NAME=VALUE",
+) -> list[tuple[str, str]]:
+    """Return what an option that may be repeated assigned to which names."""
+    typed = []
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            parser.error(f"{option} {assignment}: allowed is {allowed}")
+        typed.append((name, value))
+    return typed
+
+
+def value_of(text: str) -> Any:
+    """Return what was typed for a value: JSON if it is some, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def tell_queued(client: Client, run: dict[str, Any], options: argparse.Namespace) -> None:
+    """Tell of a run that was queued; wait for its end if that was typed, and exit as it ended."""
+    tell(run, options)
+    if options.wait:
+        ended = client.wait(run["id"])
+        tell(ended, options)
+        sys.exit(EXIT_CODES[ended["status"]])
+
+
+def tell(run: dict[str, Any], options: argparse.Namespace) -> None:
+    """Print where a run is, on a line."""
+    print(json.dumps(run) if options.json else _line(run), flush=True)
+
+
+def _line(run: dict[str, Any]) -> str:
+    waiting = f"  ({run['waiting']})" if run["waiting"] and run["status"] not in ENDED else ""
+    total = f" of {run['steps_total']:,}" if run["steps_total"] else ""
+    done = f"{run['step']:,}{total} steps, {run['skipped']:,} skipped"
+    return f"{run['id']:>6}  {run['status']:<11} {run['name']}  {done}{waiting}"

@@ -1,0 +1,77 @@
+"""A run of the server, for what other loggers read: told back by their own readers, and ours."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from halfstep import Client, commands
+from halfstep.importing import mlflow, tensorboard
+from halfstep.importing.source import Found, Point
+from tests.halfstep.test_series import STEPS
+
+NAMES = {"loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "skipped"}
+
+
+def export(target: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    commands.COMMANDS["export"]([target, "1", str(folder), "--json"])
+    return Path(json.loads(capsys.readouterr().out)["folder"])
+
+
+def lines(found: Found) -> dict[str, list[Point]]:
+    told: dict[str, list[Point]] = {}
+    for point in found.points():
+        told.setdefault(point.name, []).append(point)
+    return told
+
+
+def test_tensorboard_reads_it(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TensorBoard's own reader finds every step, the metric, and what the run was."""
+    place = export("tensorboard", tmp_path / "logs", capsys)
+    read = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
+    read.Reload()
+    assert {*read.Tags()["scalars"]} == {*NAMES, 'a "b",\u2028c'}
+    losses = read.Scalars("loss")
+    assert [each.step for each in losses] == list(range(1, STEPS + 1))
+    assert losses[9].value == np.inf
+    assert [each.step for each in read.Scalars("skipped") if each.value] == [10]
+    [words] = read.Tensors("run/text_summary" if "run" not in read.Tags()["tensors"] else "run")
+    assert b"digits" in words.tensor_proto.string_val[0]
+    [found] = tensorboard.runs(tmp_path / "logs")
+    assert isinstance(found, Found)
+    assert len(lines(found)["scale"]) == STEPS
+
+
+def test_mlflows_folder_has_it(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As our reader of MLflow's own folders finds it; names that MLflow refuses are written so."""
+    place = export("mlflow", tmp_path / "mlruns", capsys)
+    [found] = mlflow.runs(tmp_path)
+    assert isinstance(found, Found)
+    run = client.run(1)
+    assert (found.name, found.project) == (run["name"], "digits")
+    assert found.config["training"]["steps"] == 400
+    told = lines(found)
+    assert {*told} == {*NAMES, "a _b___c"}
+    assert [each.value for each in told["a _b___c"]] == pytest.approx([1.5, np.nan], nan_ok=True)
+    assert told["loss"][9].value == np.inf
+    assert told["loss"][0].time == pytest.approx(run["started_at"], abs=0.01)
+    assert (place / "tags" / "halfstep.run").read_text() == "1"
+    with pytest.raises(SystemExit, match="there already"):
+        export("mlflow", tmp_path / "mlruns", capsys)
+
+
+def test_a_name_may_be_a_folder_too(tmp_path: Path) -> None:
+    """`loss` beside `loss/train`, in either order; a name cannot leave its folder."""
+    from halfstep.exporting.mlflow import _Files
+
+    with _Files(tmp_path / "a") as files:
+        for name in ("loss", "loss/train", "../../out", "val/x", "val"):
+            files.of(name).write("1 2 3\n")
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
+    assert written == {"a", "a/loss", "a/loss_train_", "a/out", "a/val", "a/val/x", "a/val_"}

@@ -1,0 +1,328 @@
+"""What other loggers recorded, in our folders: every number, once."""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from halfstep import commands
+from halfstep.importing.columns import columns_of
+from halfstep.run_folder import read_run
+from tests.halfstep.watch_made import Written
+
+RECORDED = Path(__file__).parents[1] / "imported"
+MOMENT = 1_700_000_000.0
+
+Import = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Import:
+    """Type `halfstep import`; return what it says of each run. code: its exit code."""
+
+    def type_it(source: str, path: Path, *words: str, code: int = 0) -> list[dict[str, Any]]:
+        folder = str(tmp_path / "halfstep")
+        with pytest.raises(SystemExit) as ended:
+            commands.COMMANDS["import"](
+                [source, str(path), "--folder", folder, "--offline", "--json", *words]
+            )
+        assert ended.value.code == code
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return type_it
+
+
+def metrics(written: Written) -> dict[str, list[tuple[int, Any]]]:
+    """Return logged numbers by name."""
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for event in written.of("metric"):
+        found.setdefault(event["name"], []).append((event["step"], event["value"]))
+    return found
+
+
+def test_a_wandb_run(imported: Import) -> None:
+    """Its loss, rate and scale are columns of the steps, which are counted from 1."""
+    [told] = imported("wandb", RECORDED / "wandb")
+    assert (told["steps"], told["numbers"]) == (12, 14)
+    assert told["left_out"] == {"histogram": 1, "text": 1}
+    run = read_run(Path(told["folder"]))
+    assert (run["name"], run["project"], run["tags"]) == ("swift-lynx", "digits", ["fp16", "tried"])
+    expected = {"lr": 0.01, "layers": [8, 4], "optimizer": {"name": "adamw"}, "late": 3}
+    assert run["config"] == expected
+    assert run["started"].startswith("2026-11-22T02:37:4")
+    written = Written(Path(told["folder"]))
+    assert written.steps["step"].tolist() == list(range(1, 13))
+    assert written.steps["loss"] == pytest.approx(1 / np.arange(1, 13), rel=1e-6)
+    assert written.steps["scale"].tolist() == [65536.0] * 6 + [32768.0] * 6
+    assert set(written.steps["lr"]) == {0.01}
+    named = metrics(written)
+    assert named["val.accuracy"][11] == (12, 11 / 12)
+    assert (named["odd"], named["endless"]) == ([(13, "NaN")], [(13, "Infinity")])
+    outcome = json.loads((Path(told["folder"]) / "outcome-1.json").read_text())
+    assert (outcome["status"], outcome["step"]) == ("finished", 12)
+
+
+def test_a_damaged_wandb_log_ends_its_run_alone(
+    imported: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What comes before the damage is kept; the other run is whole."""
+    [log] = (RECORDED / "wandb").rglob("*.wandb")
+    both = tmp_path / "wandb"
+    for name in ("a", "b"):
+        shutil.copytree(log.parent, both / name)
+    (both / "b" / log.name).rename(both / "b" / "run-zz.wandb")
+    content = bytearray((both / "a" / log.name).read_bytes())
+    content[4000] ^= 255
+    (both / "a" / log.name).write_bytes(content)
+    broken, whole = imported("wandb", both, code=1)
+    assert 0 < broken["steps"] < 12
+    assert whole["steps"] == 12
+    (both / "a" / log.name).write_bytes(b"no log at all")
+    assert len(imported("wandb", both, code=1)) == 1
+    shutil.copy(log, both / "a" / log.name)
+    with (both / "a" / log.name).open("r+b") as file:
+        file.truncate(5000)  # as a kill leaves it
+    cut, _whole = imported("wandb", both)
+    assert 0 < cut["steps"] < 12
+
+
+@pytest.fixture(params=["mlflow.db", "mlruns"])
+def mlflow(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """MLflow's store, in either form."""
+    if request.param == "mlruns":
+        return RECORDED / "mlruns"
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.executescript((RECORDED / "mlflow.sql").read_text())
+    database.close()
+    return tmp_path
+
+
+def test_mlflows_runs(imported: Import, mlflow: Path) -> None:
+    """Database and folder tell the same; what was deleted there stays away."""
+    told = {Path(each["folder"]).name: each for each in imported("mlflow", mlflow)}
+    assert told.keys() == {"first", "bad", "killed"}
+    folder = Path(told["first"]["folder"])
+    run = read_run(folder)
+    assert (run["project"], run["tags"]) == ("digits", ["team=a"])
+    assert run["config"] == {"lr": 0.1, "model": {"width": 8}, "note": "it's: 'b'"}
+    written = Written(folder)
+    assert written.steps["loss"] == pytest.approx(1 / np.arange(1, 7), rel=1e-6)
+    assert set(written.steps["lr"]) == {0.1}
+    assert (np.diff(written.steps["elapsed_ms"]) >= 0).all()
+    assert metrics(written) == {"val acc": [(6, "NaN")], "val loss": [(6, "Infinity")]}
+    outcomes = {
+        name: json.loads((Path(each["folder"]) / "outcome-1.json").read_text())["status"]
+        for name, each in told.items()
+    }
+    assert outcomes == {"first": "finished", "bad": "failed", "killed": "terminated"}
+    assert metrics(Written(Path(told["killed"]["folder"]))) == {"acc": [(0, 1.0)]}
+
+
+def test_damaged_stores_of_mlflow_are_named(
+    imported: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file, or a line of one."""
+    (tmp_path / "mlflow.db").write_text("no database")
+    assert imported("mlflow", tmp_path, code=1) == []
+    copy = tmp_path / "mlruns"
+    shutil.copytree(RECORDED / "mlruns", copy)
+    [loss] = copy.rglob("train/loss")
+    loss.write_text(loss.read_text() + "nonsense\n")
+    [meta] = [path for path in copy.rglob("meta.yaml") if "run_name: killed" in path.read_text()]
+    meta.write_text("a: [")
+    told = imported("mlflow", copy, code=1)
+    assert sorted((Path(each["folder"]).name, each["steps"]) for each in told) == [
+        ("bad", 1),
+        ("first", 6),
+    ]
+
+
+def scalar(tag: str, step: int, value: float) -> Event:
+    summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+    return Event(step=step, wall_time=MOMENT + step, summary=summary)
+
+
+def event_file(folder: Path, *events: Event) -> Path:
+    """Write an event file with TensorBoard's own writer."""
+    writer = EventFileWriter(str(folder))
+    for event in events:
+        writer.add_event(event)
+    writer.close()
+    return max(folder.glob("*tfevents*"))
+
+
+def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:
+    """A folder is a run; numbers come as they were written, and what is none is counted."""
+    image = Event(step=1, summary=Summary(value=[Summary.Value(tag="x", image=Summary.Image())]))
+    losses = [scalar("Loss/train", step, 1 / step) for step in range(10, 60, 10)]
+    event_file(tmp_path / "logs" / "a", *losses, scalar("val", 50, 0.5), image)
+    event_file(tmp_path / "logs" / "b" / "c", scalar("val", 0, 2.0))
+    told = {Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")}
+    assert told.keys() == {"a", "b-c"}
+    assert told["a"]["left_out"] == {"image": 1}
+    written = Written(Path(told["a"]["folder"]))
+    assert written.steps["step"].tolist() == [10, 20, 30, 40, 50]
+    assert written.steps["elapsed_ms"].tolist() == [0, 10_000, 20_000, 30_000, 40_000]
+    assert written.steps["step_us"].tolist()[1:] == [1_000_000] * 4
+    assert metrics(written) == {"val": [(50, 0.5)]}
+    assert metrics(Written(Path(told["b-c"]["folder"]))) == {"val": [(0, 2.0)]}
+
+
+def test_the_second_writer_of_torch_says_how_it_was_configured(
+    imported: Import, tmp_path: Path
+) -> None:
+    """`SummaryWriter.add_hparams` is where a configuration stands."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(tmp_path / "logs") as writer:  # type: ignore[no-untyped-call]
+        writer.add_scalar("loss", 0.5, 1)  # type: ignore[no-untyped-call]
+        writer.add_hparams({"lr": 0.1, "kind": "adam"}, {"end": 1.0}, run_name="it")  # type: ignore[no-untyped-call]
+    told = {Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")}
+    assert read_run(Path(told["it"]["folder"]))["config"] == {"lr": 0.1, "kind": "adam"}
+    assert told["logs"]["steps"] == 1
+
+
+def test_a_damaged_event_file_is_named(imported: Import, tmp_path: Path) -> None:
+    """What comes before is kept; one that is cut short is whole as far as it goes."""
+    path = event_file(tmp_path / "logs", *(scalar("loss", step, 1.0) for step in range(1, 9)))
+    content = bytearray(path.read_bytes())
+    path.write_bytes(content[:-5])
+    [told] = imported("tensorboard", tmp_path / "logs")
+    assert told["steps"] == 7
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+    [told] = imported("tensorboard", tmp_path / "logs", code=1)
+    assert 0 < told["steps"] < 7
+
+
+SCHEMA = pyarrow.schema(
+    [
+        ("project_id", pyarrow.string()),
+        ("run_id", pyarrow.string()),
+        ("attribute_path", pyarrow.string()),
+        ("attribute_type", pyarrow.string()),
+        ("step", pyarrow.decimal128(18, 6)),
+        ("timestamp", pyarrow.timestamp("ms", tz="UTC")),
+        ("int_value", pyarrow.int64()),
+        ("float_value", pyarrow.float64()),
+        ("string_value", pyarrow.string()),
+        ("bool_value", pyarrow.bool_()),
+        ("datetime_value", pyarrow.timestamp("ms", tz="UTC")),
+        ("string_set_value", pyarrow.list_(pyarrow.string())),
+        ("file_value", pyarrow.struct([("path", pyarrow.string())])),
+    ]
+)
+
+
+def export_of_neptune(folder: Path, name: str, rows: list[dict[str, Any]], parts: int = 1) -> None:
+    """Write a run as Neptune's exporter does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"project_id": "ada/digits", "run_id": name} | row for row in rows]
+    for part in range(parts):
+        table = pyarrow.Table.from_pylist(rows[part::parts], schema=SCHEMA)
+        parquet.write_table(table, folder / f"{name}_part_{part}.parquet", compression="snappy")
+
+
+def test_neptunes_runs(imported: Import, tmp_path: Path) -> None:
+    """All parts of a run are one; what the exporter says of it is kept."""
+    began = datetime.fromtimestamp(MOMENT, UTC)
+    rows: list[dict[str, Any]] = [
+        {"attribute_path": path, "attribute_type": kind, f"{kind}_value": value}
+        for path, kind, value in [
+            ("sys/name", "string", "baseline"),
+            ("sys/creation_time", "datetime", began),
+            ("sys/tags", "string_set", ["b", "a"]),
+            ("sys/failed", "bool", True),
+            ("config/lr", "float", 0.1),
+            ("config/layers", "int", 3),
+        ]
+    ]
+    rows += [
+        {
+            "attribute_path": path,
+            "attribute_type": "float_series",
+            "step": Decimal(step),
+            "timestamp": datetime.fromtimestamp(MOMENT + 2 * step, UTC),
+            "float_value": 1 / (step + 1),
+        }
+        for step in range(4)
+        for path in ("metrics/accuracy", "train/loss")
+    ]
+    rows.append(rows[-1] | {"step": Decimal("3.5")})
+    rows.append({"attribute_path": "model", "attribute_type": "file"})
+    export_of_neptune(tmp_path / "data" / "digits-1a", "RUN-1", rows, parts=2)
+    (tmp_path / "data" / "digits-1a" / "RUN-2_part_0.parquet").write_text("no Parquet")
+    [told] = imported("neptune", tmp_path / "data", "--project", "other", code=1)
+    assert told["left_out"] == {"file": 1, "value between two steps": 1}
+    run = read_run(Path(told["folder"]))
+    assert (run["name"], run["project"], run["tags"]) == ("baseline", "other", ["a", "b"])
+    assert run["config"] == {"config": {"lr": 0.1, "layers": 3}}
+    assert run["started"] == "2023-11-14T22:13:20.000+00:00"
+    written = Written(Path(told["folder"]))
+    assert written.steps["step"].tolist() == [1, 2, 3, 4]
+    assert written.steps["elapsed_ms"].tolist() == [0, 2000, 4000, 6000]
+    named = metrics(written)
+    assert sorted(named["metrics/accuracy"]) == [(s, 1 / s) for s in range(1, 5)]
+    outcome = json.loads((Path(told["folder"]) / "outcome-1.json").read_text())
+    assert outcome["status"] == "failed"
+
+
+def test_the_same_twice_is_one_run(imported: Import, tmp_path: Path) -> None:
+    """What is there is left as it is; what has grown since is its next attempt."""
+    logs = tmp_path / "logs"
+    event_file(logs, scalar("loss", 1, 0.5))
+    [first] = imported("tensorboard", logs)
+    [again] = imported("tensorboard", logs)
+    assert (first["new"], again["new"]) == (True, False)
+    assert first["folder"] == again["folder"]
+    path = next(logs.glob("*tfevents*"))
+    more = event_file(tmp_path / "more", scalar("loss", 2, 0.25))
+    path.write_bytes(path.read_bytes() + more.read_bytes())
+    [grown] = imported("tensorboard", logs)
+    assert (grown["new"], grown["folder"], grown["steps"]) == (True, first["folder"], 2)
+    run = read_run(Path(first["folder"]))
+    assert [each["attempt"] for each in run["attempts"]] == [1, 2]
+    [resumed] = Written(Path(first["folder"])).of("resumed")
+    assert resumed["step"] == 0
+
+
+def test_an_import_that_was_broken_off_is_done_over(imported: Import, tmp_path: Path) -> None:
+    """What it left is no run, and in nobody's way."""
+    event_file(tmp_path / "logs", scalar("loss", 1, 0.5))
+    left = tmp_path / "halfstep" / "logs" / "spool"
+    left.mkdir(parents=True)
+    (left / "1-0.spool").write_bytes(b"half")
+    [told] = imported("tensorboard", tmp_path / "logs")
+    assert told["folder"] == str(left.parent)
+    assert Written(left.parent).steps["loss"].tolist() == [0.5]
+
+
+def test_names_that_are_evident() -> None:
+    """Case and separators aside; the training's own loss before another."""
+    assert columns_of(["Train/Loss", "loss", "val_loss", "lr", "GRAD NORM"]) == {
+        "Train/Loss": "loss",
+        "lr": "lr",
+        "GRAD NORM": "grad_norm",
+    }
+    assert columns_of(["scale/loss_scale"]) == {"scale/loss_scale": "scale"}
+    assert columns_of(["accuracy", "scale"]) == {}
+
+
+def test_a_path_that_holds_nothing_is_said(
+    imported: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And one that is not there is typed wrongly."""
+    assert imported("wandb", tmp_path, code=1) == []
+    assert imported("wandb", tmp_path / "away", code=2) == []

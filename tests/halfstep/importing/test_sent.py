@@ -1,0 +1,68 @@
+"""Imported runs on a server."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from db import accounts
+from db.database import Database
+from db.tables import Metric, Run, Status, Step, User
+from halfstep import commands
+from tests.halfstep.importing.test_imports import RECORDED, event_file, scalar
+
+
+@pytest.fixture
+def server(address: str, database: Database, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is known, by a token that may write alone."""
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, ada, "writer", kind="write")
+    monkeypatch.setenv("HALFSTEP_URL", address)
+    monkeypatch.setenv("HALFSTEP_TOKEN", token)
+
+
+def import_into(folder: Path, source: str, path: Path) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        commands.COMMANDS["import"]([source, str(path), "--folder", str(folder)])
+
+
+def test_an_imported_run_stands_on_the_server_once(
+    server: None, database: Database, tmp_path: Path
+) -> None:
+    """With its own time, from another folder too, and however often."""
+    for folder in ("here", "here", "there"):
+        import_into(tmp_path / folder, "wandb", RECORDED / "wandb")
+    with database.reading() as session:
+        [run] = session.scalars(select(Run))
+        assert (run.name, run.project, run.status) == ("swift-lynx", "digits", Status.FINISHED)
+        assert (run.step, run.precision, run.tags) == (12, "fp16", "fp16, tried")
+        assert run.started_at is not None
+        assert run.ended_at is not None
+        assert 0 <= run.ended_at - run.started_at < 60
+        assert session.scalars(select(Step.step)).all() == list(range(1, 13))
+        assert len(session.scalars(select(Metric)).all()) == 14
+
+
+def test_a_run_without_a_loss_has_its_numbers(
+    server: None, database: Database, tmp_path: Path
+) -> None:
+    """It makes no steps; when there is more of it, that comes too."""
+    logs = tmp_path / "logs"
+    path = event_file(logs, *(scalar("accuracy", step, step / 8) for step in range(5)))
+    import_into(tmp_path / "halfstep", "tensorboard", logs)
+
+    def points() -> list[tuple[int, float | None]]:
+        with database.reading() as session:
+            found = session.scalars(select(Metric).order_by(Metric.step)).all()
+            return [(each.step, each.value) for each in found]
+
+    assert points() == [(step, step / 8) for step in range(5)]
+    more = event_file(tmp_path / "more", scalar("accuracy", 5, 5 / 8))
+    path.write_bytes(path.read_bytes() + more.read_bytes())
+    import_into(tmp_path / "halfstep", "tensorboard", logs)
+    assert points() == [(step, step / 8) for step in range(6)]
+    with database.reading() as session:
+        [run] = session.scalars(select(Run))
+        assert (run.status, run.attempt, run.step) == (Status.FINISHED, 2, 0)
+        assert run.started_at is not None
+        assert run.ended_at == pytest.approx(run.started_at + 5, abs=0.01)
