@@ -78,8 +78,19 @@ def read_run(folder: Path) -> dict[str, Any]:
     return run
 
 
+def described_in(folder: Path) -> dict[str, Any]:
+    """Return what there is to know of a run: of one that was queued, its queue knows the rest."""
+    is_own = (folder / "run.json").exists()
+    return read_run(folder) if is_own else {"id": folder.name, "name": f"run {folder.name}"}
+
+
 def configure(folder: Path, config: object, secret: str | None = None) -> None:
-    """Write a run's configuration anew. secret: what is hidden wherever it stands."""
+    """Write a run's configuration anew, unless it is the queue's. secret: is hidden wherever it is.
+
+    What a queued run was submitted with stays what its page says of it.
+    """
+    if not (folder / "run.json").exists():
+        return
     described = read_run(folder)
     write_json(
         folder / "run.json", described | {"config": redaction.without(plain(config), secret)}

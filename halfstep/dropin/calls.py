@@ -10,7 +10,7 @@ from halfstep.dropin.media import Histogram, Image, Table
 from halfstep.dropin.run import Run
 from halfstep.dropin.settings import Entries, entries_of
 from halfstep.dropin.unserved import ignored, say_once
-from halfstep.run_folder import read_run
+from halfstep.run_folder import described_in
 
 MODES = {"online": "auto", "shared": "auto", "offline": "offline", "dryrun": "offline"}
 MODES |= {"disabled": "disabled", "run": "auto"}
@@ -81,7 +81,7 @@ def init(
             folder=Path(dir or os.environ.get("WANDB_DIR") or ".") / "halfstep",
             mode=_mode(mode),
         )
-        described = read_run(watch.files.folder) if watch.files else {}
+        described = described_in(watch.files.folder) if watch.files else {}
         _begun = Run(watch, described, labels)
         vars(_begun.config)["_entries"].update(settings)
     except Exception as error:

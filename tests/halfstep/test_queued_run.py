@@ -56,6 +56,18 @@ def test_the_run_is_the_queues_whatever_the_script_calls_it(
     assert json.loads((folder / "outcome-1.json").read_text())["status"] == "finished"
 
 
+def test_a_script_of_wandbs_logs_to_the_queues_run(folder: Path) -> None:
+    """Its own configuration changes nothing of what was submitted, and ends nothing."""
+    run = halfstep.init(name="mine", config={"lr": 0.1})
+    run.config.update({"more": 1})
+    halfstep.log({"accuracy": 0.5})
+    halfstep.finish()
+    written = Written(folder)
+    assert [(each["name"], each["value"]) for each in written.of("metric")] == [("accuracy", 0.5)]
+    assert (run.id, run.name) == ("7", "run 7")
+    assert not (folder / "run.json").exists()
+
+
 def test_several_trainings_of_one_script_go_on_from_each_other(folder: Path) -> None:
     """The second one's steps follow on the first one's, in a file of its own."""
     train()
