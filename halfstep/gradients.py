@@ -17,6 +17,8 @@ from halfstep.rows import Counts
 #: What wrappers of modules put into the names of parameters.
 WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
+FEW = 16  # tensors that are read faster one by one than in a row that is made of them first
+
 
 class Measured(NamedTuple):
     """The gradients of one optimizer in one step: numbers on a CPU, else tensors of the device."""
@@ -48,6 +50,7 @@ class Gradients:
             p.device == self.device and not hasattr(p, "to_local") for p in self.parameters
         )
         self._zero = torch.zeros((), device=self.device)
+        self._is_on_host = self._zero.is_cpu
         self.no_norms = torch.zeros(len(self.names), device=self.device)  # of a step without it
 
     def is_complete(self) -> bool:
@@ -68,8 +71,8 @@ class Gradients:
         if len(present) < len(self.parameters):
             found = iter(norms)
             norms = [self._zero if p.grad is None else next(found) for p in self.parameters]
-        if self._zero.is_cpu:
-            return self._numbers(norms, 1.0 if scale is None else scale.item())
+        if self._is_on_host:
+            return self._numbers(norms, scale)
         stacked = torch.stack(list(norms))
         if scale is not None:
             stacked = stacked / scale
@@ -88,12 +91,15 @@ class Gradients:
         norms = torch._foreach_norm(local, dtype=self._dtype)
         return [norm.to(self.device, non_blocking=True) for norm in norms]
 
-    def _numbers(self, norms: Sequence[Tensor], scale: float) -> Measured:
+    def _numbers(self, norms: Sequence[Tensor], scale: Tensor | None) -> Measured:
         """Read norms in host memory: nobody waits."""
-        values = [norm.item() for norm in norms]
+        if len(norms) < FEW:
+            values = [norm.item() for norm in norms]
+        else:
+            values = torch.stack(list(norms)).tolist()
         total = math.hypot(*values)
         if math.isfinite(total):
-            return Measured(total / scale, values)
+            return Measured(total if scale is None else total / scale.item(), values)
         counts = {
             position: count_nonfinite(gradient)
             for position, value in enumerate(values)

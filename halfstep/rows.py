@@ -86,9 +86,8 @@ class Rows:
         self._counts.setdefault(row, {})[optimizer] = counts
 
     def belongs(self, row: int, scaler: int) -> None:
-        """Say whose scale a row holds, of several scalers. row: its number."""
-        if scaler:
-            self._scaler_of[row] = scaler
+        """Say whose scale a row holds, if not the first scaler's. row: its number."""
+        self._scaler_of[row] = scaler
 
     def read(self, first: int, rows: NDArray[np.float32], records: Steps) -> list[Event]:
         """Fill the records in from the rows, and say what the scaler did. first: a row's number."""
