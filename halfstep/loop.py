@@ -21,10 +21,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from halfstep.clock import clock
-from halfstep.gradients import Gradients, parameter_names
+from halfstep.diagnoses import Diagnoses, Intervals
+from halfstep.gradients import Gradients, module_names, parameter_names
 from halfstep.open_row import Mean, OpenRow, Value
 from halfstep.ring import Ring
-from halfstep.rows import FOUND_INF, SCALE_AFTER, Rows
+from halfstep.rows import FOUND_INF, SCALE, SCALE_AFTER, Rows
 from halfstep.schedule import ScheduleWatch
 from halfstep.spool import Event, Steps
 
@@ -33,6 +34,7 @@ PRIVATE = ("_per_optimizer_states", "_scale", "_growth_tracker")
 LARGEST_FP32 = float(np.finfo(np.float32).max)
 
 NO_SCALER = 0
+NEVER = Intervals()
 
 
 class Loop:
@@ -46,8 +48,13 @@ class Loop:
         optimizers: Mapping[str, Optimizer] | None = None,
         scaler: GradScaler | None = None,
         step: int = 0,
+        every: Intervals = NEVER,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """optimizers, scaler: the only ones to hear; None: all.  step: done already."""
+        """optimizers, scaler: the only ones to hear; None: all.  step: done already.
+
+        every: how often it is asked for more.  say: told a line when that is given up.
+        """
         self.step = step  # the last one closed
         self._on_steps, self._on_event = on_steps, on_event
         self._wanted = None if optimizers is None else {id(o): n for n, o in optimizers.items()}
@@ -58,7 +65,9 @@ class Loop:
         self.on_scaler: Callable[[], None] = lambda: None
         self._scalers: dict[int, tuple[int, GradScaler]] = {}  # by id, numbered
         self._schedule = ScheduleWatch()
-        self._rows = Rows({})
+        self._rows = Rows({}, layers_every=every.layers)
+        wants_more = every.histogram or every.headroom
+        self._diagnoses = Diagnoses(every, on_event, say) if wants_more else None
         self._ring: Ring | None = None
         self._layout = struct.Struct("")
         self._started_at = clock()
@@ -70,6 +79,14 @@ class Loop:
     def add(self, modules: tuple[nn.Module, ...]) -> None:
         """Call parameters as these modules do."""
         self._names |= parameter_names(modules)
+        if self._diagnoses:
+            self._diagnoses.add(module_names(modules))
+            self._diagnoses.starts(self.step + 1)
+
+    def end(self) -> None:
+        """Leave torch as it was."""
+        if self._diagnoses:
+            self._diagnoses.end()
 
     def add_loss(self, loss: Tensor | float) -> None:
         """Take this for the next row's loss, rather than what is scaled; the mean of several."""
@@ -82,7 +99,10 @@ class Loop:
 
     def drain(self, patience_seconds: float) -> bool:
         """Hand over what the device has; tell whether that was all."""
-        return self._ring is None or self._ring.drain(patience_seconds)
+        has_all = self._ring is None or self._ring.drain(patience_seconds)
+        if self._diagnoses:
+            self._diagnoses.report(wait=has_all)
+        return has_all
 
     # ---- What the taps tell, in the order of a step -------------------------------------------
 
@@ -181,6 +201,8 @@ class Loop:
             row.rate = gradients.rate()
         if measured := gradients.measure(scale):
             row.measured[identity] = measured
+            if self._diagnoses:
+                self._diagnoses.measured(self.step + 1, row, gradients, scale)
 
     def _start(self) -> None:
         if self._step_started is None:
@@ -230,6 +252,18 @@ class Loop:
             ring.pack(self._layout, values)
         except OverflowError:
             ring.pack(self._layout, [_fp32(value) for value in values])
+        if self._rows.is_for_layers(self.step + 1):
+            self._pack_norms(ring, row, first=len(values))
+
+    def _pack_norms(self, ring: Ring, row: OpenRow, first: int) -> None:
+        norms: list[float] = []
+        for identity, (_, gradients) in self._known.items():
+            measured = row.measured.get(identity)
+            if measured is None or isinstance(measured.norms, Tensor):
+                norms += [0.0] * len(gradients.names)
+            else:
+                norms += [_fp32(norm / measured.scale) for norm in measured.norms]
+        ring.pack(struct.Struct(f"<{len(norms)}f"), norms, first)
 
     def _queue(self, target: Tensor, row: OpenRow, values: list[Value]) -> None:
         """Have the device write a row's scalars, and norms of parameters behind them."""
@@ -254,6 +288,9 @@ class Loop:
         self.step += 1
         if scaler:
             self._rows.belongs(ring.number, scaler)
+        if self._diagnoses:
+            scale = row.scale if ring.is_on_host else ring.row[SCALE]
+            self._diagnoses.closed(self.step, row, scale)
         rate = row.rate if isinstance(row.rate, float) else 0.0
         ring.close(self.step, self._step_started, rate)
         self._step_started = time.perf_counter()
@@ -265,6 +302,8 @@ class Loop:
         self._on_steps(records)
         for event in (*events, *self._schedule.read(records)):
             self._on_event(event)
+        if self._diagnoses:
+            self._diagnoses.report()
 
     def _is_ours(self, scaler: GradScaler) -> bool:
         return scaler._enabled and (self._scaler is None or self._scaler is scaler)

@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from halfstep.exponents import Exponents
 from halfstep.gradients import Measured
 
 Value: TypeAlias = float | Tensor
@@ -36,7 +37,7 @@ class Mean:
 class OpenRow:
     """Optimizers go by their ids. A class of slots, for one is made each step."""
 
-    __slots__ = ("found_inf", "loss", "measured", "rate", "scale")
+    __slots__ = ("counted", "found_inf", "loss", "measured", "rate", "scale")
 
     def __init__(self) -> None:
         self.loss = Mean()
@@ -44,3 +45,4 @@ class OpenRow:
         self.found_inf: dict[int, Value] = {}
         self.scale: Value = 1.0
         self.rate: Value | None = None
+        self.counted: list[tuple[Exponents, Tensor]] = []  # in a step that is due

@@ -73,7 +73,7 @@ class Rows:
 
     def relaid(self, optimizers: Mapping[str, list[str]], *, has_rates: bool) -> "Rows":
         """Return what reads the rows of more optimizers, or of others, from here on."""
-        rows = Rows(optimizers, has_rates=has_rates)
+        rows = Rows(optimizers, layers_every=self._layers_every, has_rates=has_rates)
         rows._last_scales, rows.skipped = self._last_scales, self.skipped
         return rows
 

@@ -58,6 +58,9 @@ def watch(
     token: str | None = None,
     folder: str | Path = "halfstep",
     mode: Mode = "auto",
+    histogram_every: int = 0,
+    layers_every: int = 0,
+    headroom_every: int = 0,
 ) -> "Watch":
     """Watch what this process trains, until its end or `finish()`; a second call adds modules.
 
@@ -66,6 +69,8 @@ def watch(
     the run, anything that reads as a dictionary.  run: go on with this one, as its next attempt.
     url, token: of a server, HALFSTEP_URL and HALFSTEP_TOKEN or those of `halfstep login` if not
     told.  mode: "offline" sends nothing, "disabled" does nothing at all; HALFSTEP_MODE if not told.
+    histogram_every: steps between histograms of the gradients' exponents; layers_every: between
+    norms of each layer's gradients; headroom_every: between looks at each module's largest numbers.
     """
     global _active
     if _active is not None:
@@ -75,6 +80,7 @@ def watch(
         chosen = _mode(mode)
         if chosen == "disabled" or not _is_first_rank():
             return Watch(None)
+        every = _intervals(histogram_every, layers_every, headroom_every)
         server = None if chosen == "offline" else _server(url, token)
         files = open_run(
             Path(folder).absolute(),
@@ -85,7 +91,9 @@ def watch(
             tags=tags,
             secret=server.token if server else token,
         )
-        _active = Watch(files, optimizers=_named(optimizers), scaler=scaler, server=server)
+        _active = Watch(
+            files, optimizers=_named(optimizers), scaler=scaler, server=server, every=every
+        )
     except Exception as error:
         _say(f"cannot watch, and the script goes on without: {type(error).__name__}: {error}")
         return Watch(None)
@@ -107,24 +115,33 @@ class Watch:
         optimizers: "Mapping[str, Optimizer] | None" = None,
         scaler: "GradScaler | None" = None,
         server: Credentials | None = None,
+        every: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         """files: where it is written; None: nothing is watched, and every method does nothing.
 
-        server: where it is sent to, if anywhere.
+        server: where it is sent to, if anywhere.  every: steps between histograms, norms of layers
+        and looks at the headroom, 0 for none.
         """
         self.files = files
         self._server = server
         self._is_on = False
         if files is None:
             return
-        from halfstep.loop import Loop  # with torch
+        from halfstep.diagnoses import Intervals  # with torch
+        from halfstep.loop import Loop
         from halfstep.taps import Taps
 
         first_step = last_step(files)
         self._resumed = None if files.attempt == 1 else _resumed(first_step, [UNKNOWN])
         self._spool = PatientSpool(files.spool, files.attempt, _say)
         self._loop = Loop(
-            self._record, self._spool.event, optimizers=optimizers, scaler=scaler, step=first_step
+            self._record,
+            self._spool.event,
+            optimizers=optimizers,
+            scaler=scaler,
+            step=first_step,
+            every=Intervals(*every),
+            say=_say,
         )
         self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived
         self._flushed_at = clock()
@@ -355,6 +372,7 @@ class Watch:
         global _active
         self._is_on, _active = False, None
         self._taps.disarm()
+        self._loop.end()
         self._ending.cancel()
 
     def _complain(self, text: str) -> None:
@@ -383,6 +401,14 @@ def _mode(mode: str) -> str:
     if mode not in MODES:
         raise ValueError(f"the mode is {mode!r}; allowed: {', '.join(MODES)}")
     return mode
+
+
+def _intervals(histogram: int, layers: int, headroom: int) -> tuple[int, int, int]:
+    wanted = {"histogram": histogram, "layers": layers, "headroom": headroom}
+    for name, every in wanted.items():
+        if not isinstance(every, int) or every < 0:
+            raise ValueError(f"{name}_every is {every!r}; allowed: a whole number, 0 for never")
+    return histogram, layers, headroom
 
 
 def _server(url: str | None, token: str | None) -> Credentials | None:
