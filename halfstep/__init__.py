@@ -22,6 +22,6 @@ def __getattr__(name: str) -> Any:
         from halfstep import watching
 
         return getattr(watching, name)
-    if name in ("lightning", "transformers"):  # the adapter, and with it the framework
+    if name in ("deepspeed", "keras", "lightning", "transformers", "ultralytics"):  # the adapter, and with it the framework
         return importlib.import_module(f"halfstep.{name}")
     raise AttributeError(f"module 'halfstep' has no attribute {name!r}")
