@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from tests.frameworks.reference import RecordingScaler, written
+from tests.frameworks.reference import RecordingScaler, assert_true, written
 
 os.environ.setdefault("YOLO_OFFLINE", "true")
 os.environ.setdefault("YOLO_AUTOINSTALL", "false")
 ultralytics = pytest.importorskip("ultralytics")
 import halfstep  # noqa: E402
 import halfstep.ultralytics  # noqa: E402
-from halfstep.spool import SKIPPED  # noqa: E402
 
 CLASSES, IMAGES = ("dark", "bright"), 16
 
@@ -37,10 +37,10 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def train(pictures: Path, project: Path, folder: Path | None) -> tuple[Any, list[torch.Tensor]]:
+def train(pictures: Path, project: Path, folder: Path | None) -> tuple[Any, nn.Module]:
     """Train a classifier for two epochs on the CPU, with a scaler as CUDA would have."""
     model = ultralytics.YOLO("yolov8n-cls.yaml")
-    scaler = RecordingScaler()
+    scaler = RecordingScaler(2.0**127)  # which overflows in fp32, as fp16 does not on every CPU
 
     def put(trainer: Any) -> None:
         trainer.scaler, trainer.amp = scaler, False
@@ -65,7 +65,7 @@ def train(pictures: Path, project: Path, folder: Path | None) -> tuple[Any, list
         pretrained=False,
         seed=0,
     )
-    return scaler, [p.detach().clone() for p in model.trainer.model.parameters()]
+    return scaler, model.trainer.model
 
 
 def test_ultralytics_tells_the_truth(pictures: Path, tmp_path: Path) -> None:
@@ -73,10 +73,9 @@ def test_ultralytics_tells_the_truth(pictures: Path, tmp_path: Path) -> None:
     bare, without = train(pictures, tmp_path / "bare", None)
     watched, with_us = train(pictures, tmp_path / "watched", tmp_path / "runs")
     assert (watched.scales, watched.skipped) == (bare.scales, bare.skipped)
-    assert all(map(torch.equal, with_us, without))
-    steps, events = written(tmp_path / "runs")
-    assert steps["scale"].tolist() == watched.scales
-    assert ((steps["flags"] & SKIPPED) != 0).tolist() == watched.skipped
+    assert all(map(torch.equal, with_us.parameters(), without.parameters()))
+    assert_true(tmp_path / "runs", watched, with_us)
+    _, events = written(tmp_path / "runs")
     assert {event["event"] for event in events} >= {"metric", "checkpoint"}
     run = json.loads((tmp_path / "runs" / "it" / "run.json").read_text())
     assert run["config"]["imgsz"] == 32
