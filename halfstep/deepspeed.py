@@ -2,8 +2,8 @@
 
 DeepSpeed scales and skips by itself, and waits for the device to do so: scale and overflow are
 numbers of the host, read off the engine's optimizer around `engine.step`, which is wrapped on this
-one engine. Where gradients are partitioned (ZeRO), no parameter has one when it is looked: norm and
-culprits are those of the gradients that are there. With `torch_autocast` the scaler is torch's.
+one engine. With ZeRO 1 and 2 the gradients are this rank's partition; with ZeRO 3 none are looked at,
+and there is no norm. With `torch_autocast` the scaler is torch's.
 """
 
 import functools
@@ -29,9 +29,18 @@ def _listen(watched: watching.Watch, engine: Any) -> None:
     foreign.leave_out(inner)
     backward, step, guard = engine.backward, engine.step, watched._guard
 
+    places = {each: _Place(each) for each in engine.module.parameters() if each.requires_grad}
+    watched._loop._names |= {
+        place: watched._loop._names[each]
+        for each, place in places.items()
+        if each in watched._loop._names
+    }
+
     def measure() -> None:
-        parameters = [each for each in engine.module.parameters() if each.requires_grad]
-        foreign.gradients(parameters, _scale(optimizer), inner.param_groups[0]["lr"])
+        partitioned = _partition(optimizer)
+        for each, place in places.items():
+            place.grad = each.grad if partitioned is None else partitioned.get(each)
+        foreign.gradients(list(places.values()), _scale(optimizer), inner.param_groups[0]["lr"])
 
     def tell() -> None:
         foreign.decided(bool(getattr(optimizer, "overflow", False)))
@@ -55,6 +64,26 @@ def _listen(watched: watching.Watch, engine: Any) -> None:
     engine.backward, engine.step = going_backward, stepping
 
 
+class _Place:
+    """Where a parameter's gradient is looked for, wherever the engine has put it."""
+
+    def __init__(self, parameter: Any) -> None:
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self.grad: Any = None
+
+
+def _partition(optimizer: Any) -> dict[Any, Any] | None:
+    """Return this rank's gradients by parameter, where ZeRO 1 or 2 has taken them off those."""
+    gradients = getattr(optimizer, "averaged_gradients", None)
+    if gradients is None:
+        return None
+    return {
+        parameter: gradient
+        for i, group in gradients.items()
+        for parameter, gradient in zip(optimizer.params_in_partition[i], group or [], strict=False)
+    }
+
+
 def _scale(optimizer: Any) -> float:
     """Return the loss scale, wherever this kind of optimizer keeps it; 1 if it has none."""
     keeper = getattr(optimizer, "loss_scale_config", optimizer)
@@ -62,4 +91,5 @@ def _scale(optimizer: Any) -> float:
 
 
 def _has_torchs_scaler(engine: Any) -> bool:
-    return getattr(engine.optimizer, "torch_autocast_gradscaler", None) is not None
+    of_zero = getattr(engine.optimizer, "torch_autocast_gradscaler", None)
+    return (of_zero or getattr(engine, "torch_autocast_z0_gradscaler", None)) is not None

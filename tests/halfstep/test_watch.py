@@ -674,9 +674,14 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 place = f"file://{sys.argv[1]}/meet"
 dist.init_process_group("gloo", place, rank=int(sys.argv[2]), world_size=2)
 torch.manual_seed(0)
-net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+net = torch.nn.Linear(4, 1)
+if sys.argv[3] == "fsdp2":
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(net, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+else:
+    net = torch.nn.parallel.DistributedDataParallel(net)
 optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-scaler = {"plain": GradScaler, "sharded": ShardedGradScaler}[sys.argv[3]]("cpu")
+scaler = (ShardedGradScaler if sys.argv[3] == "sharded" else GradScaler)("cpu")
 with halfstep.watch(net, folder=sys.argv[1], name="it"):
     for step in range(4):
         optimizer.zero_grad()
@@ -688,9 +693,9 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("kind", ["plain", "sharded"])
+@pytest.mark.parametrize("kind", ["plain", "sharded", "fsdp2"])
 def test_of_processes_that_train_together_one_writes(tmp_path: Path, kind: str) -> None:
-    """DDP, with either scaler: what any rank overflowed in is in the one run, by plain names."""
+    """DDP, with either scaler, and FSDP2: what any rank overflowed in is in the one run, by plain names."""
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, tmp_path, str(rank), kind],
