@@ -6,7 +6,7 @@ The loop is PyTorch's documented one: fused AdamW, GradScaler, no clip. What is 
 it is called, around each of the methods that are wrapped, so that the figure is not a difference of
 two long times; the difference of whole steps, bare and watched in turns, stands beside it. A figure
 is the median of the turns' means: means, since what is put off to every 256th step holds the loop
-as well. Beside it stands the one torch call without which no tool has a norm, of the same gradients.
+as well. Beside it stands the one torch call without which no tool has a norm, alone.
 
 Other tools log the same three numbers, loss, scale and norm, which costs them what it costs a
 person: to read them. They lie in an environment of their own below .bench-env, made the first time;

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from halfstep.answers import ApiError as ApiError
     from halfstep.client import Client as Client
+    from halfstep.logged import Audio as Audio
+    from halfstep.logged import Histogram as Histogram
     from halfstep.watching import Watch as Watch
     from halfstep.watching import watch as watch
 
@@ -18,10 +20,20 @@ def __getattr__(name: str) -> Any:
         from halfstep import client
 
         return getattr(client, name)
+    if name in ("Audio", "Histogram"):
+        from halfstep import logged
+
+        return getattr(logged, name)
     if name in ("Watch", "watch"):
         from halfstep import watching
 
         return getattr(watching, name)
-    if name in ("deepspeed", "keras", "lightning", "transformers", "ultralytics"):  # the adapter, and with it the framework
+    if name in (
+        "deepspeed",
+        "keras",
+        "lightning",
+        "transformers",
+        "ultralytics",
+    ):  # the adapter, and with it the framework
         return importlib.import_module(f"halfstep.{name}")
     raise AttributeError(f"module 'halfstep' has no attribute {name!r}")

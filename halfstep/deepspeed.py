@@ -2,8 +2,8 @@
 
 DeepSpeed scales and skips by itself, and waits for the device to do so: scale and overflow are
 numbers of the host, read off the engine's optimizer around `engine.step`, which is wrapped on this
-one engine. With ZeRO 1 and 2 the gradients are this rank's partition; with ZeRO 3 none are looked at,
-and there is no norm. With `torch_autocast` the scaler is torch's.
+one engine. With ZeRO 1 and 2 the gradients are this rank's partition; with ZeRO 3 none are looked
+at, and there is no norm. With `torch_autocast` the scaler is torch's.
 """
 
 import functools
@@ -30,11 +30,8 @@ def _listen(watched: watching.Watch, engine: Any) -> None:
     backward, step, guard = engine.backward, engine.step, watched._guard
 
     places = {each: _Place(each) for each in engine.module.parameters() if each.requires_grad}
-    watched._loop._names |= {
-        place: watched._loop._names[each]
-        for each, place in places.items()
-        if each in watched._loop._names
-    }
+    names: dict[Any, str] = watched._loop._names
+    names |= {place: names[each] for each, place in places.items() if each in names}
 
     def measure() -> None:
         partitioned = _partition(optimizer)

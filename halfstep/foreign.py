@@ -1,7 +1,7 @@
 """A framework that has a loss scaler of its own, told to a watched loop as if it had torch's.
 
-An adapter calls, in the order of a step and within the watch's guard: `loss`, `gradients`, `decided`,
-`updated`. Nothing in here waits for the device. This module imports torch.
+An adapter calls, in the order of a step and within the watch's guard: `loss`, `gradients`,
+`decided`, `updated`. Nothing in here waits for the device. This module imports torch.
 """
 
 from collections.abc import Sequence

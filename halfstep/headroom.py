@@ -76,7 +76,7 @@ class Headroom:
             tensor.register_hook(lambda gradient: self._note(1, name, gradient))
 
     def _note(self, kind: int, name: str, tensor: Tensor) -> None:
-        """Keep the largest. A hook that raised would end the script, and one may outlive its step."""
+        """Keep the largest. What a hook raises would end the script; one may outlive its step."""
         if self._hook is None or not tensor.is_floating_point() or not tensor.numel():
             return
         try:
@@ -112,7 +112,8 @@ def looked_at(names: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
 def _local(tensor: Tensor) -> Tensor:
     """Return what this device has of it."""
     plain: Tensor = tensor.detach()
-    return plain.to_local() if hasattr(plain, "to_local") else plain  # type: ignore[no-any-return]
+    local: Tensor = plain.to_local() if hasattr(plain, "to_local") else plain
+    return local
 
 
 def _first_tensor(output: Any) -> Tensor | None:

@@ -29,7 +29,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         self.watch = watching.watch(**self._named)
         if self.watch.files is None:
             return
-        self.watch._guard(self._listen)
+        self.watch._guard(self._listen, self.watch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Log what Keras measured in the epoch, but the loss, which each step has."""
@@ -44,17 +44,16 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         if self.watch:
             self.watch.finish()
 
-    def _listen(self) -> None:
+    def _listen(self, watch: watching.Watch) -> None:
         from halfstep.foreign import Foreign
 
-        assert self.watch is not None
         optimizer, variables = self.model.optimizer, self.model.trainable_variables
-        self.watch._loop._names |= {each.value: each.path.replace("/", ".") for each in variables}
+        watch._loop._names |= {each.value: each.path.replace("/", ".") for each in variables}
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        foreign = Foreign(self.watch, type(inner).__name__)
-        guard = self.watch._guard
+        foreign = Foreign(watch, type(inner).__name__)
+        guard = watch._guard
         scale_loss, apply = optimizer.scale_loss, optimizer.apply
-        check_finite = getattr(optimizer, "check_finite", None)
+        check_finite: Any = getattr(optimizer, "check_finite", None)
 
         def scale() -> Any:
             own = getattr(optimizer, "dynamic_scale", None) if optimizer.built else None

@@ -179,9 +179,10 @@ class Watch:
         self._guard(lambda: self._loop.add_loss(loss))
 
     def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
-        """Tell anything else of the last step: numbers, texts, images, tables.
+        """Tell anything else of the last step: numbers, texts, images, figures, tables, histograms.
 
-        A tensor of the device is brought to the host without a wait. step: another than the last.
+        A number on the device is brought to the host without a wait; for pixels there it is waited.
+        step: another than the last.
         """
         self._guard(lambda: self._log(values, self.step if step is None else step))
 
@@ -260,7 +261,7 @@ class Watch:
                     self._log_number(name, value, step)
                 else:
                     self._log_file(name, value, step)
-            except (TypeError, OSError, BadEvent) as error:
+            except Exception as error:  # of a figure, a table: whatever made them raises in here
                 self._complain(f"{name} is not logged: {error}")
         if clock() - self._flushed_at > FLUSH_SECONDS:
             self._flush()

@@ -100,7 +100,9 @@ def assert_true(folder: Path, scaler: RecordingScaler, net: nn.Module | None = N
     assert np.isfinite(steps["loss"]).all()
     shapes = {name: tuple(p.shape) for name, p in (net or Net()).named_parameters()}
     told = {
-        event["step"]: sorted(shapes[each["name"].removeprefix("net.")] for each in event["culprits"])
+        event["step"]: sorted(
+            shapes[each["name"].removeprefix("net.")] for each in event["culprits"]
+        )
         for event in events
         if event.get("kind") == "skip"
     }

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO optimizer in fp16 with `halfstep.deepspeed.watch`, beside the same loop without."""
+"""DeepSpeed's ZeRO in fp16 with `halfstep.deepspeed.watch`, beside the same loop without."""
 
 import os
 import sys
@@ -43,7 +43,12 @@ def train(
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": clip,
         "zero_optimization": {"stage": stage},
-        "fp16": {"enabled": True, "initial_scale_power": 20, "loss_scale_window": 4, "hysteresis": 1},
+        "fp16": {
+            "enabled": True,
+            "initial_scale_power": 20,
+            "loss_scale_window": 4,
+            "hysteresis": 1,
+        },
     }
     engine, *_ = deepspeed.initialize(
         model=net, optimizer=optimizer, config=config, dist_init_required=False
@@ -91,5 +96,7 @@ def test_deepspeed_tells_the_truth(
     assert steps["scale"].tolist() == [scale for scale, _, _ in watched]
     assert ((steps["flags"] & SKIPPED) != 0).tolist() == skipped
     assert (steps["loss"] > 0).all()
-    told = {e["step"]: [c["name"] for c in e["culprits"]] for e in events if e.get("kind") == "skip"}
+    told = {
+        e["step"]: [c["name"] for c in e["culprits"]] for e in events if e.get("kind") == "skip"
+    }
     assert told == {step: names for step, (_, skip, names) in enumerate(watched, 1) if skip}
