@@ -73,7 +73,7 @@ class Headroom:
             return
         self._note(0, name, tensor)
         if tensor.requires_grad:
-            tensor.register_hook(lambda gradient: self._note(1, name, gradient))
+            tensor.register_hook(lambda gradient: self._note(1, name, gradient))  # type: ignore[no-untyped-call]
 
     def _note(self, kind: int, name: str, tensor: Tensor) -> None:
         """Keep the largest. What a hook raises would end the script; one may outlive its step."""
