@@ -4,6 +4,8 @@ VENV := .venv
 FRAMEWORKS := .venv-frameworks
 BIN := $(VENV)/bin
 GPU_PYTHON ?= $(BIN)/python
+# Not 2.13.0+cpu, which torchvision, as PyPI has it, does not go with.
+TORCH ?= torch===2.13.0
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
@@ -28,10 +30,9 @@ gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=pyt
 	$(GPU_PYTHON) -m benchmarks.gpu_amp | tee benchmarks/results/gpu.md
 	$(GPU_PYTHON) -m benchmarks.gpu_loop | tee -a benchmarks/results/gpu.md
 
-test-frameworks: ## Watch Lightning, Accelerate and Transformers in an environment of their own
+test-frameworks: ## Watch eight frameworks in an environment of their own (TORCH=torch==2.8.0: another torch)
 	@test -x $(FRAMEWORKS)/bin/pip || $(PYTHON) -m venv $(FRAMEWORKS)
-	@$(FRAMEWORKS)/bin/pip install --quiet --constraint constraints.txt torch
-	@$(FRAMEWORKS)/bin/pip install --quiet --editable ./halfstep pytest lightning accelerate transformers scikit-learn
+	@$(FRAMEWORKS)/bin/pip install --quiet --editable ./halfstep '$(TORCH)' pytest lightning accelerate transformers timm ultralytics keras deepspeed scikit-learn
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks --confcutdir=tests/frameworks -W default -p no:cacheprovider
 
 image-test: $(VENV)/.installed-test ## Build both images and train a run in them (Debian, root)

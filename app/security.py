@@ -27,6 +27,7 @@ def content_security_policy(nonce: str) -> str:
             "style-src 'self' 'unsafe-inline'",  # Plotly sets styles on its elements
             "img-src 'self' data: blob:",  # Plotly's picture of a chart
             "connect-src 'self'",
+            "media-src 'self'",  # sounds that a script logged
             "form-action 'self'",
             "base-uri 'none'",
             "frame-ancestors 'none'",

@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.report import report
 from halfstep.clock import clock
-from halfstep.config import RunConfig, parse_config
 from halfstep.recipe import Recipe
+from halfstep.run_config import RunConfig, parse_config
 from halfstep.spool import SpoolWriter
 from trainer import machine
 from trainer.batches import Batches

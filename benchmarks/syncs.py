@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.report import report
 from benchmarks.telemetry_cost import MeasuredLoop, TinyGPT
-from halfstep.config import Precision, parse_config
+from halfstep.run_config import Precision, parse_config
 from tests.trainer.test_no_sync import attempt_steps
 from trainer.registry import known_recipes, load_recipe
 

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from benchmarks.report import report
 from halfstep import ring
 from halfstep.clock import clock as run_clock
-from halfstep.config import RunConfig, parse_config
 from halfstep.recipe import Loss, Recipe
+from halfstep.run_config import RunConfig, parse_config
 from halfstep.spool import SpoolWriter
 from trainer import machine
 from trainer.ranks import Ranks

@@ -1,5 +1,6 @@
-"""Where the gradients of a run lay, step by step: their exponents, and the norm of each layer."""
+"""Where the numbers of a run lay, step by step: exponents, norms of layers, and the headroom."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,9 +9,11 @@ from sqlalchemy.orm import Session
 
 from db.tables import Diagnosis
 
+LARGEST_FP16 = 65504.0
+
 
 def newest(session: Session, run_id: int, kind: str = "histogram") -> Diagnosis | None:
-    """Return the last histogram of a run, or its last layer_norms."""
+    """Return the last histogram of a run, or its last layer_norms or headroom."""
     query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
     return session.scalar(query.order_by(Diagnosis.step.desc()).limit(1))
 
@@ -43,6 +46,31 @@ def layer_norms(session: Session, run_id: int, *, most: int) -> dict[str, Any]:
         "layers": layers,
         "norms": [[each.get(name) for each in norms] for name in layers],
     }
+
+
+def headroom(session: Session, run_id: int) -> dict[str, Any] | None:
+    """Return the last look at the headroom: step, scale, and modules, those with least of it first.
+
+    A module has name, the largest activation and gradient (times the scale), and left: how many
+    powers of two both are below fp16's largest number, below 0 beyond it, None if all was zero.
+    """
+    newest_look = newest(session, run_id, "headroom")
+    if newest_look is None:
+        return None
+    modules = []
+    for each in newest_look.content["modules"]:
+        largest = [float(each[kind] or 0) for kind in ("activation", "gradient")]
+        modules.append({"name": each["name"], "left": _left(largest)})
+        modules[-1] |= dict(zip(("activation", "gradient"), largest, strict=True))
+    modules.sort(key=lambda module: math.inf if module["left"] is None else module["left"])
+    return newest_look.content | {"modules": modules}
+
+
+def _left(largest: list[float]) -> float | None:
+    if any(math.isnan(number) for number in largest):
+        return -math.inf
+    most = max(largest)
+    return math.log2(LARGEST_FP16 / most) if 0 < most < math.inf else -math.inf if most else None
 
 
 def _thinned(session: Session, run_id: int, kind: str, most: int) -> Sequence[Diagnosis]:

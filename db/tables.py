@@ -489,7 +489,7 @@ class Artifact(Table):
 
 
 class Diagnosis(Table):
-    """What was found out: a histogram, a replay or a retry of a step, shapes at step 0, a failure.
+    """What was found out: of a step a histogram, headroom, replay or retry; shapes at 0; a failure.
 
     content is the event of that kind as the spool's module describes it.
     """

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from halfstep.answers import ApiError as ApiError
     from halfstep.client import Client as Client
+    from halfstep.logged import Audio as Audio
+    from halfstep.logged import Histogram as Histogram
     from halfstep.watching import Watch as Watch
     from halfstep.watching import watch as watch
 
 __version__ = "0.1.0"
 
+#: Ours, and while a run of the drop-in's is active its own.
+SHARED = ("Audio", "Histogram", "watch")
 #: Of `import halfstep as wandb`, see halfstep.dropin.
 DROP_IN = frozenset(
     [
-        "Histogram",
         "Image",
         "Table",
         "alert",
@@ -29,6 +32,8 @@ DROP_IN = frozenset(
         "summary",
     ]
 )
+#: Of frameworks.
+ADAPTERS = ("deepspeed", "keras", "lightning", "transformers", "ultralytics")
 
 
 def __getattr__(name: str) -> Any:
@@ -37,15 +42,19 @@ def __getattr__(name: str) -> Any:
         from halfstep import client
 
         return getattr(client, name)
-    if name in DROP_IN or (name == "watch" and "halfstep.dropin.calls" in sys.modules):
+    if name in DROP_IN or (name in SHARED and "halfstep.dropin.calls" in sys.modules):
         from halfstep.dropin import calls
 
         return calls.served(name)
+    if name in ("Audio", "Histogram"):
+        from halfstep import logged
+
+        return getattr(logged, name)
     if name in ("Watch", "watch"):
         from halfstep import watching
 
         return getattr(watching, name)
-    if name in ("lightning", "transformers"):  # the adapter, and with it the framework
+    if name in ADAPTERS:  # and with it the framework
         return importlib.import_module(f"halfstep.{name}")
     if not name.startswith("_"):
         from halfstep.dropin.unserved import UNSERVED, Unserved

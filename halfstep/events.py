@@ -290,6 +290,11 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "loss_nonfinite": YES_OR_NO,
         "culprits": Listed({"optimizer": _text(NAME_CHARACTERS), **COUNTED}, is_needed=False),
     },
+    "headroom": {
+        "step": STEP,
+        "scale": SCALE,
+        "modules": Listed({"name": WORDS, "activation": NUMBER, "gradient": _or_nothing(NUMBER)}),
+    },
     "layer_norms": {"step": STEP, "layers": Listed(WORDS), "norms": Listed(NUMBER)},
     "schedule": {"step": STEP, "advanced": COUNT, "skipped": COUNT},
     "failed_diagnosis": {"step": SINCE, "diagnosis": NAME, "error": WORDS},

@@ -4,7 +4,7 @@ Nothing in here waits for a device unless it says so. This module imports torch.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,13 +17,16 @@ from halfstep.rows import Counts
 #: What wrappers of modules put into the names of parameters.
 WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
+FEW = 16  # tensors that are read faster one by one than in a row that is made of them first
+
 
 class Measured(NamedTuple):
     """The gradients of one optimizer in one step: numbers on a CPU, else tensors of the device."""
 
     total: Tensor | float  # L2 over all of them
-    norms: Tensor | list[float]  # L2 of each, by name; of a CPU's, still times the scale
+    norms: Tensor | list[float]  # L2 of each, by name; of a CPU's, times `scale`
     counts: Counts | None = None  # on a CPU, of those that are not finite
+    scale: float = 1.0  # what a CPU's norms are still multiplied by
 
 
 class Gradients:
@@ -48,6 +51,7 @@ class Gradients:
             p.device == self.device and not hasattr(p, "to_local") for p in self.parameters
         )
         self._zero = torch.zeros((), device=self.device)
+        self._is_on_host = self._zero.is_cpu
         self.no_norms = torch.zeros(len(self.names), device=self.device)  # of a step without it
 
     def is_complete(self) -> bool:
@@ -68,8 +72,8 @@ class Gradients:
         if len(present) < len(self.parameters):
             found = iter(norms)
             norms = [self._zero if p.grad is None else next(found) for p in self.parameters]
-        if self._zero.is_cpu:
-            return self._numbers(norms, 1.0 if scale is None else scale.item())
+        if self._is_on_host:
+            return self._numbers(norms, scale)
         stacked = torch.stack(list(norms))
         if scale is not None:
             stacked = stacked / scale
@@ -88,18 +92,21 @@ class Gradients:
         norms = torch._foreach_norm(local, dtype=self._dtype)
         return [norm.to(self.device, non_blocking=True) for norm in norms]
 
-    def _numbers(self, norms: Sequence[Tensor], scale: float) -> Measured:
+    def _numbers(self, norms: Sequence[Tensor], scale: Tensor | None) -> Measured:
         """Read norms in host memory: nobody waits."""
-        values = [norm.item() for norm in norms]
-        total = math.hypot(*values)
+        if len(norms) < FEW:
+            values = [norm.item() for norm in norms]
+        else:
+            values = torch.stack(list(norms)).tolist()
+        total, factor = math.hypot(*values), 1.0 if scale is None else scale.item()
         if math.isfinite(total):
-            return Measured(total / scale, values)
+            return Measured(total / factor, values, None, factor)
         counts = {
             position: count_nonfinite(gradient)
             for position, value in enumerate(values)
             if not math.isfinite(value) and (gradient := self.parameters[position].grad) is not None
         }
-        return Measured(sum(values), values, counts)
+        return Measured(sum(values), values, counts, factor)
 
 
 def parameter_names(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, str]:
@@ -108,17 +115,36 @@ def parameter_names(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, str]:
     Of several modules, each one's name is its class's, numbered if there are two of a class.
     """
     names: dict[nn.Parameter, str] = {}
+    for prefix, module in _prefixed(modules):
+        for path, parameter in module.named_parameters():
+            names.setdefault(parameter, prefix + _unwrapped(path))
+    return names
+
+
+def module_names(modules: tuple[nn.Module, ...]) -> dict[nn.Module, str]:
+    """Name the modules within modules in the same way; the whole is called by its class."""
+    names: dict[nn.Module, str] = {}
+    for prefix, module in _prefixed(modules):
+        for path, inner in module.named_modules():
+            name = (prefix + _unwrapped(path)).rstrip(".")
+            names.setdefault(inner, name or type(inner).__name__)
+    return names
+
+
+def _prefixed(modules: tuple[nn.Module, ...]) -> Iterator[tuple[str, nn.Module]]:
     inner = [plain(module) for module in modules]
     classes = [type(module).__name__ for module in inner]
     for index, module in enumerate(inner):
         name = classes[index]
         number = classes[:index].count(name) + 1
-        prefix = "" if len(modules) == 1 else f"{name}{number if classes.count(name) > 1 else ''}."
-        for path, parameter in module.named_parameters():
-            for wrapper in WRAPPERS:
-                path = path.replace(wrapper, "")
-            names.setdefault(parameter, prefix + path)
-    return names
+        many = f"{name}{number if classes.count(name) > 1 else ''}."
+        yield "" if len(modules) == 1 else many, module
+
+
+def _unwrapped(path: str) -> str:
+    for wrapper in WRAPPERS:
+        path = path.replace(wrapper, "")
+    return path
 
 
 def plain(module: nn.Module) -> nn.Module:

@@ -2,13 +2,34 @@
 
 import csv
 import io
+import json
 import numbers
 import struct
 import zlib
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+MOST_BYTES = 32 * 2**20  # of one file
+MOST_BINS = 512
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of values by size. values: numbers of any shape; those not finite are left out."""
+
+    values: Any
+    bins: int = 64
+
+
+@dataclass(frozen=True)
+class Audio:
+    """A sound. samples: in −1 … 1, of shape (T,) or (T, channels); rate: samples a second."""
+
+    samples: Any
+    rate: int
 
 
 def is_number(value: Any) -> bool:
@@ -21,23 +42,99 @@ def is_number(value: Any) -> bool:
 def as_file(value: Any) -> tuple[str, bytes]:
     """Return the suffix and bytes of what shows this value.
 
-    A text; an image, as a picture of Pillow or uint8 of shape (H, W), (H, W, 3) or (H, W, 4); a
-    table, as a list of dictionaries or something with `to_csv`. Raises TypeError for others.
+    A text; an image, as a picture of Pillow, a figure of matplotlib, or an array or tensor of
+    (H, W), (H, W, 3 or 4) or (3 or 4, H, W), uint8 or floats in 0 … 1; a table, as a list of
+    dictionaries or something with `to_csv`; a Histogram; Audio. A tensor on a device is waited
+    for. Raises TypeError for others, and ValueError for what is too large.
     """
+    suffix, content = _as_file(value)
+    if len(content) > MOST_BYTES:
+        largest = f"{MOST_BYTES // 2**20} MiB"
+        raise ValueError(f"it is {len(content) / 2**20:.1f} MiB as .{suffix}; allowed: {largest}")
+    return suffix, content
+
+
+def _as_file(value: Any) -> tuple[str, bytes]:
     if isinstance(value, str):
         return "txt", value.encode()
+    if isinstance(value, Histogram):
+        return "histogram.json", _histogram(value)
+    if isinstance(value, Audio):
+        return "wav", _wav(value)
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
         return "csv", _csv(value)
     if hasattr(value, "to_csv"):  # pandas
         return "csv", str(value.to_csv(index=False)).encode()
+    if hasattr(value, "savefig"):  # matplotlib
+        return "png", _saved(value.savefig)
     if hasattr(value, "save") and hasattr(value, "mode"):  # Pillow
-        file = io.BytesIO()
-        value.save(file, format="PNG")
-        return "png", file.getvalue()
-    if isinstance(value, np.ndarray) and value.dtype == np.uint8:
-        return "png", _png(value)
-    allowed = "a number, a text, a picture, an array of uint8, or a list of dictionaries"
+        return "png", _saved(value.save)
+    if hasattr(value, "detach"):  # torch
+        value = value.detach().cpu().float().numpy() if value.is_floating_point() else _host(value)
+    if isinstance(value, np.ndarray) and value.ndim in (2, 3):
+        return "png", _png(_pixels(value))
+    allowed = (
+        "a number, a text, a picture, a figure, an array or tensor of pixels, a list of "
+        "dictionaries, a Histogram or Audio"
+    )
     raise TypeError(f"a {type(value).__name__} cannot be logged; allowed: {allowed}")
+
+
+def _host(tensor: Any) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+def _saved(save: Any) -> bytes:
+    file = io.BytesIO()
+    save(file, format="PNG")
+    return file.getvalue()
+
+
+def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return pixels of 8 bits, channels last, of those or of floats in 0 … 1."""
+    if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (1, 3, 4):
+        array = np.moveaxis(array, 0, 2)  # as torch has them
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8) * 255
+    if np.issubdtype(array.dtype, np.floating):
+        finite = np.nan_to_num(array.astype(np.float32), nan=0.0, posinf=1.0, neginf=0.0)
+        return np.rint(np.clip(finite, 0, 1) * 255).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise TypeError(f"an image is of {array.dtype}; allowed: uint8, bool, or floats in 0 … 1")
+    return array
+
+
+def _histogram(histogram: Histogram) -> bytes:
+    values = histogram.values
+    values = _host(values.float()) if hasattr(values, "detach") else np.asarray(values, np.float64)
+    if not 1 <= histogram.bins <= MOST_BINS:
+        raise ValueError(f"bins is {histogram.bins}; allowed: 1 to {MOST_BINS}")
+    finite = values[np.isfinite(values)]
+    counts, edges = np.histogram(finite, histogram.bins)
+    told = {"lowest": float(edges[0]), "highest": float(edges[-1]), "counts": counts.tolist()}
+    return json.dumps(told | {"nonfinite": int(values.size - finite.size)}).encode()
+
+
+def _wav(audio: Audio) -> bytes:
+    """Return a sound of 16 bits a sample, as RIFF has it."""
+    samples = audio.samples
+    samples = _host(samples.float()) if hasattr(samples, "detach") else np.asarray(samples)
+    if samples.ndim not in (1, 2) or not 1 <= audio.rate <= 384_000:
+        raise ValueError(
+            f"a sound has shape {samples.shape} and rate {audio.rate}; "
+            "allowed: (T,) or (T, channels), and 1 to 384,000"
+        )
+    channels = 1 if samples.ndim == 1 else samples.shape[1]
+    data = np.rint(np.clip(np.nan_to_num(samples), -1, 1) * 32767).astype("<i2").tobytes()
+    frame = channels * 2  # bytes
+    form = struct.pack("<HHIIHH", 1, channels, audio.rate, audio.rate * frame, frame, 16)
+    chunks = b"WAVE" + _chunk(b"fmt ", form) + _chunk(b"data", data)
+    return _chunk(b"RIFF", chunks)
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return kind + struct.pack("<I", len(content)) + content
 
 
 def _csv(rows: list[dict[str, Any]]) -> bytes:

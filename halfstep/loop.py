@@ -11,8 +11,7 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +21,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from halfstep.clock import clock
-from halfstep.gradients import Gradients, Measured, parameter_names
+from halfstep.diagnoses import Diagnoses, Intervals
+from halfstep.gradients import Gradients, module_names, parameter_names
+from halfstep.open_row import Mean, OpenRow, Value
 from halfstep.ring import Ring
-from halfstep.rows import FOUND_INF, SCALE_AFTER, Rows
+from halfstep.rows import FOUND_INF, SCALE, SCALE_AFTER, Rows
 from halfstep.schedule import ScheduleWatch
 from halfstep.spool import Event, Steps
 
@@ -32,41 +33,8 @@ RELAY_SECONDS = 30.0  # for a device to finish its rows before they are laid out
 PRIVATE = ("_per_optimizer_states", "_scale", "_growth_tracker")
 LARGEST_FP32 = float(np.finfo(np.float32).max)
 
-Value: TypeAlias = float | Tensor
-
 NO_SCALER = 0
-
-
-class Mean:
-    """A mean of losses, on the host or the device."""
-
-    def __init__(self) -> None:
-        self._sum: Value = 0.0
-        self.count = 0
-
-    def add(self, loss: Value) -> None:
-        """Take one more. Of a tensor on a device, the sum is one that nobody changes in place."""
-        if isinstance(loss, Tensor):
-            if loss.ndim:
-                loss = loss.detach().float().mean()
-            loss = loss.item() if loss.is_cpu else loss.detach().float()
-        self._sum = loss + self._sum
-        self.count += 1
-
-    def value(self) -> Value:
-        """Return it; NaN if there was none."""
-        return self._sum / self.count if self.count > 1 else self._sum if self.count else math.nan
-
-
-@dataclass(slots=True)
-class OpenRow:
-    """What is known of the step under way; optimizers go by their ids."""
-
-    loss: Mean = field(default_factory=Mean)
-    measured: dict[int, Measured] = field(default_factory=dict)
-    found_inf: dict[int, Value] = field(default_factory=dict)
-    scale: Value = 1.0
-    rate: Value | None = None
+NEVER = Intervals()
 
 
 class Loop:
@@ -81,10 +49,13 @@ class Loop:
         scaler: GradScaler | None = None,
         step: int = 0,
         started_at: float | None = None,
+        every: Intervals = NEVER,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """optimizers, scaler: the only ones to hear; None: all.  step: done already.
 
-        started_at: what elapsed_ms counts from, by halfstep.clock; now if not told.
+        started_at: what elapsed_ms counts from, by halfstep.clock; now if not told.  every: how
+        often it is asked for more.  say: told a line when that is given up.
         """
         self.step = step  # the last one closed
         self._on_steps, self._on_event = on_steps, on_event
@@ -96,7 +67,9 @@ class Loop:
         self.on_scaler: Callable[[], None] = lambda: None
         self._scalers: dict[int, tuple[int, GradScaler]] = {}  # by id, numbered
         self._schedule = ScheduleWatch()
-        self._rows = Rows({})
+        self._rows = Rows({}, layers_every=every.layers)
+        wants_more = every.histogram or every.headroom
+        self._diagnoses = Diagnoses(every, on_event, say) if wants_more else None
         self._ring: Ring | None = None
         self._layout = struct.Struct("")
         self._started_at = clock() if started_at is None else started_at
@@ -108,6 +81,14 @@ class Loop:
     def add(self, modules: tuple[nn.Module, ...]) -> None:
         """Call parameters as these modules do."""
         self._names |= parameter_names(modules)
+        if self._diagnoses:
+            self._diagnoses.add(module_names(modules))
+            self._diagnoses.starts(self.step + 1)
+
+    def end(self) -> None:
+        """Leave torch as it was."""
+        if self._diagnoses:
+            self._diagnoses.end()
 
     def add_loss(self, loss: Tensor | float) -> None:
         """Take this for the next row's loss, rather than what is scaled; the mean of several."""
@@ -120,7 +101,10 @@ class Loop:
 
     def drain(self, patience_seconds: float) -> bool:
         """Hand over what the device has; tell whether that was all."""
-        return self._ring is None or self._ring.drain(patience_seconds)
+        has_all = self._ring is None or self._ring.drain(patience_seconds)
+        if self._diagnoses:
+            self._diagnoses.report(wait=has_all)
+        return has_all
 
     # ---- What the taps tell, in the order of a step -------------------------------------------
 
@@ -128,11 +112,12 @@ class Loop:
         """Take part in the mean of the row's losses."""
         if not self._is_ours(scaler):
             return
-        self._start()
+        if self._step_started is None:
+            self._start()
         if self._current == NO_SCALER:
             self.on_scaler()
-        self._current = id(scaler)
-        row = self._open[self._current]
+        self._current = identity = id(scaler)
+        row = self._open[identity]
         for loss in [outputs] if isinstance(outputs, Tensor) else outputs:
             if loss.requires_grad:  # others scale a 1, to read the scale
                 row.loss.add(loss)
@@ -159,32 +144,34 @@ class Loop:
         """Read flags and scale, which this call is about to change in place."""
         if not self._is_ours(scaler):
             return
-        row = self._open[id(scaler)]
-        if id(scaler) not in self._scalers:
+        identity = id(scaler)
+        row = self._open[identity]
+        if identity not in self._scalers:
             _check_attributes(scaler)
-            self._scalers[id(scaler)] = len(self._scalers), scaler
-        for identity, state in scaler._per_optimizer_states.items():
-            if identity in row.measured:
-                row.found_inf[identity] = _joint(state["found_inf_per_device"].values())
+            self._scalers[identity] = len(self._scalers), scaler
+        for optimizer, state in scaler._per_optimizer_states.items():
+            if optimizer in row.measured:
+                row.found_inf[optimizer] = _joint(state["found_inf_per_device"])
         scale = scaler._scale
         if row.found_inf and scale is not None:
-            row.scale = scale.item() if scale.is_cpu else scale
-            if not scale.is_cpu:
+            if scale.is_cpu:
+                row.scale = scale.item()
+            else:
+                row.scale = scale
                 self._write(row, scale)
 
     def updated(self, scaler: GradScaler, new_scale: Any = None) -> None:
         """Close the row. A scale given by hand shows in the next one, as set."""
-        row, ring = self._open.get(id(scaler)), self._ring
-        if row is None or not row.found_inf or ring is None or scaler._scale is None:
+        identity, ring = id(scaler), self._ring
+        row = self._open.get(identity)
+        if row is None or not row.found_inf or ring is None or (after := scaler._scale) is None:
             return
-        after = scaler._scale
         if after.is_cpu:
             self._write(row, after.item() if new_scale is None else row.scale)
         elif new_scale is None:
             ring.row[SCALE_AFTER].copy_(after)
-        number, _ = self._scalers[id(scaler)]
-        self._close(row, number)
-        del self._open[id(scaler)]
+        del self._open[identity]
+        self._close(row, self._scalers[identity][0])
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Of an optimizer that no scaler steps: measure it, and close the row if it is whole."""
@@ -203,16 +190,21 @@ class Loop:
     # ---- Rows ---------------------------------------------------------------------------------
 
     def _measure(self, row: OpenRow, optimizer: Optimizer, scale: Tensor | None = None) -> None:
-        if not self._is_wanted(optimizer):
+        identity = id(optimizer)
+        if self._wanted is not None and identity not in self._wanted:
             return
-        self._start()
-        _, gradients = self._known.get(id(optimizer), ("", None))
-        if gradients is None or not gradients.is_complete():
+        if self._step_started is None:
+            self._start()
+        known = self._known.get(identity)
+        gradients = self._meet(optimizer) if known is None else known[1]
+        if not gradients.is_complete():
             gradients = self._meet(optimizer)
         if row.rate is None:
             row.rate = gradients.rate()
         if measured := gradients.measure(scale):
-            row.measured[id(optimizer)] = measured
+            row.measured[identity] = measured
+            if self._diagnoses:
+                self._diagnoses.measured(self.step + 1, row, gradients, scale)
 
     def _start(self) -> None:
         if self._step_started is None:
@@ -244,28 +236,46 @@ class Loop:
         ring = self._ring
         if ring is None:
             return
-        measured = [row.measured.get(identity) for identity in self._known]
-        totals: list[Value] = [0.0 if each is None else each.total for each in measured]
+        found: list[Value] = []
+        totals: list[Value] = []
+        for identity, (name, _) in self._known.items():
+            measured = row.measured.get(identity)
+            found.append(row.found_inf.get(identity, 0.0))
+            totals.append(0.0 if measured is None else measured.total)
+            if measured is not None and measured.counts:
+                self._rows.count(ring.number, name, measured.counts)
         loss = (self._told_loss if self._told_loss.count else row.loss).value()
-        found: list[Value] = [row.found_inf.get(identity, 0.0) for identity in self._known]
         rate = row.rate if isinstance(row.rate, Tensor) else 0.0
-        values: list[Value] = [loss, row.scale, scale_after, rate, *found, *totals, *totals]
-        if ring.is_on_host:
-            try:
-                ring.pack(self._layout, values)
-            except OverflowError:
-                ring.pack(self._layout, [_fp32(value) for value in values])
-            for (name, _), each in zip(self._known.values(), measured, strict=True):
-                if each is not None and each.counts:
-                    self._rows.count(ring.number, name, each.counts)
+        values = [loss, row.scale, scale_after, rate, *found, *totals, *totals]
+        if not ring.is_on_host:
+            self._queue(ring.row, row, values)
             return
-        device = ring.row.device
+        try:
+            ring.pack(self._layout, values)
+        except OverflowError:
+            ring.pack(self._layout, [_fp32(value) for value in values])
+        if self._rows.is_for_layers(self.step + 1):
+            self._pack_norms(ring, row, first=len(values))
+
+    def _pack_norms(self, ring: Ring, row: OpenRow, first: int) -> None:
+        norms: list[float] = []
+        for identity, (_, gradients) in self._known.items():
+            measured = row.measured.get(identity)
+            if measured is None or isinstance(measured.norms, Tensor):
+                norms += [0.0] * len(gradients.names)
+            else:
+                norms += [_fp32(norm / measured.scale) for norm in measured.norms]
+        ring.pack(struct.Struct(f"<{len(norms)}f"), norms, first)
+
+    def _queue(self, target: Tensor, row: OpenRow, values: list[Value]) -> None:
+        """Have the device write a row's scalars, and norms of parameters behind them."""
+        measured = [row.measured.get(identity) for identity in self._known]
         norms = [
             gradients.no_norms if each is None else each.norms
             for (_, gradients), each in zip(self._known.values(), measured, strict=True)
         ]
-        scalars = torch.stack([_tensor(value, device) for value in values])
-        torch.cat([scalars, *(_tensor(each, device) for each in norms)], out=ring.row)
+        scalars = torch.stack([_tensor(value, target.device) for value in values])
+        torch.cat([scalars, *(_tensor(each, target.device) for each in norms)], out=target)
 
     def _close_unscaled(self) -> None:
         row = self._open.pop(NO_SCALER)
@@ -278,17 +288,24 @@ class Loop:
         if ring is None or self._step_started is None:
             return
         self.step += 1
-        self._rows.belongs(ring.number, scaler)
+        if scaler:
+            self._rows.belongs(ring.number, scaler)
+        if self._diagnoses:
+            scale = row.scale if ring.is_on_host else ring.row[SCALE]
+            self._diagnoses.closed(self.step, row, scale)
         rate = row.rate if isinstance(row.rate, float) else 0.0
         ring.close(self.step, self._step_started, rate)
         self._step_started = time.perf_counter()
-        self._told_loss = Mean()
+        if self._told_loss.count:
+            self._told_loss = Mean()
 
     def _hand_over(self, first: int, rows: NDArray[np.float32], records: Steps) -> None:
         events = self._rows.read(first, rows, records)
         self._on_steps(records)
         for event in (*events, *self._schedule.read(records)):
             self._on_event(event)
+        if self._diagnoses:
+            self._diagnoses.report()
 
     def _is_ours(self, scaler: GradScaler) -> bool:
         return scaler._enabled and (self._scaler is None or self._scaler is scaler)
@@ -306,15 +323,14 @@ def _check_attributes(scaler: GradScaler) -> None:
         )
 
 
-def _joint(flags: Any) -> Value:
+def _joint(flags: Mapping[torch.device, Tensor]) -> Value:
     """Return one flag of those of several devices: a number, or a tensor of the first one."""
-    first, *others = flags
-    if first.is_cpu and not others:
-        return float(first.item())
+    first, *others = flags.values()
+    if not others and first.is_cpu:
+        return first.item()
     for other in others:
         first = first + other.to(first.device, non_blocking=True)
-    found: Tensor = first.reshape(())
-    return found
+    return first.reshape(())
 
 
 def _fp32(value: Value) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from halfstep.config import ConfigError, RecipeConfig, RunConfig
+from halfstep.run_config import ConfigError, RecipeConfig, RunConfig
 
 __all__ = ["ConfigError", "Loss", "Recipe", "RecipeConfig", "RecipeError", "RunConfig"]
 

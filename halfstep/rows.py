@@ -73,7 +73,7 @@ class Rows:
 
     def relaid(self, optimizers: Mapping[str, list[str]], *, has_rates: bool) -> "Rows":
         """Return what reads the rows of more optimizers, or of others, from here on."""
-        rows = Rows(optimizers, has_rates=has_rates)
+        rows = Rows(optimizers, layers_every=self._layers_every, has_rates=has_rates)
         rows._last_scales, rows.skipped = self._last_scales, self.skipped
         return rows
 
@@ -86,9 +86,8 @@ class Rows:
         self._counts.setdefault(row, {})[optimizer] = counts
 
     def belongs(self, row: int, scaler: int) -> None:
-        """Say whose scale a row holds, of several scalers. row: its number."""
-        if scaler:
-            self._scaler_of[row] = scaler
+        """Say whose scale a row holds, if not the first scaler's. row: its number."""
+        self._scaler_of[row] = scaler
 
     def read(self, first: int, rows: NDArray[np.float32], records: Steps) -> list[Event]:
         """Fill the records in from the rows, and say what the scaler did. first: a row's number."""

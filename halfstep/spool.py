@@ -30,7 +30,9 @@ of every field; what is not within them is not written, and read as Unrecordable
                 the weights, count of layers, the largest in words; batch_size: null if it fits
     retry       step, loss, grad_norm, applied: the second attempt, in fp32, at a skipped step
     histogram   step, scale, modules [{"name", "lowest_exponent", "counts", "zeros", "nonfinite",
-                "underflow", "near_overflow"}]; see histogram.py
+                "underflow", "near_overflow"}]; see exponents.py
+    headroom    step, scale, modules [{"name", "activation", "gradient"}]: the largest magnitude of
+                each module's output, and of its gradient, times the scale; see headroom.py
     layer_norms step, layers, norms: L2 of each layer's gradients, unscaled, before the clip
     replay      step, exact, notes, requested, scale, found, module, direction "forward" |
                 "backward", operation, dtype, largest_input, limit, loss_nonfinite, culprits

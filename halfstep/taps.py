@@ -101,10 +101,11 @@ class Taps:
     def _wrap(self, owner: type, name: str) -> None:
         original = vars(owner)[name]
         guard, before, after = self._guard, self._before, self._after
+        is_heard_before = name in before
 
         @functools.wraps(original)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if name in before:
+            if is_heard_before and name in before:
                 guard(before[name], this, *args, **kwargs)
             result = original(this, *args, **kwargs)
             if name in after:

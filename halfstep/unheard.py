@@ -31,3 +31,6 @@ class Unheard:
 
     def disarm(self) -> None:
         """Undo nothing."""
+
+    def end(self) -> None:
+        """Likewise."""

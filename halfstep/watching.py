@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from halfstep import credentials, uploader
 from halfstep.attempt_files import AttemptFiles
@@ -64,6 +64,9 @@ def watch(
     token: str | None = None,
     folder: str | Path = "halfstep",
     mode: Mode = "auto",
+    histogram_every: int = 0,
+    layers_every: int = 0,
+    headroom_every: int = 0,
 ) -> "Watch":
     """Watch what this process trains, until its end or `finish()`; a second call adds modules.
 
@@ -73,6 +76,9 @@ def watch(
     url, token: of a server, HALFSTEP_URL and HALFSTEP_TOKEN or those of `halfstep login` if not
     told.  mode: "offline" sends nothing, "disabled" does nothing at all; HALFSTEP_MODE if not told.
     In a command of a server's queue the run is that one, whatever name, run, server or folder say.
+
+    histogram_every: steps between histograms of the gradients' exponents; layers_every: between
+    norms of each layer's gradients; headroom_every: between looks at each module's largest numbers.
     """
     global _active
     if _active is not None:
@@ -82,9 +88,14 @@ def watch(
         chosen = _mode(mode)
         if chosen == "disabled" or not _is_first_rank():
             return Watch(None)
+        every = _intervals(histogram_every, layers_every, headroom_every)
         if queued := QueuedRun.taken():
             _active = Watch(
-                queued.files, optimizers=_named(optimizers), scaler=scaler, queued=queued
+                queued.files,
+                optimizers=_named(optimizers),
+                scaler=scaler,
+                queued=queued,
+                every=every,
             )
             _active.add(*modules)
             _say(f"watching; this is run {queued.files.folder.name} of the queue")
@@ -99,7 +110,9 @@ def watch(
             tags=tags,
             secret=server.token if server else token,
         )
-        _active = Watch(files, optimizers=_named(optimizers), scaler=scaler, server=server)
+        _active = Watch(
+            files, optimizers=_named(optimizers), scaler=scaler, server=server, every=every
+        )
     except Exception as error:
         _say(f"cannot watch, and the script goes on without: {type(error).__name__}: {error}")
         return Watch(None)
@@ -122,10 +135,12 @@ class Watch:
         scaler: "GradScaler | None" = None,
         server: Credentials | None = None,
         queued: QueuedRun | None = None,
+        every: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         """files: where it is written; None: nothing is watched, and every method does nothing.
 
         server: where it is sent to, if anywhere.  queued: the run is one of a queue's, see there.
+        every: steps between histograms, norms of layers and looks at the headroom, 0 for none.
         """
         self.files = files
         self._server = server
@@ -139,7 +154,7 @@ class Watch:
             first_step, sequence, started_at = queued.step, queued.sequence, queued.started_at
             self._resumed = None
         self._spool = PatientSpool(files.spool, files.attempt, _say, sequence)
-        self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at)
+        self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at, every)
         self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived
         self._flushed_at = clock()
         self._looked_at = clock()
@@ -155,10 +170,12 @@ class Watch:
         scaler: "GradScaler | None",
         first_step: int,
         started_at: float,
-    ) -> "tuple[Loop | Unheard, Taps | Unheard]":
+        every: tuple[int, int, int],
+    ) -> "tuple[Loop, Taps]":
         if not find_spec("torch"):
-            unheard = Unheard(first_step, started_at)
-            return unheard, unheard
+            # As far as a script without torch can meet them.
+            return cast("tuple[Loop, Taps]", (Unheard(first_step, started_at),) * 2)
+        from halfstep.diagnoses import Intervals
         from halfstep.loop import Loop
         from halfstep.taps import Taps
 
@@ -169,6 +186,8 @@ class Watch:
             scaler=scaler,
             step=first_step,
             started_at=started_at,
+            every=Intervals(*every),
+            say=_say,
         )
         return loop, Taps(loop, self._guard)
 
@@ -207,9 +226,10 @@ class Watch:
         self._guard(lambda: self._loop.add_loss(loss))
 
     def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
-        """Tell anything else of the last step: numbers, texts, images, tables.
+        """Tell anything else of the last step: numbers, texts, images, figures, tables, histograms.
 
-        A tensor of the device is brought to the host without a wait. step: another than the last.
+        A number on the device is brought to the host without a wait; for pixels there it is waited.
+        step: another than the last.
         """
         self._guard(lambda: self._log(values, self.step if step is None else step))
 
@@ -292,17 +312,19 @@ class Watch:
                     self._log_number(name, value, step)
                 else:
                     self._log_file(name, value, step)
-            except (TypeError, OSError, BadEvent) as error:
+            except Exception as error:  # of a figure, a table: whatever made them raises in here
                 self._complain(f"{name} is not logged: {error}")
         if clock() - self._flushed_at > FLUSH_SECONDS:
             self._flush()
 
     def _log_number(self, name: str, value: Any, step: int) -> None:
         arrived = None
+        if hasattr(value, "detach"):
+            value = value.detach()
         if getattr(value, "is_cuda", False):
             import torch
 
-            value = value.detach().to("cpu", non_blocking=True)
+            value = value.to("cpu", non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
         metric = {"event": "metric", "step": step, "name": name, "value": value}
@@ -407,6 +429,7 @@ class Watch:
         global _active
         self._is_on, _active = False, None
         self._taps.disarm()
+        self._loop.end()
         self._ending.cancel()
 
     def _complain(self, text: str) -> None:
@@ -435,6 +458,14 @@ def _mode(mode: str) -> str:
     if mode not in MODES:
         raise ValueError(f"the mode is {mode!r}; allowed: {', '.join(MODES)}")
     return mode
+
+
+def _intervals(histogram: int, layers: int, headroom: int) -> tuple[int, int, int]:
+    wanted = {"histogram": histogram, "layers": layers, "headroom": headroom}
+    for name, every in wanted.items():
+        if not isinstance(every, int) or every < 0:
+            raise ValueError(f"{name}_every is {every!r}; allowed: a whole number, 0 for never")
+    return histogram, layers, headroom
 
 
 def _server(url: str | None, token: str | None) -> Credentials | None:

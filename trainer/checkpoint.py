@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from halfstep.config import RunConfig
 from halfstep.recipe import Recipe, RecipeError
+from halfstep.run_config import RunConfig
 from trainer import machine
 from trainer.files import SavedFile, checksum, mode_of_new_files, partial_name, publish, write_whole
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from halfstep.config import ConfigError, RecipeConfig, RunConfig, config_schema, parse_config
 from halfstep.recipe import RecipeError
+from halfstep.run_config import ConfigError, RecipeConfig, RunConfig, config_schema, parse_config
 from halfstep.spool import Event, Steps
 from trainer.checkpoint import CheckpointError
 from trainer.ranks import joined

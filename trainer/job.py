@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from halfstep.attempt_files import AttemptFiles
-from halfstep.config import parse_config
+from halfstep.run_config import parse_config
 from halfstep.spool import SpoolWriter, Steps
 from trainer.console import print_event
 from trainer.ranks import Control, Request, Stop, joined

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from halfstep.config import config_schema
+from halfstep.run_config import config_schema
 from trainer import machine
 from trainer.registry import known_recipes, load_recipe
 

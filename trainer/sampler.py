@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from halfstep.config import ConfigError, Training
+from halfstep.run_config import ConfigError, Training
 
 
 class Sampler:

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from halfstep.config import RunConfig
 from halfstep.recipe import Recipe
+from halfstep.run_config import RunConfig
 from halfstep.spool import Event
 from trainer import checkpoint
 from trainer.artifacts import save_artifacts

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from halfstep.config import ConfigError, Training
 from halfstep.recipe import RecipeError
+from halfstep.run_config import ConfigError, Training
 
 
 class Schedule(Protocol):

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halfstep.clock import clock
-from halfstep.config import Diagnosis, Training
 from halfstep.ring import Ring
 from halfstep.rows import FOUND_INF, Rows
+from halfstep.run_config import Diagnosis, Training
 from halfstep.spool import Event, Steps
 from trainer.layers import layer_interval
 from trainer.observers import Observer

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.clock import clock
-from halfstep.config import ConfigError, RunConfig, Scaler, Training
 from halfstep.recipe import Loss, Recipe, RecipeError
+from halfstep.run_config import ConfigError, RunConfig, Scaler, Training
 from halfstep.spool import Event, Steps
 from trainer import checkpoint
 from trainer.averaging import AveragingCheck

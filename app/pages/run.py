@@ -52,6 +52,7 @@ def show_run(
         findings=findings.of_run(session, run),
         histogram=histograms.newest(session, run_id),
         layers=histograms.newest(session, run_id, "layer_norms"),
+        headroom=histograms.headroom(session, run_id),
         artifacts=by_step(artifacts.of_run(session, run_id)),
         files=checkpoints.of_run(session, run_id),
         forks=runs.forks(session, run_id),

@@ -5,16 +5,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from halfstep import watching
+from halfstep import logged, watching
 from halfstep.dropin.media import Histogram, Image, Table
 from halfstep.dropin.run import Run
 from halfstep.dropin.settings import Entries, entries_of
-from halfstep.dropin.unserved import ignored, say_once
+from halfstep.dropin.unserved import Unserved, ignored, say_once
 from halfstep.run_folder import described_in
 
 MODES = {"online": "auto", "shared": "auto", "offline": "offline", "dryrun": "offline"}
 MODES |= {"disabled": "disabled", "run": "auto"}
-MEDIA = {"Histogram": Histogram, "Image": Image, "Table": Table}
+MEDIA = {"Audio": Unserved("Audio"), "Histogram": Histogram, "Image": Image, "Table": Table}
+#: By the same names.
+OURS = {"Audio": logged.Audio, "Histogram": logged.Histogram, "watch": watching.watch}
 
 early = Entries()  # what is configured before `init`
 _begun: Run | None = None  # last
@@ -29,8 +31,8 @@ def served(name: str) -> Any:
         return early if run is None else run.config
     if name == "summary":
         return Entries() if run is None else run.summary
-    if name == "watch" and run is None:
-        return watching.watch
+    if run is None and name in OURS:
+        return OURS[name]
     return MEDIA.get(name) or globals()[name]
 
 

@@ -10,7 +10,6 @@ from typing import Any, ParamSpec, TypeVar
 UNSERVED = (
     "Api",
     "Artifact",
-    "Audio",
     "Bokeh",
     "Classes",
     "Graph",

@@ -9,6 +9,7 @@ from db import artifacts
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run
+from halfstep.logged import Audio, Histogram, as_file
 
 #: One red pixel.
 PICTURE = base64.b64decode(
@@ -49,3 +50,21 @@ def test_artifacts_come_onto_the_page_and_are_downloaded(
             page.get_by_role("link", name=name).click()
         assert started.value.suggested_filename.endswith(name)
         assert started.value.path().read_bytes() == body
+
+
+def test_histograms_are_drawn_and_sounds_can_be_heard(
+    settings: Settings, database: Database, running: Run, page: Page
+) -> None:
+    """As a script logs them: bars between the lowest and the highest, and a player."""
+    logged = {"sizes": Histogram([0.0, 1.0, 1.0], bins=2), "tone": Audio([0.0], 8000)}
+    for name, value in logged.items():
+        suffix, body = as_file(value)
+        publish(settings, database, running, f"{name}.{suffix}", body)
+    page.goto("/runs/1")
+    page.locator(".artifacts tbody tr").first.scroll_into_view_if_needed()
+    expect(page.locator(".artifacts rect")).to_have_count(2)
+    heights = "bars => bars.map(bar => bar.height.baseVal.value)"
+    assert page.locator(".artifacts rect").evaluate_all(heights) == [50, 100]
+    expect(page.locator(".artifacts .bars")).to_contain_text("from 0.000 to 1.000")
+    page.locator(".artifacts audio").evaluate("sound => sound.load()")
+    page.wait_for_function("document.querySelector('.artifacts audio').networkState !== 3")

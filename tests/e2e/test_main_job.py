@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from db.settings import Settings
 from db.tables import Status
-from halfstep.config import parse_config
+from halfstep.run_config import parse_config
 from tests.site import Site, until
 from trainer.checkpoint import load
 from trainer.recipes.digits import Digits

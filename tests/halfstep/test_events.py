@@ -33,6 +33,11 @@ HONEST: dict[str, dict[str, Any]] = {
     "histogram": make_histogram(3, make_module("head", -14, [1, 2, 3])),
     "replay": make_replay(3, module=None, largest_input=None),
     "length": {"step": 0, "steps": 1200},
+    "headroom": {
+        "step": 50,
+        "scale": 1024.0,
+        "modules": [{"name": "head", "activation": float("inf"), "gradient": None}],
+    },
     "layer_norms": {"step": 50, "layers": ["head"], "norms": [float("inf")]},
     "schedule": {"step": 40, "advanced": 9, "skipped": 10},
     "failed_diagnosis": {"step": 0, "diagnosis": "replay", "error": "KeyError: 'x'"},

@@ -28,7 +28,8 @@ torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.AdamW(net.parameters())
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
-watch = halfstep.watch(net, name="mine", config={"lr": 1e-3}, tags=["tried"])
+every = {"histogram_every": 10, "layers_every": 10, "headroom_every": 10}
+watch = halfstep.watch(net, name="mine", config={"lr": 1e-3}, tags=["tried"], **every)
 for step in range(1, int(sys.argv[1]) + 1):
     loss = net(torch.randn(4, 8)).square().mean() * (1e38 if step == 5 else 1.0)
     scaler.scale(loss).backward()
@@ -37,6 +38,7 @@ for step in range(1, int(sys.argv[1]) + 1):
     optimizer.zero_grad()
     if len(sys.argv) > 2:
         time.sleep(0.02)
+watch.log({"sizes": halfstep.Histogram(net[0].weight), "tone": halfstep.Audio([0.0, 1.0], 8000)})
 torch.save(net.state_dict(), "last.pt")
 watch.checkpoint("last.pt", upload=True)
 """
@@ -95,6 +97,10 @@ def test_a_watched_run_stands_on_the_page(
     assert page.status_code == 200
     assert "mine" in page.text
     assert "finished" in page.text
+    for section in ("gradients", "layers", "headroom"):
+        assert f'<section id="{section}"' in page.text
+    for shown in ("<audio controls", "sizes.histogram.json"):
+        assert shown in page.text
     [file] = reader.get(f"/api/v1/runs/{run.id}/checkpoints").json()["checkpoints"]
     saved = reader.get(f"/runs/{run.id}/checkpoints/{file['id']}/download").content
     assert saved == (tmp_path / "last.pt").read_bytes()

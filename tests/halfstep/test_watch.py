@@ -292,6 +292,77 @@ def test_numbers_texts_images_and_tables_are_logged(tmp_path: Path) -> None:
     assert (np.asarray(Image.open(files["image.png"])) == pixels).all()
 
 
+def test_pixels_of_any_kind_are_pictures(tmp_path: Path) -> None:
+    """Floats in 0 … 1, booleans, tensors with channels first, a figure: all are PNG."""
+    from PIL import Image
+
+    class Figure:
+        """As matplotlib's."""
+
+        def savefig(self, file: Any, format: str) -> None:  # noqa: A002 - matplotlib's word
+            Image.new("RGB", (5, 4)).save(file, format)
+
+    wide = torch.linspace(0, 1, 3 * 6 * 7).reshape(3, 6, 7)
+    pictures = {
+        "floats": np.array([[0.0, 0.5], [1.0, np.nan]]),
+        "mask": torch.tensor([[True, False]]),
+        "tensor": wide.half(),
+        "figure": Figure(),
+    }
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.log(pictures)
+    files = {
+        e["name"]: tmp_path / "it" / e["path"] for e in Written(tmp_path / "it").of("artifact")
+    }
+    seen = {name: np.asarray(Image.open(path)) for name, path in files.items()}
+    assert seen["floats.png"].tolist() == [[0, 128], [255, 0]]
+    assert seen["mask.png"].tolist() == [[255, 0]]
+    assert seen["tensor.png"].shape == (6, 7, 3)
+    assert seen["figure.png"].shape == (4, 5, 3)
+
+
+def test_histograms_and_sounds_are_files(tmp_path: Path) -> None:
+    """Counts between the lowest and the highest, and RIFF as Python reads it."""
+    import wave
+
+    values = torch.tensor([0.0, 1.0, 1.0, 2.0, float("nan")])
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.log({"sizes": halfstep.Histogram(values, bins=2)})
+        watch.log({"tone": halfstep.Audio(np.array([0.0, 1.0, -2.0]), rate=8000)})
+    files = {
+        e["name"]: tmp_path / "it" / e["path"] for e in Written(tmp_path / "it").of("artifact")
+    }
+    histogram = json.loads(files["sizes.histogram.json"].read_text())
+    assert histogram == {"lowest": 0.0, "highest": 2.0, "counts": [1, 3], "nonfinite": 1}
+    with wave.open(str(files["tone.wav"])) as sound:
+        assert (sound.getframerate(), sound.getnchannels(), sound.getnframes()) == (8000, 1, 3)
+        assert np.frombuffer(sound.readframes(3), "<i2").tolist() == [0, 32767, -32767]
+
+
+def test_what_cannot_be_shown_is_said_and_not_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shape, type, size, or an error of whoever draws it: a line each, and the loop goes on."""
+
+    class Broken:
+        def savefig(self, *_: Any, **__: Any) -> None:
+            raise KeyError("no font")
+
+    monkeypatch.setattr("halfstep.logged.MOST_BYTES", 2**20)
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.log({"shape": np.zeros((2, 2, 7), np.uint8), "type": np.zeros((2, 2), np.int64)})
+        watch.log({"long": "x" * 2**21, "figure": Broken()})
+        watch.log({"bins": halfstep.Histogram([1.0], bins=0), "sound": halfstep.Audio([], rate=0)})
+        watch.log({"good": 1.0})
+    written = Written(tmp_path / "it")
+    assert written.of("artifact") == []
+    assert len(written.of("metric")) == 1
+    told = capsys.readouterr().err
+    for name in ("shape", "type", "long", "figure", "bins", "sound"):
+        assert f"halfstep: {name} is not logged: " in told
+    assert "it is 2.0 MiB as .txt; allowed: 1 MiB" in told
+
+
 def test_a_checkpoint_is_registered_with_size_and_digest(tmp_path: Path) -> None:
     """It lies in the run's folder too, without a second copy."""
     path = tmp_path / "model.pt"
@@ -675,9 +746,14 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 place = f"file://{sys.argv[1]}/meet"
 dist.init_process_group("gloo", place, rank=int(sys.argv[2]), world_size=2)
 torch.manual_seed(0)
-net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+net = torch.nn.Linear(4, 1)
+if sys.argv[3] == "fsdp2":
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(net, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+else:
+    net = torch.nn.parallel.DistributedDataParallel(net)
 optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-scaler = {"plain": GradScaler, "sharded": ShardedGradScaler}[sys.argv[3]]("cpu")
+scaler = (ShardedGradScaler if sys.argv[3] == "sharded" else GradScaler)("cpu")
 with halfstep.watch(net, folder=sys.argv[1], name="it"):
     for step in range(4):
         optimizer.zero_grad()
@@ -689,9 +765,9 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("kind", ["plain", "sharded"])
+@pytest.mark.parametrize("kind", ["plain", "sharded", "fsdp2"])
 def test_of_processes_that_train_together_one_writes(tmp_path: Path, kind: str) -> None:
-    """DDP, with either scaler: what any rank overflowed in is in the one run, by plain names."""
+    """DDP, with either scaler, and FSDP2: what any rank overflowed in is in the one run."""
     ranks = [
         warm.Popen([sys.executable, "-c", RANK, str(tmp_path), str(rank), kind])
         for rank in range(2)

@@ -47,25 +47,39 @@ def on_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         halfstep.watching._active.finish()
 
 
-def train_on_meta(folder: Path, *, clip: bool) -> Any:
-    """Watch three steps whose values nobody can read."""
+def train_on_meta(folder: Path, *, clip: bool, every: int = 0) -> Any:
+    """Watch three steps whose values nobody can read. every: the interval of all diagnoses."""
     net = nn.Linear(8, 1, device=META)
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)
     scaler = GradScaler("cpu")
-    watch = halfstep.watch(net, folder=folder, name="it")
+    watch = halfstep.watch(
+        net,
+        folder=folder,
+        name="it",
+        histogram_every=every,
+        layers_every=every,
+        headroom_every=every,
+    )
     for _ in range(3):
         step(net, optimizer, scaler, clip, "meta")
         watch.log({"number": 1.0})
     return watch
 
 
+@pytest.mark.parametrize("every", [0, 1])
 @pytest.mark.parametrize("clip", [True, False])
-@pytest.mark.usefixtures("on_meta")
-def test_a_watched_step_never_waits_for_the_device(tmp_path: Path, clip: bool) -> None:
+@pytest.mark.usefixtures("on_meta", "nothing_compiled")
+def test_a_watched_step_never_waits_for_the_device(
+    tmp_path: Path, clip: bool, every: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever reads a value raises on the meta device; all three rows were written without."""
-    watch = train_on_meta(tmp_path, clip=clip)
+    watch = train_on_meta(tmp_path, clip=clip, every=every)
     assert watch._is_on
     assert watch.step == 3
+    if every:
+        assert len(watch._loop._diagnoses._sent) == 6  # a histogram and a headroom a step
+        watch._loop._diagnoses._sent.clear()
+    assert capsys.readouterr().err.count("halfstep:") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The wheel that goes into a person's own project."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+from sqlalchemy import select
+
+from db.database import Database
+from db.tables import Run, Status
+from tests.halfstep.test_upload_end_to_end import server
+from tests.site import until
+
+__all__ = ["server"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,3 +93,42 @@ def test_own_modules_of_a_project_are_its_own(python: Path, tmp_path: Path) -> N
         (tmp_path / f"{name}.py").write_text("OWN = True\n")
     code = "import halfstep, halfstep.spool, app, db, trainer, worker; print(app.OWN, db.OWN)"
     assert run(python, "-c", code, folder=tmp_path).split() == ["True", "True"]
+
+
+TWO_LINES = """
+import sys
+sys.path.append(sys.argv[1])  # where torch is
+import torch
+import halfstep
+net = torch.nn.Linear(2, 1)
+halfstep.watch(net)
+optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+for _ in range(7):
+    scaler.scale(net(torch.ones(1, 2)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_two_lines_and_the_wheel_bring_a_run_to_the_page(
+    python: Path, tmp_path: Path, database: Database, server: dict[str, str]
+) -> None:
+    """Where nothing else of ours is installed: all steps are on the server, and the run's end."""
+    torch_site = str(Path(torch.__file__).parents[1])
+    done = subprocess.run(
+        [python, "-c", TWO_LINES, torch_site],
+        cwd=tmp_path,
+        env={**os.environ, **server},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+    def ended() -> Run | None:
+        with database.reading() as session:
+            return session.scalar(select(Run).where(Run.status == Status.FINISHED))
+
+    until(lambda: ended() is not None)
+    run = ended()
+    assert run is not None
+    assert (run.source, run.step) == ("watch", 7)

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from halfstep.config import parse_config
 from halfstep.recipe import Loss, Recipe
+from halfstep.run_config import parse_config
 from halfstep.spool import STEP_DTYPE
 from trainer.recipes.digits import Digits
 from trainer.sampler import Sampler

@@ -1,6 +1,6 @@
 import torch
 
-from halfstep.config import Training
+from halfstep.run_config import Training
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.batches import Batches, fingerprint
 from trainer.sampler import Sampler

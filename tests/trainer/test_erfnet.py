@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from halfstep.config import ConfigError, parse_config
+from halfstep.run_config import ConfigError, parse_config
 from tests.trainer.conftest import CPU
 from trainer.console import nested
 from trainer.recipes import erfnet, streets

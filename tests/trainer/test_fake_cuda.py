@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfstep.config import parse_config
+from halfstep.run_config import parse_config
 from tests.trainer.conftest import Pair
 from trainer.diagnosis.histogram import Histogram
 from trainer.observers import Observer

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from halfstep.config import ConfigError, parse_config
+from halfstep.run_config import ConfigError, parse_config
 from tests.trainer.conftest import CPU, assert_same_bits
 from trainer.recipes.gpt import GPT, GPTConfig, Transformer, read_text
 

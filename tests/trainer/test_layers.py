@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from halfstep.config import Diagnosis
 from halfstep.layers import Layers
+from halfstep.run_config import Diagnosis
 from tests.trainer.conftest import Pair, assert_same_bits
 from trainer.layers import MOST_SAMPLES, layer_interval
 

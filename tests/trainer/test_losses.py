@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from halfstep.config import parse_config
 from halfstep.recipe import Loss, RecipeError
+from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
 from trainer.sampler import Sampler
 from trainer.train import make_scaler

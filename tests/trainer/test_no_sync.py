@@ -11,8 +11,8 @@ import sys
 import pytest
 import torch
 
-from halfstep.config import parse_config
 from halfstep.recipe import Loss
+from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU, Pair, Regression
 from trainer import train
 from trainer.diagnosis.histogram import Histogram

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from halfstep.config import parse_config
 from halfstep.recipe import Loss, RecipeError
+from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU, Regression, assert_same_bits
 from trainer.checkpoint import CheckpointError
 from trainer.recipes.digits import Digits

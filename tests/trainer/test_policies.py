@@ -3,8 +3,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from halfstep.config import ConfigError, Scaler, parse_config
 from halfstep.recipe import Loss
+from halfstep.run_config import ConfigError, Scaler, parse_config
 from halfstep.spool import STEP_DTYPE
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer import checkpoint

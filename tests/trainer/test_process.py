@@ -249,7 +249,7 @@ RANK = """
 import sys, torch
 import trainer.ranks
 from tests.trainer.conftest import Pair
-from halfstep.config import parse_config
+from halfstep.run_config import parse_config
 from trainer.ranks import Control, Request, joined
 from trainer.recipes.digits import Digits
 from trainer.train import train
@@ -328,7 +328,7 @@ COMPILED = """
 import functools, sys, torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from tests.trainer.conftest import Regression
-from halfstep.config import parse_config
+from halfstep.run_config import parse_config
 from trainer.ranks import joined
 from trainer.train import train
 
@@ -369,7 +369,7 @@ import sys, torch
 import torch.nn.functional as F
 from torch import nn
 from tests.trainer.conftest import Regression
-from halfstep.config import parse_config
+from halfstep.run_config import parse_config
 from halfstep.recipe import Loss, RecipeError
 from trainer.ranks import joined
 from trainer.train import train

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from halfstep.config import ConfigError, Training
+from halfstep.run_config import ConfigError, Training
 from trainer.sampler import Sampler, check_batch
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from halfstep.config import ConfigError
+from halfstep.run_config import ConfigError
 from tests.trainer.conftest import Pair, assert_same_bits
 from trainer.recipes.digits import Digits
 from trainer.schedule import learning_rate_factor

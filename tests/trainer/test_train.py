@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from halfstep.config import ConfigError, parse_config
 from halfstep.recipe import Loss, RecipeError
+from halfstep.run_config import ConfigError, parse_config
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits, bare_loop
 from trainer import checkpoint
 from trainer.ranks import Control, Request

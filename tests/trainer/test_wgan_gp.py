@@ -2,7 +2,7 @@ import pytest
 import torch
 from PIL import Image
 
-from halfstep.config import parse_config
+from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU
 from trainer.recipes.wgan_gp import WGANGP, frechet_distance
 from trainer.train import make_autocast, make_scaler

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from halfstep.config import ConfigError, Precision, RunConfig
 from halfstep.recipe import Loss, Recipe, RecipeError
+from halfstep.run_config import ConfigError, Precision, RunConfig
 from halfstep.spool import SKIPPED, STEP_DTYPE, Event, Steps
 from trainer.console import nested
 from trainer.diagnosis.cuda_autocast import cudas_autocast

@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.cpp_extension import TORCH_LIB_PATH
 
-from halfstep.config import Precision, RunConfig, parse_config
 from halfstep.recipe import Loss, Recipe
+from halfstep.run_config import Precision, RunConfig, parse_config
 from trainer import checkpoint
 from trainer.batches import fingerprint
 from trainer.diagnosis.places import place

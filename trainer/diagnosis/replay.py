@@ -37,9 +37,9 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from halfstep.config import RunConfig
 from halfstep.gradients import count_nonfinite
 from halfstep.ring import RING_ROWS
+from halfstep.run_config import RunConfig
 from halfstep.spool import SKIPPED, Event, Steps
 from trainer.batches import Batches
 from trainer.checkpoint import random_state, restore_random_state

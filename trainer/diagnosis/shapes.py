@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from halfstep.config import RunConfig
+from halfstep.run_config import RunConfig
 from halfstep.spool import Event
 
 MULTIPLE = 8

@@ -149,3 +149,23 @@ def test_page_has_the_norms_of_layers(
     assert "Gradient norms by layer" in browser.get("/runs/1").text
     found = browser.get("/api/v1/runs/1/layer-norms").json()
     assert found == {"steps": [50], "layers": ["model.0"], "norms": [[None]]}
+
+
+def test_page_has_the_headroom_of_modules(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Of the last look, the module with least of it first; one beyond fp16 has none."""
+    modules = [
+        {"name": "zero", "activation": 0.0, "gradient": None},
+        {"name": "roomy", "activation": 1.0, "gradient": 65504 / 2**3},
+        {"name": "over", "activation": 1.0, "gradient": "Infinity"},
+    ]
+    for step in (50, 100):
+        event = {"event": "headroom", "step": step, "scale": 1024.0, "modules": modules}
+        record(database, running, events=[event])
+    page = browser.get("/runs/1").text
+    assert "In step 100" in page
+    section = page.partition('<section id="headroom">')[2].partition("</section>")[0]
+    assert section.index("over") < section.index("roomy") < section.index("zero")
+    assert "<b>none</b>" in section
+    assert ">3.0<" in section

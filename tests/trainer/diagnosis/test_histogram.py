@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from halfstep.config import Diagnosis
+from halfstep.exponents import BIAS, BINS, describe
+from halfstep.run_config import Diagnosis
 from tests.trainer.conftest import CPU, Regression
-from trainer.diagnosis.histogram import BIAS, BINS, Histogram, describe
+from trainer.diagnosis.histogram import Histogram
 from trainer.recipes.digits import Digits
 from trainer.watched import StepResult, watched_optimizers
 
@@ -43,7 +44,7 @@ def test_large_gradients_are_counted_in_chunks(monkeypatch):
     """Splitting a gradient changes no count."""
     gradient = torch.randn(30, 7)
     whole = histogram_of(gradient)
-    monkeypatch.setattr("trainer.diagnosis.histogram.CHUNK", 16)
+    monkeypatch.setattr("halfstep.exponents.CHUNK", 16)
     assert histogram_of(gradient) == whole
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from halfstep.config import parse_config
+from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.diagnosis.shapes import misfits
 from trainer.recipes.digits import Digits

@@ -4,7 +4,7 @@ import jsonschema
 import pytest
 from pydantic import Field
 
-from halfstep.config import (
+from halfstep.run_config import (
     ConfigError,
     RecipeConfig,
     config_model,

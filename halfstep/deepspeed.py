@@ -1,0 +1,92 @@
+"""DeepSpeed: `halfstep.deepspeed.watch(engine)`, after `deepspeed.initialize`.
+
+DeepSpeed scales and skips by itself, and waits for the device to do so: scale and overflow are
+numbers of the host, read off the engine's optimizer around `engine.step`, which is wrapped on this
+one engine. With ZeRO 1 and 2 the gradients are this rank's partition; with ZeRO 3 none are looked
+at, and there is no norm. With `torch_autocast` the scaler is torch's.
+"""
+
+import functools
+from typing import Any
+
+from halfstep import watching
+
+
+def watch(engine: Any, **named: Any) -> watching.Watch:
+    """Watch an engine. Takes what halfstep.watch takes."""
+    watched = watching.watch(engine.module, **{"config": engine.config} | named)
+    if watched.files is not None and not _has_torchs_scaler(engine):
+        watched._guard(lambda: _listen(watched, engine))
+    return watched
+
+
+def _listen(watched: watching.Watch, engine: Any) -> None:
+    from halfstep.foreign import Foreign
+
+    optimizer = engine.optimizer
+    inner = getattr(optimizer, "optimizer", optimizer)
+    foreign = Foreign(watched, type(inner).__name__)
+    foreign.leave_out(inner)
+    backward, step, guard = engine.backward, engine.step, watched._guard
+
+    places = {each: _Place(each) for each in engine.module.parameters() if each.requires_grad}
+    names: dict[Any, str] = watched._loop._names
+    names |= {place: names[each] for each, place in places.items() if each in names}
+
+    def measure() -> None:
+        partitioned = _partition(optimizer)
+        for each, place in places.items():
+            place.grad = each.grad if partitioned is None else partitioned.get(each)
+        foreign.gradients(list(places.values()), _scale(optimizer), inner.param_groups[0]["lr"])
+
+    def tell() -> None:
+        foreign.decided(bool(getattr(optimizer, "overflow", False)))
+        foreign.updated(_scale(optimizer))
+
+    @functools.wraps(backward)
+    def going_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+        guard(foreign.loss, loss)
+        return backward(loss, *args, **kwargs)
+
+    @functools.wraps(step)
+    def stepping(*args: Any, **kwargs: Any) -> Any:
+        is_last = engine.is_gradient_accumulation_boundary()
+        if is_last:
+            guard(measure)
+        result = step(*args, **kwargs)
+        if is_last:
+            guard(tell)
+        return result
+
+    engine.backward, engine.step = going_backward, stepping
+
+
+class _Place:
+    """Where a parameter's gradient is looked for, wherever the engine has put it."""
+
+    def __init__(self, parameter: Any) -> None:
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self.grad: Any = None
+
+
+def _partition(optimizer: Any) -> dict[Any, Any] | None:
+    """Return this rank's gradients by parameter, where ZeRO 1 or 2 has taken them off those."""
+    gradients = getattr(optimizer, "averaged_gradients", None)
+    if gradients is None:
+        return None
+    return {
+        parameter: gradient
+        for i, group in gradients.items()
+        for parameter, gradient in zip(optimizer.params_in_partition[i], group or [], strict=False)
+    }
+
+
+def _scale(optimizer: Any) -> float:
+    """Return the loss scale, wherever this kind of optimizer keeps it; 1 if it has none."""
+    keeper = getattr(optimizer, "loss_scale_config", optimizer)
+    return float(getattr(keeper, "cur_scale", 1.0))
+
+
+def _has_torchs_scaler(engine: Any) -> bool:
+    of_zero = getattr(engine.optimizer, "torch_autocast_gradscaler", None)
+    return (of_zero or getattr(engine, "torch_autocast_z0_gradscaler", None)) is not None

@@ -1,0 +1,94 @@
+"""Keras on torch: `model.fit(..., callbacks=[halfstep.keras.Watch()])`.
+
+Keras scales and skips by itself (`LossScaleOptimizer`): its optimizer is heard through its methods
+`scale_loss`, `check_finite` and `apply`, wrapped on this one optimizer while it trains.
+"""
+
+from typing import Any
+
+import keras
+import torch
+
+from halfstep import watching
+
+
+class Watch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Watches one fit. Takes what halfstep.watch takes."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__()
+        self._named = named
+        self._wrapped: list[tuple[Any, str]] = []
+        self.watch: watching.Watch | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Begin, once the optimizer is there."""
+        if keras.backend.backend() != "torch":
+            watching._say(f"Keras runs on {keras.backend.backend()}, and torch alone is watched")
+            return
+        self.watch = watching.watch(**self._named)
+        if self.watch.files is None:
+            return
+        self.watch._guard(self._listen, self.watch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Log what Keras measured in the epoch, but the loss, which each step has."""
+        if self.watch and logs:
+            self.watch.log({name: value for name, value in logs.items() if name != "loss"})
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """End it. (An exception ends the process, which is heard as in any script.)"""
+        for optimizer, name in self._wrapped:
+            vars(optimizer).pop(name, None)
+        self._wrapped.clear()
+        if self.watch:
+            self.watch.finish()
+
+    def _listen(self, watch: watching.Watch) -> None:
+        from halfstep.foreign import Foreign
+
+        optimizer, variables = self.model.optimizer, self.model.trainable_variables
+        watch._loop._names |= {each.value: each.path.replace("/", ".") for each in variables}
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        foreign = Foreign(watch, type(inner).__name__)
+        guard = watch._guard
+        scale_loss, apply = optimizer.scale_loss, optimizer.apply
+        check_finite: Any = getattr(optimizer, "check_finite", None)
+
+        def scale() -> Any:
+            own = getattr(optimizer, "dynamic_scale", None) if optimizer.built else None
+            return (inner.loss_scale_factor or 1.0) if own is None else own.value
+
+        def measure(trainable_variables: Any) -> None:
+            parameters = [each.value for each in trainable_variables or variables]
+            foreign.gradients(parameters, scale(), _rate(inner))
+            if check_finite is None:
+                foreign.decided(False)
+
+        def scaling(loss: Any) -> Any:
+            guard(foreign.loss, loss)
+            return scale_loss(loss)
+
+        def checking(grads: Any) -> Any:
+            finite = check_finite(grads)
+            guard(lambda: foreign.decided(~finite))
+            return finite
+
+        def applying(grads: Any, trainable_variables: Any = None) -> None:
+            guard(measure, trainable_variables)
+            apply(grads, trainable_variables)
+            guard(lambda: foreign.updated(scale()))
+
+        wraps = {"scale_loss": scaling, "apply": applying}
+        if check_finite is not None:
+            wraps["check_finite"] = checking
+        for name, wrap in wraps.items():
+            object.__setattr__(optimizer, name, wrap)
+            self._wrapped.append((optimizer, name))
+
+
+def _rate(optimizer: Any) -> Any:
+    """Return the rate of the step that comes: a number, or a tensor of the device."""
+    rate = optimizer.learning_rate
+    value = getattr(rate, "value", rate)
+    return value if isinstance(value, torch.Tensor) else float(value)

@@ -1,0 +1,38 @@
+"""Tensors on their way to the host: copied behind the work already queued, and never waited for.
+
+This module imports torch.
+"""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+class Parcel:
+    """Copies of tensors in host memory, complete once they have arrived."""
+
+    def __init__(self, tensors: list[Tensor], arrived: "torch.cuda.Event | None") -> None:
+        self.tensors = tensors
+        self._arrived = arrived
+
+    @classmethod
+    def send(cls, *tensors: Tensor) -> Self:
+        """Start the copies. Of tensors in host memory there are none: nobody may change them."""
+        if not any(tensor.is_cuda for tensor in tensors):
+            return cls(list(tensors), None)
+        host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+        for target, source in zip(host, tensors, strict=True):
+            target.copy_(source, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        return cls(host, arrived)
+
+    def has_arrived(self) -> bool:
+        """Ask, without a wait."""
+        return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self._arrived is not None:
+            self._arrived.synchronize()

@@ -1,0 +1,57 @@
+"""Ultralytics: `halfstep.ultralytics.watch(model)`, before `model.train(...)`.
+
+All of a step is heard from torch's own scaler and optimizer; these callbacks only say which they
+are, what the run is called and configured with, and when it ends.
+"""
+
+from typing import Any
+
+from halfstep import watching
+
+
+def watch(model: Any, **named: Any) -> None:
+    """Watch every training of a model from here on. Takes what halfstep.watch takes."""
+    for event, callback in _Training(named).callbacks().items():
+        model.add_callback(event, callback)
+
+
+class _Training:
+    def __init__(self, named: dict[str, Any]) -> None:
+        self._named = named
+        self._watch: watching.Watch | None = None
+
+    def callbacks(self) -> dict[str, Any]:
+        return {
+            "on_train_start": self._begin,
+            "on_fit_epoch_end": self._log,
+            "on_train_end": self._end,
+        }
+
+    def _begin(self, trainer: Any) -> None:
+        """Begin, once optimizer, scaler and a checkpoint's state are in place."""
+        scaler = trainer.scaler if trainer.scaler.is_enabled() else None
+        self._watch = watching.watch(
+            trainer.model,
+            **{
+                "optimizers": [trainer.optimizer],
+                "scaler": scaler,
+                "config": vars(trainer.args),
+                "name": trainer.args.name,
+            }
+            | self._named,
+        )
+
+    def _log(self, trainer: Any) -> None:
+        """Log what an epoch's validation found."""
+        if self._watch:
+            self._watch.log(dict(trainer.metrics or {}))
+
+    def _end(self, trainer: Any) -> None:
+        """Register the files, and end it. (An exception is heard as in any script.)"""
+        if self._watch is None:
+            return
+        for path in (trainer.last, trainer.best):
+            if path.exists():
+                self._watch.checkpoint(path)
+        self._watch.finish()
+        self._watch = None

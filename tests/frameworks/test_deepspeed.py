@@ -1,0 +1,102 @@
+"""DeepSpeed's ZeRO in fp16 with `halfstep.deepspeed.watch`, beside the same loop without."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from halfstep.spool import SKIPPED
+from tests.frameworks.reference import Net, samples, weights, written
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+deepspeed = pytest.importorskip("deepspeed")
+import halfstep  # noqa: E402
+import halfstep.deepspeed  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One process, on a CPU that is said to train in fp16, as few can."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "0")
+        patch.setattr(type(deepspeed.get_accelerator()), "is_fp16_supported", lambda _: True)
+        backend = sys.modules["deepspeed.comm.torch"]
+        patch.setattr(backend, "build_shm_op", lambda: None)  # else compiled for minutes
+        store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("meet") / "store"), 1)
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        yield
+        torch.distributed.destroy_process_group()
+
+
+def train(
+    folder: Path | None, *, stage: int, clip: float, accumulation: int
+) -> tuple[list[Any], list[Any]]:
+    """Train two epochs; note what the engine says of each step."""
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    config = {
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": clip,
+        "zero_optimization": {"stage": stage},
+        "fp16": {
+            "enabled": True,
+            "initial_scale_power": 20,
+            "loss_scale_window": 4,
+            "hysteresis": 1,
+        },
+    }
+    engine, *_ = deepspeed.initialize(
+        model=net, optimizer=optimizer, config=config, dist_init_required=False
+    )
+    if folder:
+        halfstep.deepspeed.watch(engine, folder=folder)
+    x, y = (each.half() for each in samples())
+    told = []
+    names = {parameter: name for name, parameter in engine.module.named_parameters()}
+    for _ in range(2):
+        for batch, wanted in zip(x.split(8), y.split(8), strict=True):
+            loss = (engine(batch) - wanted).float().square().mean()
+            engine.backward(loss)
+            scale, is_step = engine.optimizer.cur_scale, engine.is_gradient_accumulation_boundary()
+            found = [
+                names[parameter]
+                for i, group in engine.optimizer.averaged_gradients.items()
+                for parameter, gradient in zip(
+                    engine.optimizer.params_in_partition[i], group or [], strict=False
+                )
+                if not gradient.isfinite().all()
+            ]
+            engine.step()
+            if is_step:
+                told.append((scale, engine.optimizer.overflow, found))
+    if folder:
+        halfstep.watch().finish()
+    return told, weights(engine.module)
+
+
+@pytest.mark.parametrize(
+    ("stage", "clip", "accumulation"), [(1, 0.0, 1), (2, 0.0, 1), (1, 1.0, 1), (1, 0.0, 2)]
+)
+def test_deepspeed_tells_the_truth(
+    tmp_path: Path, stage: int, clip: float, accumulation: int
+) -> None:
+    """Scales, skips and culprits are the engine's, and the weights those without us."""
+    bare, without = train(None, stage=stage, clip=clip, accumulation=accumulation)
+    watched, with_us = train(tmp_path, stage=stage, clip=clip, accumulation=accumulation)
+    assert watched == bare
+    assert all(map(torch.equal, with_us, without))
+    steps, events = written(tmp_path)
+    skipped = [overflow for _, overflow, _ in watched]
+    assert 2 <= sum(skipped) < len(skipped)
+    assert steps["scale"].tolist() == [scale for scale, _, _ in watched]
+    assert ((steps["flags"] & SKIPPED) != 0).tolist() == skipped
+    assert (steps["loss"] > 0).all()
+    told = {
+        e["step"]: [c["name"] for c in e["culprits"]] for e in events if e.get("kind") == "skip"
+    }
+    assert told == {step: names for step, (_, skip, names) in enumerate(watched, 1) if skip}

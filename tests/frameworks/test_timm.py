@@ -1,0 +1,41 @@
+"""timm's NativeScaler with plain `halfstep.watch`, beside the same loop without."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import halfstep
+from tests.frameworks.reference import Net, RecordingScaler, assert_true, samples, weights
+
+timm_utils = pytest.importorskip("timm.utils")
+timm_optim = pytest.importorskip("timm.optim")
+
+
+def train(clip: float | None, folder: Path | None) -> tuple[RecordingScaler, list[torch.Tensor]]:
+    """Train as timm's train.py does: the scaler's one call does everything."""
+    net, scale = Net(), timm_utils.NativeScaler(device="cpu")
+    scale._scaler = scaler = RecordingScaler()
+    optimizer = timm_optim.create_optimizer_v2(net, "adamw", lr=1e-2)
+    x, y = samples()
+    if folder:
+        halfstep.watch(net, folder=folder)
+    for _ in range(2):
+        for batch, wanted in zip(x.split(8), y.split(8), strict=True):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = (net(batch) - wanted).square().mean()
+            scale(loss, optimizer, clip_grad=clip, parameters=net.parameters())
+    if folder:
+        halfstep.watch().finish()
+    return scaler, weights(net)
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_timm_tells_the_truth(tmp_path: Path, clip: float | None) -> None:
+    """Scales, skips and culprits are the scaler's, and the weights those without us."""
+    bare, without = train(clip, None)
+    watched, with_us = train(clip, tmp_path)
+    assert (watched.scales, watched.skipped) == (bare.scales, bare.skipped)
+    assert all(map(torch.equal, with_us, without))
+    assert_true(tmp_path, watched)
