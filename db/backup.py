@@ -14,7 +14,7 @@ from typing import Any
 
 import obstore
 from obstore.store import ObjectStore
-from sqlalchemy import Integer, Table, func, insert, select
+from sqlalchemy import Integer, Table, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from db import pyramid
@@ -83,6 +83,8 @@ def restore(database: Database, store: ObjectStore, folder: Path) -> dict[str, i
     keys = {path.relative_to(folder / "files").as_posix(): path for path in files}
     rows, there = 0, {*keys, ""}  # without a key: a file that never was here
     with database.writing() as session:
+        if session.get_bind().dialect.name == "postgresql":  # files may take longer than it waits
+            session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
         if session.scalar(select(func.count()).select_from(Run)):
             raise Conflict(f"{database.name} has runs already: restore into an empty database.")
         for table in (*DERIVED, *reversed(TABLES)):

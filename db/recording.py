@@ -27,9 +27,9 @@ class Recording:
     attempt replaces an earlier one's, and of an attempt that makes no step nothing is told.
 
     may_log_alone: the run has made no step, and need not: its events wait for nothing but the word
-    of a later attempt from where on it goes on.  has_begun: steps of its own are recorded.
-    last_line: the log's last number.  resumed: what the training said, if it resumed.  early:
-    events that wait.
+    of a later attempt from where on it goes on.  begins_anew: nor for that.
+    has_begun: steps of its own are recorded.  last_line: the log's last number.  resumed: what the
+    training said, if it resumed.  early: events that wait.
     """
 
     def __init__(
@@ -42,8 +42,9 @@ class Recording:
         resumed: Event | None = None,
         early: Sequence[Event] = (),
         may_log_alone: bool = False,
+        begins_anew: bool = False,
     ) -> None:
-        self._may_log_alone = may_log_alone
+        self._may_log_alone, self._begins_anew = may_log_alone, begins_anew
         self._run_id, self._attempt = run_id, attempt
         self._last_line = last_line
         self._is_own = True
@@ -133,7 +134,8 @@ class Recording:
     @property
     def _is_known_whence(self) -> bool:
         """Whether events of new steps need not wait for these."""
-        return self._may_log_alone and (self._attempt == 1 or self.resumed is not None)
+        is_told = self._attempt == 1 or self._begins_anew or self.resumed is not None
+        return self._may_log_alone and is_told
 
     def _begin(self, session: Session) -> None:
         """Say that the training makes steps, and from which on they replace earlier ones."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from threading import get_ident
 
 from cryptography.fernet import Fernet, InvalidToken
 from sqlalchemy import delete as delete_from
@@ -96,7 +97,7 @@ def _mistakes(name: str, value: str) -> dict[str, str]:
 def _made(key_file: Path) -> Fernet:
     """Return the key, made now if there is none. Of two that make one the first has made it."""
     if not key_file.exists():
-        temporary = key_file.with_name(f".{key_file.name}.{os.getpid()}")
+        temporary = key_file.with_name(f".{key_file.name}.{os.getpid()}-{get_ident()}")
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:

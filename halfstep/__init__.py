@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,8 +58,12 @@ def __getattr__(name: str) -> Any:
     if name in ADAPTERS:  # and with it the framework
         return importlib.import_module(f"halfstep.{name}")
     if not name.startswith("_"):
-        from halfstep.dropin.unserved import UNSERVED, Unserved
+        from halfstep.dropin.unserved import ERRORS, UNSERVED, Unserved
 
+        if name in ERRORS:
+            return ERRORS[name]
+        if name == "errors":
+            return SimpleNamespace(**ERRORS)
         if name in UNSERVED:
             return Unserved(name)
     raise AttributeError(f"module 'halfstep' has no attribute {name!r}")

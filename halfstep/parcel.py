@@ -25,7 +25,9 @@ class Parcel:
         for target, source in zip(host, tensors, strict=True):
             target.copy_(source, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
+        # On their device's stream, be another the current one.
+        device = next(tensor.device for tensor in tensors if tensor.is_cuda)
+        arrived.record(torch.cuda.current_stream(device))
         return cls(host, arrived)
 
     def has_arrived(self) -> bool:

@@ -119,7 +119,7 @@ class Ring:
         # before a later step can write over them.
         for rows in _slices(self._sent, self.number):
             self._pinned[rows].copy_(self._device_ring[rows], non_blocking=True)
-        self._arrived.record()
+        self._arrived.record(torch.cuda.current_stream(self._device_ring.device))
         self._sent = self.number
 
     def _receive(self, *, wait: bool) -> None:

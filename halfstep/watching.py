@@ -324,9 +324,10 @@ class Watch:
         if getattr(value, "is_cuda", False):
             import torch
 
+            stream = torch.cuda.current_stream(value.device)
             value = value.to("cpu", non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record()
+            arrived.record(stream)
         metric = {"event": "metric", "step": step, "name": name, "value": value}
         self._logged.append((arrived, metric | {"elapsed_ms": self._loop.elapsed_ms()}))
 
@@ -341,7 +342,8 @@ class Watch:
         if not path.is_file():
             self._complain(f"{path} is no file, and not registered as a checkpoint")
             return
-        place = self._inside(Path("checkpoints") / f"step-{self.step:08}") / path.name
+        folder = Path("checkpoints") / f"step-{self.step:08}"
+        place = self._inside(folder if kind == "checkpoint" else folder / slug(kind)) / path.name
         place.unlink(missing_ok=True)
         # What is sent or stored later, the script may have replaced by then.
         if upload or self._queued or not _linked(place, path):

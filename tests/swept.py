@@ -61,29 +61,34 @@ class Swept:
         if self._made is None:
             self._made = fresh(self._server, self._template)
             self._name = self._made.__enter__()
-            self._connection = _connected(self._server, self._name)
-            self._schema = self._connection.execute(SCHEMA).fetchone()
+            with _connected(self._server, self._name) as connection:
+                self._schema = connection.execute(SCHEMA).fetchone()
         yield self._name
         self._sweep()
 
     def drop(self) -> None:
         """Make an end of it."""
         if self._made is not None:
-            self._connection.close()
             self._made.__exit__(None, None, None)
             self._made = None
 
     def _sweep(self) -> None:
-        self._connection.execute(OTHERS)
-        if self._connection.execute(SCHEMA).fetchone() != self._schema:
-            self.drop()
-            return
-        self._connection.execute("SET session_replication_role = replica")  # in any order
-        found = self._connection.execute(TABLES).fetchall()
-        if large := [name for name, size in found if size > LARGE_BYTES]:
-            self._connection.execute(f"TRUNCATE {', '.join(large)} CASCADE")
-        deletions = [f"DELETE FROM {name}" for name, _ in found if name not in large]
-        self._connection.execute("; ".join([*deletions, COUNT_FROM_1]))
+        # Connected anew: in between a test may have stopped the server.
+        with _connected(self._server, self._name) as connection:
+            connection.execute(OTHERS)
+            if connection.execute(SCHEMA).fetchone() == self._schema:
+                _empty(connection)
+                return
+        self.drop()
+
+
+def _empty(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("SET session_replication_role = replica")  # in any order
+    found = connection.execute(TABLES).fetchall()
+    if large := [name for name, size in found if size > LARGE_BYTES]:
+        connection.execute(f"TRUNCATE {', '.join(large)} CASCADE")
+    deletions = [f"DELETE FROM {name}" for name, _ in found if name not in large]
+    connection.execute("; ".join([*deletions, COUNT_FROM_1]))
 
 
 def _connected(server: str, name: str) -> psycopg.Connection[Any]:

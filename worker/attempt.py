@@ -66,7 +66,9 @@ def disk_full(folder: Path, error: str = "") -> Ending:
 def death(exit_code: int, what: str) -> str:
     """Say how a process ended that did not say so itself."""
     if exit_code < 0:
-        return f"{what} was killed by {signal.Signals(-exit_code).name}"
+        number = -exit_code
+        is_named = number in set(signal.Signals)  # one of the real-time signals is not
+        return f"{what} was killed by {signal.Signals(number).name if is_named else number}"
     return f"{what} ended with exit code {exit_code} and left no outcome"
 
 

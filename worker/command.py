@@ -63,7 +63,10 @@ class Command:
         """Start it, kept by a process of ours. Call it from the main thread."""
         files = self._attempt.files
         argv = [sys.executable, "-I", "-m", "worker.keeper", str(files.folder), str(files.attempt)]
-        return Child(argv, self._environment, hidden=self._hidden)
+        try:
+            return Child(argv, self._environment, hidden=self._hidden)
+        except OSError as error:  # its variables are more than Linux takes, say
+            raise CannotStart(f"it cannot be started: {error}", fault="code") from error
 
     def obey(self, wishes: queue.Wishes, child: Child, *, is_preempted: bool) -> None:
         """Ask it to end, by SIGTERM; end it once its grace is over."""
@@ -112,7 +115,8 @@ class Command:
         """List what no log may show: secrets, and the lines of those that have several."""
         values = self._secrets.values()
         lines = [line for value in values for line in value.splitlines()]
-        return sorted({*values, *(line for line in lines if len(line) >= redaction.SHORTEST)})
+        found = {*values, *(line for line in lines if len(line) >= redaction.SHORTEST)}
+        return sorted(found, key=len, reverse=True)  # one may begin with another
 
     def _stated_environment(self) -> dict[str, str]:
         """Return all of its environment. Raises CannotStart."""

@@ -93,15 +93,17 @@ def _end_what_is_left() -> None:
 
 
 def _kill_descendants() -> bool:
-    """Tell whether there was one."""
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        with suppress(psutil.NoSuchProcess):
+    """Tell whether there was one; what is another user's by now is not ours to end."""
+    has_killed = False
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             child.kill()
-    return bool(children)
+            has_killed = True
+    return has_killed
 
 
 def _tie_to_parent() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it would go on being ignored
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

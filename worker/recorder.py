@@ -13,12 +13,13 @@ import obstore
 from obstore.store import ObjectStore
 from sqlalchemy.exc import DBAPIError
 
-from db import checkpoints, queue, series, telemetry
+from db import checkpoints, queue, runs, series, telemetry
 from db.database import Database, is_outage
 from db.errors import Fenced
 from db.recording import Recording, in_words
 from db.settings import Settings
 from db.storage import delete_file, is_plain, put_file
+from db.tables import COMMAND
 from halfstep.clock import clock
 from halfstep.events import shown
 from halfstep.spool import Position, SpoolReader, Unrecordable, frame, spool_files
@@ -87,11 +88,14 @@ class Recorder:
         with database.reading() as session:
             last = series.log_lines(session, run_id, most=1)
             newest = telemetry.newest_attempt(session, run_id, attempt)
+            run = runs.get(session, run_id)
         self._recording = Recording(
             run_id,
             attempt,
             has_begun=newest == attempt,  # by a supervisor that has died
             last_line=last[0].number if last else 0,
+            may_log_alone=run.source == COMMAND and run.step == 0,
+            begins_anew=True,
         )
         # An older attempt's files, left on a machine that was away, would undo what it recorded.
         self._spool = SpoolReader(self._folder / "spool", Position(newest, sequence=0, offset=0))

@@ -4,6 +4,7 @@ What is logged stands at the last optimizer step, as `Watch.log` has it; in a sc
 that is heard, at W&B's own counter of calls.
 """
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
@@ -16,7 +17,7 @@ from halfstep.dropin.settings import Entries
 from halfstep.dropin.showing import flat, show, worded
 from halfstep.dropin.unserved import Unserved, ignored, say_once, unraised
 from halfstep.logged import is_number
-from halfstep.run_folder import configure, last_logged
+from halfstep.run_folder import configure, last_logged, slug
 
 MOST_FILES = 1000  # of one `save`
 SUMMARIES: Mapping[str, Callable[[float, float], float]] = {"min": min, "max": max}
@@ -152,7 +153,7 @@ class Run:
         found = [path for path in map(Path, matching[:MOST_FILES]) if path.is_file()]
         for path in found:
             if policy == "now":
-                self._watch.checkpoint(path, upload=True)
+                self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
             else:
                 self._saved[path.absolute()] = None
         return [str(path) for path in found]
@@ -196,7 +197,7 @@ class Run:
         self._flush(None)
         for path in self._saved:
             if path.is_file():
-                self._watch.checkpoint(path, upload=True)
+                self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
         own = {f"summary/{name}": self.summary[name] for name in self._own}
         self._tell({n: v for n, v in own.items() if is_number(v)}, self._at(None))
         rows = [{"name": name, "value": worded(value)} for name, value in self.summary.items()]
@@ -222,7 +223,10 @@ class Run:
     def _tell(self, values: Mapping[str, Any], step: int | None) -> None:
         shown: dict[str, Any] = {}
         for name, value in values.items():
-            show(shown, name, value.detach() if hasattr(value, "detach") else value)
+            try:
+                show(shown, name, value.detach() if hasattr(value, "detach") else value)
+            except Exception as error:
+                say_once(f"{name} is not logged: {type(error).__name__}: {error}")
         self._watch.log(shown, step=step)
 
     def _note(self, name: str, value: Any) -> None:
@@ -262,3 +266,9 @@ def _kind(summary: str, goal: str | None) -> str:
     if summary == "best":
         return "max" if goal and goal.startswith("max") else "min"
     return summary
+
+
+def _kind_of(path: Path) -> str:
+    """Name a file of several that are saved at one step, each kept by itself."""
+    name = os.path.relpath(path).replace(os.sep, ".")
+    return f"weights.{slug(name).replace('.', '-')[:90]}"

@@ -8,19 +8,26 @@ from typing import Any, ParamSpec, TypeVar
 
 #: Names of wandb's that a script may use, and that do nothing here.
 UNSERVED = (
+    "AlertLevel",
     "Api",
     "Artifact",
     "Bokeh",
     "Classes",
     "Graph",
     "Html",
+    "JoinedTable",
     "Molecule",
     "Object3D",
     "Plotly",
+    "Run",
     "Settings",
     "Video",
     "agent",
+    "apis",
     "controller",
+    "data_types",
+    "env",
+    "integration",
     "link_artifact",
     "log_artifact",
     "log_code",
@@ -29,8 +36,12 @@ UNSERVED = (
     "mark_preempting",
     "plot",
     "plot_table",
+    "plots",
+    "require",
     "restore",
+    "sdk",
     "setup",
+    "sklearn",
     "sweep",
     "teardown",
     "termerror",
@@ -39,11 +50,20 @@ UNSERVED = (
     "unwatch",
     "use_artifact",
     "use_model",
+    "util",
 )
 _said: set[str] = set()
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Error(Exception):
+    """What wandb raises, for those who catch it: nothing here does."""
+
+
+#: By the names that `wandb` has for it.
+ERRORS = dict.fromkeys(("CommError", "Error", "UsageError"), Error)
 
 
 class Unserved:

@@ -50,7 +50,11 @@ def import_(words: list[str]) -> None:
             if isinstance(each, Damaged):
                 complain(str(each))
                 continue
-            written = write_run(each, options.folder, complain, project=options.project)
+            try:
+                written = write_run(each, options.folder, complain, project=options.project)
+            except (ValueError, ArithmeticError, OSError) as error:
+                complain(f"{each.name} cannot be imported: {error}")
+                continue
             page = None
             if server is not None:
                 try:

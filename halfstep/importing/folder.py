@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from halfstep import redaction
 from halfstep.attempt_files import AttemptFiles
 from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Damaged, Found, Point
@@ -58,7 +57,7 @@ def write_run(
         "id": run_id,
         "name": found.name,
         "project": project or found.project,
-        "config": redaction.without(plain(found.config)),
+        "config": plain(found.config),
         "tags": list(found.tags),
         "started": _moment(writing.started),
         "attempts": [_attempt(number, found, writing.started) for number in writing.numbers()],
@@ -182,7 +181,7 @@ class _Writing:
         """Yield what can be read. A damage ends this run's points, and is told once."""
         try:
             yield from self._found.points()
-        except Damaged as error:
+        except (Damaged, ValueError, ArithmeticError, OSError) as error:
             if complains:
                 self._say(f"{self._found.name}: {error}; what comes before it is kept")
 

@@ -57,13 +57,14 @@ def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
     settings = Settings(data=site.data, database_url=site.url)
     with site.database.writing() as session:
         secrets.put(session, settings.secrets_key, site.owner, "API_KEY", "open-sesame")
+        secrets.put(session, settings.secrets_key, site.owner, "LONGER", "open-sesame-and-more")
     code = "import os, sys, json; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))"
     run_id = submit(
         site,
         *("python", "-c", code, "--lr={lr}", "{text}", "{flag}", "{{lr}}"),
         config={"lr": 1e-05, "text": "a b; $HOME {lr}", "flag": True},
         variables={"COLOUR": "blue"},
-        secrets=["API_KEY"],
+        secrets=["API_KEY", "LONGER"],
     )
     with site.worker(HALFSTEP_COMMANDS="yes"):
         assert site.wait(run_id).status == Status.FINISHED
@@ -71,7 +72,7 @@ def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
     words, environment, folder = json.loads(said)
     assert words == ["--lr=1e-05", "a b; $HOME {lr}", "true", "{lr}"]
     assert environment["COLOUR"] == "blue"
-    assert environment["API_KEY"] == "***"
+    assert (environment["API_KEY"], environment["LONGER"]) == ("***", "***")
     assert environment["HALFSTEP_RUN"] == str(run_id)
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert "sesame" not in site.log(run_id)

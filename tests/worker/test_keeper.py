@@ -64,10 +64,16 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
 
 
 @pytest.mark.parametrize(
-    ("code", "end"), [("exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)]
+    ("code", "end"),
+    [
+        ("exit(7)", 7),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("import os; os.kill(os.getpid(), 40)", -40),
+        ("import signal; exit(signal.getsignal(2) is signal.default_int_handler)", 1),
+    ],
 )
 def test_it_ends_as_its_command_does(kept: Kept, code: str, end: int) -> None:
-    """By exit code or signal."""
+    """By exit code or signal; it heeds Ctrl-C's as any program does."""
     assert kept.start(sys.executable, "-c", code).wait(60) == end
 
 

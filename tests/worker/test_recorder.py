@@ -18,6 +18,7 @@ from db.database import Database
 from db.series import Cursor, changes, log_lines, raw_steps
 from db.settings import Settings
 from db.tables import (
+    COMMAND,
     Artifact,
     Checkpoint,
     Diagnosis,
@@ -114,6 +115,22 @@ class Attempts:
             found = list(session.scalars(nodes))
             assert session.get_one(Run, self.run_id).resumed_step == found[-1]
         return found
+
+
+def test_a_command_that_only_logs_has_its_numbers(attempts: Attempts) -> None:
+    """They wait for no step; the next attempt begins anew, and what it logs stands instead."""
+    with attempts.database.writing() as session:
+        session.get_one(Run, attempts.run_id).source = COMMAND
+    for number in (1, 2):
+        spool = attempts.next()
+        for step in range(4 - number):
+            event = {"event": "metric", "name": "score", "step": step, "elapsed_ms": 1}
+            spool.event(event | {"value": float(number)})
+        recorder = attempts.supervisor()
+        drain(recorder)
+    with attempts.database.reading() as session:
+        found = session.execute(select(Metric.step, Metric.value).order_by(Metric.step)).all()
+    assert [tuple(row) for row in found] == [(0, 2.0), (1, 2.0)]
 
 
 def drain(recorder: Recorder) -> None:

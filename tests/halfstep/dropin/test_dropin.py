@@ -233,6 +233,27 @@ def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str])
     assert logged(run.name)["3"] == [(0, 4.0)]
 
 
+def test_one_value_that_cannot_be_shown_costs_no_other(without_torch: None) -> None:
+    """Of what is logged at once the rest is there; of files saved at one step each is."""
+    wandb: Any = halfstep
+    wandb.init(name="all")
+    wandb.log({"names": np.array(["cat", "dog"]), "loss": 1.5})
+    wandb.alert("Low", "accuracy", level=wandb.AlertLevel.WARN)
+    for name in ("a/config.yaml", "b/config.yaml", "train.py"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(name)
+    wandb.save("*/config.yaml")
+    wandb.save("train.py")
+    with pytest.raises(wandb.errors.CommError):
+        raise wandb.CommError
+    wandb.finish()
+    assert logged("all")["loss"] == [(0, 1.5)]
+    saved = [event["files"][0] for event in written("all").of("checkpoint")]
+    assert len({each["kind"] for each in saved}) == 3
+    kept = [(Path("halfstep/all") / each["path"]).read_text() for each in saved]
+    assert kept == ["a/config.yaml", "b/config.yaml", "train.py"]
+
+
 def test_a_disabled_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As W&B's environment wishes it."""
     monkeypatch.setenv("WANDB_MODE", "disabled")
