@@ -471,7 +471,8 @@ class Artifact(Table):
 
 
 class Diagnosis(Table):
-    """What was found out: a histogram, a replay or a retry of a step, shapes at step 0, a failure.
+    """What was found out: a histogram, a replay or a retry of a step, shapes at step 0, a failure,
+    and of a checkpoint how long its save took.
 
     content is the event of that kind as the spool's module describes it.
     """

@@ -255,6 +255,9 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "step": SINCE,
         "reason": NAME,
         "request": _or_nothing(ID, is_needed=False),
+        # Of saves by Halfstep's own loop; a script's, and those of earlier versions, have neither.
+        "write_seconds": Plain("a number", _is_number, is_needed=False),
+        "stall_seconds": Plain("a number", _is_number, is_needed=False),
         "files": Listed({"kind": _like(FILE_KIND, FILE_KINDS), **FILE}),
     },
     "resumed": {"step": SINCE, "exact": YES_OR_NO, "notes": Listed(WORDS)},

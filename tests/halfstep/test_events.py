@@ -24,7 +24,14 @@ STATE = {"kind": "checkpoint", **FILE, "path": "checkpoints/step-00000400.pt"}
 HONEST: dict[str, dict[str, Any]] = {
     "scaler": make_skip(3, "head.weight"),
     "metric": make_metric(3, 0.5),
-    "checkpoint": {"step": 400, "reason": "end", "request": None, "files": [STATE]},
+    "checkpoint": {
+        "step": 400,
+        "reason": "end",
+        "request": None,
+        "write_seconds": 1.25,
+        "stall_seconds": 0.05,
+        "files": [STATE],
+    },
     "resumed": {"step": 0, "exact": False, "notes": ["another device"]},
     "artifact": {"step": 400, "name": "a.txt", **FILE},
     "obeyed": {"step": 4, "request": 7},
@@ -67,6 +74,7 @@ REFUSED = [
     ("scaler", {"scale_before": float("nan")}, "scale_before is nan; allowed: a number that is no"),
     ("scaler", {"culprits": [{"name": "w", "inf": -1, "nan": 0}]}, "culprits.0.inf is -1"),
     ("checkpoint", {"request": 2**31}, f"request is {2**31}; allowed: a whole number from 1 to"),
+    ("checkpoint", {"stall_seconds": "long"}, "stall_seconds is 'long'; allowed: a number"),
     ("checkpoint", {"files": [{**STATE, "path": "../a.pt"}]}, "path is '../a.pt'; allowed: a file"),
     ("artifact", {"path": "../../halfstep.db"}, "path is '../../halfstep.db'; allowed: a file"),
     ("artifact", {"path": "artifacts/../job-1.json"}, "folder artifacts"),
