@@ -2,22 +2,24 @@
 
     python -m benchmarks.checkpoint_stall [--gib 1.0]
 
-The service's own loop trains a network whose weights and Adam moments are that large, and saves
-every so many steps. The stall is measured from outside: from the step boundary, where the loop asks
-what is wanted, to the next forward pass, less what that takes where nothing is saved. Beside it, in
-the same process, on the same state and disk, what held the loop before: `torch.save`, then SHA-256
-of the file, without even an fsync. Memory is the process's largest resident set, sampled, less that
-of the same loop without a checkpoint. That steps are slower while another thread hashes and writes
-is not part of the stall: it is a column of its own.
+The service's own loop trains a network whose weights and Adam moments are that large, in one
+thread, and saves every so many steps. The stall is measured from outside: from the step boundary,
+where the loop asks what is wanted, to the next forward pass, less what that takes where nothing is
+saved. Beside it, of the same state and on the same disk, what held the loop before: `torch.save`,
+then SHA-256 of the file, without even an fsync. Memory is the process's largest resident set, less
+that of another process with the same loop and no checkpoint. That steps are slower while another
+thread hashes and writes is not part of the stall: it is a column of its own.
 """
 
 import argparse
-import gc
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,7 +38,7 @@ from trainer.train import train
 
 LAYERS = 24
 BYTES_A_WEIGHT = 12  # in fp32, with Adam's two moments
-STEPS, EVERY_STEPS = 120, 30
+STEPS, EVERY_STEPS = 90, 30
 BAR_STALL, BAR_MEMORY = 0.10, 1.1
 SAMPLE_SECONDS = 0.005
 
@@ -68,6 +70,19 @@ class Wide(Recipe):
         yield Loss(self.modules["model"](batch).square().mean(), "adam")
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a loop was like. forwards, boundaries: when each step began and ended.
+
+    saves: the checkpoints' events, with when they came.  peak_bytes: of the process's memory.
+    """
+
+    forwards: list[float]
+    boundaries: list[float]
+    saves: list[tuple[float, Event]]
+    peak_bytes: int
+
+
 class Peak(threading.Thread):
     """The largest resident set while it is open, in bytes."""
 
@@ -90,11 +105,11 @@ class Peak(threading.Thread):
             self.size_bytes = max(self.size_bytes, process.memory_info().rss)
 
 
-def loop(steps: int, folder: Path | None) -> tuple[list[float], list[tuple[float, Event]]]:
-    """Train; return the time of each boundary, and the checkpoints with the time they were told."""
+def loop(width: int, steps: int, folder: Path | None) -> Told:
+    """Train for some steps, and save to the folder, if any."""
     boundaries: list[float] = []
     saves: list[tuple[float, Event]] = []
-    Wide.forwards.clear()
+    Wide.width, Wide.forwards = width, []
 
     def control() -> Control:
         boundaries.append(time.perf_counter())
@@ -105,33 +120,40 @@ def loop(steps: int, folder: Path | None) -> tuple[list[float], list[tuple[float
             saves.append((time.perf_counter(), event))
 
     values = {
-        "training": {"steps": steps},
+        "training": {"steps": steps, "threads": 1},
         "checkpoints": {"every_steps": EVERY_STEPS},
         "evaluation": {"every_steps": None},
         "diagnosis": {"replay_skips": 0},
     }
-    train(
-        Wide,
-        parse_config(Wide, values),
-        device=torch.device("cpu"),
-        on_steps=lambda _steps: None,
-        on_event=on_event,
-        control=control,
-        checkpoint_folder=folder,
-    )
-    return boundaries, saves
+    with Peak() as peak:
+        train(
+            Wide,
+            parse_config(Wide, values),
+            device=torch.device("cpu"),
+            on_steps=lambda _steps: None,
+            on_event=on_event,
+            control=control,
+            checkpoint_folder=folder,
+        )
+    return Told(Wide.forwards, boundaries, saves, peak.size_bytes)
+
+
+def alone(width: int, steps: int, folder: Path | None) -> Told:
+    """Have a process of its own go through a loop, in memory that nothing was in before."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(loop, width, steps, folder).result()
 
 
 def in_line(path: Path, folder: Path) -> float:
-    """Return seconds of saving a checkpoint's state and hashing the file, the better of two."""
+    """Return seconds of saving a checkpoint's state and hashing the file, the median of three."""
     state = checkpoint.load(path, is_checked=True)
     seconds = []
-    for _ in range(2):
+    for _ in range(3):
         started = time.perf_counter()
         torch.save(state, folder / "in_line.pt")
         checksum(folder / "in_line.pt")
         seconds.append(time.perf_counter() - started)
-    return min(seconds)
+    return statistics.median(seconds)
 
 
 def main() -> None:
@@ -139,33 +161,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--gib", type=float, default=1.0, help="of state")
     options = parser.parse_known_args()[0]
-    Wide.width = int((options.gib * 2**30 / BYTES_A_WEIGHT / LAYERS) ** 0.5)
+    width = int((options.gib * 2**30 / BYTES_A_WEIGHT / LAYERS) ** 0.5)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Peak() as without:
-            loop(5, None)
-        gc.collect()  # a network lies in cycles
-        with Peak() as with_saves:
-            boundaries, saves = loop(STEPS, folder)
+        bare, saving = alone(width, STEPS, None), alone(width, STEPS, folder)
         newest = folder / f"step-{STEPS:08d}.pt"
         size_bytes = newest.stat().st_size
         seconds_in_line = in_line(newest, folder)
 
     # From the boundary of step n to the forward pass of step n + 1.
-    gaps = [after - at for at, after in zip(boundaries, Wide.forwards[1:], strict=False)]
+    saves = saving.saves
+    gaps = [after - at for at, after in zip(saving.boundaries, saving.forwards[1:], strict=False)]
     saved = {event["step"] for _told, event in saves}
     usual = statistics.median(gap for step, gap in enumerate(gaps, 1) if step not in saved)
-    inner = [event["step"] for _told, event in saves if event["step"] < STEPS]
-    stalls = [gaps[step - 1] - usual for step in inner]
-    steps = [
-        (started, ended - started) for started, ended in zip(Wide.forwards, boundaries, strict=True)
-    ]
+    stalls = [gaps[step - 1] - usual for step in sorted(saved) if step < STEPS]
+    share = statistics.median(stalls) / seconds_in_line
+    steps = list(zip(saving.forwards, saving.boundaries, strict=True))
     spans = [(told - event["write_seconds"], told) for told, event in saves]
-    beside = [s for at, s in steps if any(begun <= at <= told for begun, told in spans)]
-    alone = [s for at, s in steps[1:] if not any(begun <= at <= told for begun, told in spans)]
-    slower = statistics.median(beside) / statistics.median(alone) - 1
-    share = max(stalls) / seconds_in_line
-    memory = (with_saves.size_bytes - without.size_bytes) / size_bytes
+    beside, undisturbed = (
+        [end - at for at, end in steps if any(a <= at <= b for a, b in spans) == is_beside]
+        for is_beside in (True, False)
+    )
+    slower = statistics.median(beside) / statistics.median(undisturbed) - 1
+    memory = (saving.peak_bytes - bare.peak_bytes) / size_bytes
     writing = statistics.median(event["write_seconds"] for _told, event in saves)
     report(
         "checkpoint_stall",
@@ -175,7 +193,7 @@ def main() -> None:
             "state, MiB",
             "in line, s",
             "stalls, s",
-            "share of the longest",
+            "share, of the median",
             "write, s, beside",
             "steps beside a write, slower by",
             "more memory, × state",
