@@ -84,7 +84,8 @@ class Staging:
     def _call_cuda(self, name: str, *arguments: int) -> None:
         with torch.cuda.device(self._device):  # each thread has a current one of its own
             runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            torch.cuda.check_error(int(getattr(runtime, name)(*arguments)))
+            if error := int(getattr(runtime, name)(*arguments)):
+                raise torch.cuda.CudaError(error)
 
 
 def room(state: Any) -> int:

@@ -2,6 +2,7 @@
 
 import io
 from collections import OrderedDict
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -108,3 +109,46 @@ def test_nothing_in_it_waits_for_a_device(spoil):
     copies = [arguments for name, arguments in asked.operations if name == "copy_"]
     assert len(copies) == 6
     assert all(non_blocking is True for _to, _source, non_blocking in copies)
+
+
+def test_on_cuda_the_memory_is_pinned_and_an_event_follows_the_copies(monkeypatch):
+    """Pinned once for all saves, given back at the end; who writes waits for the event. (That a
+    device is kept waiting for by nobody, tests/gpu shows on one.)"""
+    asked = []
+
+    class Runtime:
+        def cudaHostRegister(self, place, size_bytes, flags):  # noqa: N802 - CUDA's name
+            asked.append(("pinned", place, size_bytes))
+            return 0
+
+        def cudaHostUnregister(self, place):  # noqa: N802 - likewise
+            asked.append(("unpinned", place))
+            return 0
+
+    class Arrival:
+        def __init__(self, *, blocking):
+            assert blocking
+
+        def record(self):
+            asked.append(("recorded", None))
+
+        def synchronize(self):
+            asked.append(("waited", None))
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Event", Arrival)
+    state = {"weights": torch.randn(100)}
+    staging = Staging(torch.device("cuda", 0))
+    for _ in range(2):
+        snapshot = staging.take(state)
+    snapshot.wait()
+    place = snapshot.state["weights"].data_ptr()
+    staging.close()
+    assert asked == [
+        ("pinned", place, room(state)),
+        ("recorded", None),
+        ("recorded", None),
+        ("waited", None),
+        ("unpinned", place),
+    ]

@@ -1,3 +1,5 @@
+from threading import Thread
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from trainer.recipes import mlp
 from trainer.recipes.digits import Digits
 from trainer.recipes.mlp import MLP
 from trainer.schedule import learning_rate_factor
-from trainer.train import make_scaler, train
+from trainer.train import make_scaler, one_at_a_time, train
 from trainer.watched import WatchedOptimizer
 
 
@@ -425,6 +427,23 @@ def test_every_record_before_a_checkpoint_is_out_before_it(tmp_path):
     assert set(range(1, 11)) <= set(order[: order.index(("saved", 10))])
     assert order[-1] == ("saved", 20)
     assert len(order) == 22
+
+
+def test_threads_tell_one_at_a_time():
+    """Steps wait while an event is being told, so that their frames do not lie in each other."""
+    order = []
+
+    def on_event(event):
+        order.append("event begins")
+        steps.start()
+        steps.join(0.1)  # it waits for us: this is its chance not to
+        order.append("event ends")
+
+    tell_steps, tell_event = one_at_a_time(lambda told: order.append("steps"), on_event)
+    steps = Thread(target=tell_steps, args=[[]])
+    tell_event({})
+    steps.join()
+    assert order == ["event begins", "event ends", "steps"]
 
 
 def test_steps_before_an_error_are_handed_over(run_loop):
