@@ -167,6 +167,7 @@ def _rows(
             "_checkpoints.html",
             run=run,
             files=changes.checkpoints,
+            saves=checkpoints.saves(session, run.id) if changes.checkpoints else {},
             forks=runs.forks(session, run.id) if changes.checkpoints else [],
         )
         in_order = sorted(files, key=lambda file: file.step)

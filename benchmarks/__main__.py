@@ -15,6 +15,7 @@ CLAIMS = (
     "peers",
     "telemetry_cost",
     "watch_cost",
+    "checkpoint_stall",
     "syncs",
     "recording",
     "ingest",

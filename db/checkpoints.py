@@ -10,7 +10,7 @@ from db.database import now
 from db.errors import NotFound
 from db.paging import Page, page
 from db.queue import held
-from db.tables import Checkpoint, Metric, Request, Run
+from db.tables import Checkpoint, Diagnosis, Metric, Request, Run
 
 
 def publish(
@@ -53,6 +53,18 @@ def of_run(session: Session, run_id: int) -> list[Checkpoint]:
     """List a run's files, newest step first."""
     query = select(Checkpoint).where(Checkpoint.run_id == run_id)
     return list(session.scalars(query.order_by(Checkpoint.step.desc(), Checkpoint.kind)))
+
+
+def saves(session: Session, run_id: int) -> dict[int, dict[str, Any]]:
+    """Return how the saves of a run's checkpoints went, by step, as their events told it.
+
+    None of runs that are watched, and of those that an earlier version trained.
+    """
+    steps = select(Checkpoint.step).where(Checkpoint.run_id == run_id)
+    query = select(Diagnosis.step, Diagnosis.content).where(
+        Diagnosis.run_id == run_id, Diagnosis.kind == "checkpoint", Diagnosis.step.in_(steps)
+    )
+    return {row.step: row.content for row in session.execute(query)}
 
 
 def page_of_run(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:

@@ -85,6 +85,8 @@ class Recording:
                 self.artifacts.append(item)
             elif item["event"] == "checkpoint":
                 self.checkpoints.append(item)
+                if {"write_seconds", "stall_seconds"} <= item.keys():
+                    self.pending.events.append(item)  # how the save went is kept as a diagnosis is
             elif item["event"] != "resumed":
                 self.pending.events.append(item)
             elif is_own:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 LARGEST_WHOLE = 2**53
 LARGEST_ID = 2**31 - 1  # of a row
 LARGEST_FLAGS = 2**31 - 1
+LARGEST_SECONDS = 10**9
 LARGEST_FLOAT = 1.7976931348623157e308
 #: Of a metric, an optimizer: PostgreSQL indexes no more than 2,704 bytes, 4 a character.
 NAME_CHARACTERS = 200
@@ -214,6 +215,14 @@ SINCE = COUNT  # a step, or none as yet
 ELAPSED = WHOLE  # below 0 where a clock was set back
 ID = _whole(1, LARGEST_ID)
 NUMBER = Plain("a number", _is_number)
+SECONDS = Plain(
+    f"a number from 0 to {LARGEST_SECONDS}",
+    lambda value: (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 <= value <= LARGEST_SECONDS
+    ),
+)
 SCALE = Plain("a number that is not NaN", _is_scale)
 YES_OR_NO = Plain("true or false", lambda value: isinstance(value, bool))
 NAME = _text(NAME_CHARACTERS, least=1)
@@ -255,6 +264,9 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "step": SINCE,
         "reason": NAME,
         "request": _or_nothing(ID, is_needed=False),
+        # Of saves by Halfstep's own loop; a script's, and those of earlier versions, have neither.
+        "write_seconds": Plain(SECONDS.allowed, SECONDS.holds, is_needed=False),
+        "stall_seconds": Plain(SECONDS.allowed, SECONDS.holds, is_needed=False),
         "files": Listed({"kind": _like(FILE_KIND, FILE_KINDS), **FILE}),
     },
     "resumed": {"step": SINCE, "exact": YES_OR_NO, "notes": Listed(WORDS)},

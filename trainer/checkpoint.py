@@ -5,25 +5,25 @@ in it can run code. Leave out any one of its parts and a resumed run differs: wi
 growth tracker, at the next growth; without the rest, at the next step.
 """
 
-import os
 import pickle
 import random
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import RunConfig
 from trainer import machine
-from trainer.files import SavedFile, checksum, mode_of_new_files, partial_name, publish, write_whole
+from trainer.files import SavedFile, checksum, write_whole
+from trainer.weights import write_weights
 
 FORMAT = 1
 _NumpyState: TypeAlias = tuple[str, NDArray[np.uint32], int, int, float]
@@ -42,19 +42,20 @@ class Progress(NamedTuple):
     retried: int = 0  # skipped steps whose second attempt, in fp32, was applied
 
 
-def save(folder: Path, state: dict[str, Any], modules: Mapping[str, nn.Module]) -> list[SavedFile]:
-    """Save the state as .pt, and each module's weights alone as .safetensors, named by their step.
+def save(folder: Path, state: dict[str, Any]) -> list[SavedFile]:
+    """Save a state as .pt, and each module's weights alone as .safetensors, named by their step.
 
-    The weights' names are those that the module itself gives them, and tied ones are there twice:
-    whatever loads a state into such a module finds them all. With several modules there is a file
-    for each: step-00000400.generator.safetensors.
+    state: in host memory. The weights' names are those that the module itself gives them, and tied
+    ones are there twice: whatever loads a state into such a module finds them all. With several
+    modules there is a file for each: step-00000400.generator.safetensors.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"step-{state['progress']['step']:08d}"
-    saved = [write_whole(folder / f"{stem}.pt", lambda file: torch.save(state, file))]
-    for name, module in modules.items():
-        suffix = f".{name}" if len(modules) > 1 else ""
-        saved.append(_write_weights(folder / f"{stem}{suffix}.safetensors", module))
+    saved = [write_whole(folder / f"{stem}.pt", partial(torch.save, state))]
+    for name, weights in state["modules"].items():
+        suffix = f".{name}" if len(state["modules"]) > 1 else ""
+        path = folder / f"{stem}{suffix}.safetensors"
+        saved.append(write_whole(path, partial(write_weights, weights)))
     return saved
 
 
@@ -103,7 +104,9 @@ def capture(
     recipe_state: dict[str, Any],
     next_batch: list[str],
 ) -> dict[str, Any]:
-    """Return everything that decides the next step. The host waits for the device here.
+    """Return everything that decides the next step, as it is now: it changes with the next one.
+
+    The host waits for the device here, for the scale.
 
     modules: without DistributedDataParallel.  random_states: one a rank.  parts: the states of
     what else decides the next step, by name.  recipe_state: the recipe's own.  next_batch: a
@@ -245,23 +248,3 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
         elif old != new:
             notes.append(f"{prefix}{key} was {old}, is {new}")
     return sorted(notes)
-
-
-def _write_weights(path: Path, module: nn.Module) -> SavedFile:
-    """Save weights; safetensors writes by path only, so the checksum reads the file once more."""
-    temporary = partial_name(path)
-    weights: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, weight in module.state_dict().items():
-        on_host = weight.detach().cpu().contiguous()
-        # The format holds no two names of one memory.
-        weights[name] = on_host.clone() if on_host.data_ptr() in seen else on_host
-        seen.add(weights[name].data_ptr())
-    # What transformers and others look for before they read on.
-    safetensors.torch.save_file(weights, str(temporary), metadata={"format": "pt"})
-    temporary.chmod(mode_of_new_files())  # safetensors makes it the owner's alone
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
-    saved = SavedFile(path, temporary.stat().st_size, checksum(temporary))
-    publish(temporary, path)
-    return saved

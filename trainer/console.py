@@ -111,6 +111,11 @@ def print_event(event: Event) -> None:
         case {"event": "checkpoint", "files": files, "step": step}:
             for file in files:
                 _print(f"step {step:>6}  saved {file['path']} ({file['size_bytes']} bytes)")
+            size, seconds = sum(file["size_bytes"] for file in files), event["write_seconds"]
+            _print(
+                f"step {step:>6}  written in {seconds:.3f} s, {size / seconds / 1e6:.0f} MB/s; "
+                f"training stood still for {event['stall_seconds']:.3f} s"
+            )
         case {"event": "resumed", "step": step, "notes": notes}:
             _print(f"resumed after step {step}: {'; '.join(notes) or 'bit-exactly'}")
 

@@ -17,7 +17,7 @@ class SavedFile(NamedTuple):
 
 def write_whole(path: Path, write: Callable[[Any], None]) -> SavedFile:
     """Let `write` fill a binary file, which then appears under its name with all of its bytes."""
-    temporary = partial_name(path)
+    temporary = path.with_name(f".{path.name}.partial")
     try:
         with temporary.open("wb") as file:
             hashing = _HashingFile(file)
@@ -25,19 +25,20 @@ def write_whole(path: Path, write: Callable[[Any], None]) -> SavedFile:
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-    except OSError:
+    except Exception:
         temporary.unlink(missing_ok=True)  # on a full disk others need the room
         raise
-    publish(temporary, path)
+    _publish(temporary, path)
     return SavedFile(path, size, hashing.sha256.hexdigest())
 
 
-def partial_name(path: Path) -> Path:
-    """Return where a file is written until it is whole."""
-    return path.with_name(f".{path.name}.partial")
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def publish(temporary: Path, path: Path) -> None:
+def _publish(temporary: Path, path: Path) -> None:
     """Give a complete file its name; fsync of the folder makes the name itself durable."""
     temporary.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
@@ -45,19 +46,6 @@ def publish(temporary: Path, path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def mode_of_new_files() -> int:
-    """Return what the umask, which can only be read by setting it, leaves of a file's mode."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return 0o666 & ~umask
-
-
-def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _HashingFile:

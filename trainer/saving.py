@@ -1,9 +1,16 @@
-"""When a run saves: a checkpoint of everything that decides the next step, and artifacts."""
+"""When a run saves: a checkpoint of everything that decides the next step, and artifacts.
 
+The loop is held while the state is copied, and while the save before is still under way, of which
+there is one at a time. A thread writes the copy to the disk and tells of it.
+"""
+
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
@@ -17,6 +24,10 @@ from trainer.batches import Batches
 from trainer.checkpoint import Progress
 from trainer.files import SavedFile
 from trainer.ranks import Ranks
+from trainer.snapshot import Snapshot, Staging, room
+from trainer.writing import Writer
+
+OTHER_BYTES = 2**20  # of a state beside weights and optimizers: random generators, say
 
 
 class Stateful(Protocol):
@@ -27,7 +38,11 @@ class Stateful(Protocol):
 
 
 class Saver:
-    """Saves for all ranks: rank 0 writes, the others say what is theirs."""
+    """Saves for all ranks: rank 0 writes, the others say what is theirs.
+
+    As a context it ends when all is on the disk. What a write raised, `check`, the next save or the
+    end raises.
+    """
 
     def __init__(
         self,
@@ -43,12 +58,42 @@ class Saver:
     ) -> None:
         """folder: of the checkpoints; None saves nothing.  modules: without wrappers.
 
-        parts: what else decides the next step, by name.
+        parts: what else decides the next step, by name.  on_event: is called by another thread too.
         """
         self._folder, self._recipe, self._modules, self._config = folder, recipe, modules, config
         self._batches = batches
         self._device, self._ranks, self._parts = device, ranks, parts
         self._on_event = on_event
+        self._staging, self._writer = Staging(device), Writer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for what is under way. After an error of the training that error goes first."""
+        try:
+            with suppress(*([Exception] if kind else [])):
+                self._writer.wait()
+        finally:
+            self._writer.close()
+            self._staging.close()
+        if kind is None and self._folder is not None:
+            self._ranks.gather(None)  # on the host, as in `save`
+
+    def prepare(self) -> None:
+        """Have the memory of the first save made meanwhile: new memory is slow to come by.
+
+        After the first step, with which optimizers make their state.
+        """
+        if self._folder is not None and self._ranks.rank == 0:
+            weights = [module.state_dict() for module in self._modules.values()]
+            moments = [optimizer.state_dict() for optimizer in self._recipe.optimizers.values()]
+            size_bytes = room([weights, moments]) + OTHER_BYTES
+            self._writer.begin(partial(self._staging.make_room, size_bytes))
+
+    def check(self) -> None:
+        """Raise what a write raised that is over, a full disk say. Waits for nothing."""
+        self._writer.check()
 
     def save(
         self,
@@ -57,17 +102,20 @@ class Saver:
         reason: str,
         request: int | None,
     ) -> None:
-        """Save a checkpoint and tell of it; the host waits for the device, and for the disk.
+        """Copy the state as it is now, and have a thread save it and tell of it.
 
-        request: the wish that this fulfils.
+        The host waits for the device, whose queue is short: the loop has drained it. The copies
+        themselves are queued.  request: the wish that this fulfils.
         """
         if self._folder is None:
             return
+        started = time.perf_counter()
         gather = self._ranks.gather
         random_states = gather(checkpoint.random_state(self._device))
         recipe_state = deepcopy(self._recipe.state_dict())  # before the next batch is drawn
         next_batch = gather(self._batches.fingerprint())
         if self._ranks.rank == 0:
+            self._writer.wait()  # what it writes lies where this copy will
             state = checkpoint.capture(
                 self._recipe,
                 self._modules,
@@ -79,9 +127,10 @@ class Saver:
                 recipe_state,
                 next_batch,
             )
-            saved = checkpoint.save(self._folder, state, self._modules)
+            snapshot = self._staging.take(state)
             event = {"event": "checkpoint", "step": progress.step, "reason": reason}
-            self._on_event(event | {"request": request, "files": list(map(_file, saved))})
+            event |= {"request": request, "stall_seconds": time.perf_counter() - started}
+            self._writer.begin(partial(self._write, self._folder, snapshot, event))
         gather(None)  # the others wait on the host: a slow disk must not outlast NCCL's patience
 
     def save_artifacts(self, step: int, found: Mapping[str, bytes | str]) -> None:
@@ -89,6 +138,14 @@ class Saver:
         if self._folder is not None and self._ranks.rank == 0:
             for event in save_artifacts(self._folder.parent / "artifacts", step, found):
                 self._on_event(event)
+
+    def _write(self, folder: Path, snapshot: Snapshot, event: Event) -> None:
+        """Write a checkpoint and tell of it; in the thread."""
+        snapshot.wait()
+        started = time.perf_counter()
+        saved = checkpoint.save(folder, snapshot.state)
+        seconds = time.perf_counter() - started
+        self._on_event(event | {"write_seconds": seconds, "files": list(map(_file, saved))})
 
 
 def _file(saved: SavedFile) -> dict[str, Any]:

@@ -15,7 +15,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 import torch
@@ -121,12 +123,14 @@ def train(
 ) -> Outcome:
     """Train until the last step or until told to stop, which leaves a checkpoint as well.
 
+    on_steps, on_event: are called one at a time, by a thread that saves as well as by this one.
     started_at: when the run was first started, by halfstep.clock.  seconds_before: that earlier
     attempts have trained.  checkpoint_folder: None saves nothing.
     Raises ConfigError, RecipeError or CheckpointError for what the user can put right.
     """
     ranks = ranks or Ranks()
     started_at = clock() if started_at is None else started_at
+    on_steps, on_event = one_at_a_time(on_steps, on_event)
     training = config.training
     if ranks.rank > 0:  # one process writes the run's history
         on_steps, on_event = _ignore, _ignore
@@ -198,7 +202,9 @@ def train(
     stop = None
     if config.evaluation.at_start and step == 0:
         _report(evaluate(recipe, autocast), step, telemetry.elapsed_ms(), on_event)
-    with telemetry:  # hands over what is left in its ring, even if a step raises
+    first = step + 1
+    # Even if a step raises, telemetry hands over what is left in its ring, and a save is finished.
+    with saver, telemetry:
         while step < training.steps and stop is None:
             step += 1
 
@@ -222,6 +228,8 @@ def train(
                 on_event(second)
                 retried += second["applied"]
             telemetry.tick()
+            if step == first and config.checkpoints.every_steps is not None:
+                saver.prepare()
 
             is_last = step == training.steps
             if is_last or _is_due(config.evaluation.every_steps, step):
@@ -241,7 +249,9 @@ def train(
             asked = request.id if request and request.kind == "checkpoint" else None
             is_due = _is_due(config.checkpoints.every_steps, step)
             if is_last or stop or asked is not None or is_due:
-                observers.drain()  # the host waits for the device; so does reading the weights
+                # The host waits for the device here, to know how many steps were skipped. It does
+                # not wait for the copy of the weights, nor for the disk.
+                observers.drain()
                 reason = "end" if is_last else stop or ("interval" if asked is None else "request")
                 at = Progress(step, telemetry.skipped, batches.position, retried)
                 saver.save(at, reason=reason, request=asked)
@@ -249,8 +259,9 @@ def train(
                 observers.drain()  # so that the scale of a past skip is known, whenever it came
                 with courtesy("replay", step, on_event):
                     followers.replay.request(int(request.value), request.id)
-            # Of the steps that have arrived: a device's bad news come late.
+            # Of the steps that have arrived: a device's bad news come late. So do a disk's.
             followers.stop_rule.check()
+            saver.check()
 
     _report(stopwatch.metrics(), step, telemetry.elapsed_ms(), on_event)
     return Outcome(STATUS_OF_STOP[stop], step)
@@ -616,6 +627,19 @@ def make_recipe(recipe_class: type[Recipe], config: RunConfig[Any], device: torc
         raise RecipeError(
             f"{error}: this optimizer has no fused form; leave out fused=config.training.fused"
         ) from error
+
+
+def one_at_a_time(
+    on_steps: Callable[[Steps], None], on_event: Callable[[Event], None]
+) -> tuple[Callable[[Steps], None], Callable[[Event], None]]:
+    """Return both so that threads take turns: a save tells of itself while the loop goes on."""
+    turn = Lock()
+
+    def in_turn(call: Callable[[Any], None], told: Any) -> None:
+        with turn:
+            call(told)
+
+    return partial(in_turn, on_steps), partial(in_turn, on_event)
 
 
 def _is_due(every_steps: int | None, step: int) -> bool:

@@ -55,6 +55,7 @@ def show_run(
         headroom=histograms.headroom(session, run_id),
         artifacts=by_step(artifacts.of_run(session, run_id)),
         files=checkpoints.of_run(session, run_id),
+        saves=checkpoints.saves(session, run_id),
         forks=runs.forks(session, run_id),
         metrics=windows.measured(session, run_id),
         comparison=comparison.lay_out(session, run.group_id, settings) if run.group_id else None,

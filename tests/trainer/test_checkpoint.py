@@ -10,6 +10,7 @@ from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer import checkpoint
 from trainer.checkpoint import CheckpointError
 from trainer.recipes.digits import Digits
+from trainer.weights import write_weights
 
 # Dropout, augmentation, a schedule, accumulation over epochs' ends, and a scale that moves.
 VALUES = {
@@ -144,7 +145,8 @@ def test_tied_and_strided_weights_load_strictly(run_loop, tmp_path):
     weights = safetensors.torch.load_file(tmp_path / "step-00000002.safetensors")
     assert weights.keys() == run.recipe.modules["model"].state_dict().keys()
     convolution = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    checkpoint._write_weights(tmp_path / "x.safetensors", convolution)
+    with (tmp_path / "x.safetensors").open("wb") as file:
+        write_weights(convolution.state_dict(), file)
     assert_same_bits(
         safetensors.torch.load_file(tmp_path / "x.safetensors"), dict(convolution.state_dict())
     )

@@ -1,3 +1,5 @@
+from threading import Thread
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from trainer.recipes import mlp
 from trainer.recipes.digits import Digits
 from trainer.recipes.mlp import MLP
 from trainer.schedule import learning_rate_factor
-from trainer.train import make_scaler, train
+from trainer.train import make_scaler, one_at_a_time, train
 from trainer.watched import WatchedOptimizer
 
 
@@ -406,17 +408,42 @@ def test_checkpoints_come_at_intervals_on_request_and_at_the_end(run_loop, tmp_p
 
 
 def test_every_record_before_a_checkpoint_is_out_before_it(tmp_path):
-    """Steps are handed over before the checkpoint that follows them is announced."""
+    """Steps are handed over before the checkpoint that follows them is announced, whatever of the
+    later ones has been handed over by the time that it is written."""
     order = []
+
+    def on_event(event):
+        if event["event"] == "checkpoint":
+            order.append(("saved", event["step"]))
+
     train(
         Digits,
         parse_config(Digits, {"training": {"steps": 20}, "checkpoints": {"every_steps": 10}}),
         device=CPU,
         on_steps=lambda steps: order.extend(steps["step"].tolist()),
-        on_event=lambda event: order.append("saved") if event["event"] == "checkpoint" else None,
+        on_event=on_event,
         checkpoint_folder=tmp_path,
     )
-    assert order == [*range(1, 11), "saved", *range(11, 21), "saved"]
+    assert set(range(1, 11)) <= set(order[: order.index(("saved", 10))])
+    assert order[-1] == ("saved", 20)
+    assert len(order) == 22
+
+
+def test_threads_tell_one_at_a_time():
+    """Steps wait while an event is being told, so that their frames do not lie in each other."""
+    order = []
+
+    def on_event(event):
+        order.append("event begins")
+        steps.start()
+        steps.join(0.1)  # it waits for us: this is its chance not to
+        order.append("event ends")
+
+    tell_steps, tell_event = one_at_a_time(lambda told: order.append("steps"), on_event)
+    steps = Thread(target=tell_steps, args=[[]])
+    tell_event({})
+    steps.join()
+    assert order == ["event begins", "event ends", "steps"]
 
 
 def test_steps_before_an_error_are_handed_over(run_loop):

@@ -19,6 +19,7 @@ from db.series import Cursor, changes, log_lines, raw_steps
 from db.settings import Settings
 from db.tables import (
     COMMAND,
+    RECIPE,
     Artifact,
     Checkpoint,
     Diagnosis,
@@ -76,6 +77,10 @@ class Attempts:
     def steps(self, first: int, last: int) -> Any:
         return make_steps([float(self.number)] * (last - first + 1), first=first)
 
+    def take_for(self, source: str) -> None:
+        with self.database.writing() as session:
+            session.get_one(Run, self.run_id).source = source
+
     def recorder(self) -> Recorder:
         """A recorder as a worker makes it, to record what a dead supervisor left."""
         store = LocalStore(self.settings.data, mkdir=True)
@@ -119,10 +124,10 @@ class Attempts:
 
 def test_a_command_that_only_logs_has_its_numbers(attempts: Attempts) -> None:
     """They wait for no step; the next attempt begins anew, and what it logs stands instead."""
-    with attempts.database.writing() as session:
-        session.get_one(Run, attempts.run_id).source = COMMAND
     for number in (1, 2):
+        attempts.take_for(RECIPE)  # which the worker is one for
         spool = attempts.next()
+        attempts.take_for(COMMAND)
         for step in range(4 - number):
             event = {"event": "metric", "name": "score", "step": step, "elapsed_ms": 1}
             spool.event(event | {"value": float(number)})

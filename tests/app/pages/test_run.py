@@ -5,9 +5,11 @@ from starlette.testclient import TestClient
 from app.file_names import file_name
 from db import checkpoints, history, queue, series, telemetry
 from db.database import Database
+from db.recording import Recording
 from db.tables import Checkpoint, Run, Status, User
 from tests.app.conftest import CONFIG, start_run, submit
 from tests.db.telemetry_made import make_metric, make_steps, record
+from tests.halfstep.test_events import HONEST
 
 
 def test_page_shows_the_three_counts(database: Database, running: Run, browser: TestClient) -> None:
@@ -98,6 +100,24 @@ def test_checkpoint_can_be_downloaded_and_loaded(
     assert 'data-copy-text="' + "ab" * 32 in page
     assert 'href="/runs/1/checkpoints/1/download"' in page
     assert "torch.load(&#39;digits-fp16-run1-step400.pt&#39;, weights_only=True)" in page
+
+
+def test_a_checkpoint_shows_how_its_save_went(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """How long it took, how fast it was and how long it held training; of one whose event tells
+    only half of it, nothing."""
+    files = [{**HONEST["checkpoint"]["files"][0], "size_bytes": 5_000_000}]
+    events = [HONEST["checkpoint"] | {"step": step, "files": files} for step in (400, 800)]
+    del events[1]["stall_seconds"]
+    recording = Recording(1, 1, has_begun=True, last_line=0)
+    recording.take(events)
+    with database.writing() as session:
+        recording.write(session, [["400.pt"], ["800.pt"]], [])
+        assert checkpoints.saves(session, 1).keys() == {400}
+    page = browser.get("/runs/1").text
+    assert "1.25 s, 4 MB/s" in page
+    assert page.count("stall ") == page.count("stall 0.050 s") == 1
 
 
 def test_log_and_configuration(database: Database, running: Run, browser: TestClient) -> None:
