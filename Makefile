@@ -19,7 +19,7 @@ up: $(VENV)/.installed ## Start server and worker, and print a sign-in link
 
 test: $(VENV)/.installed-test ## Run lint, types, import contracts and every test
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/pytest --numprocesses 3 --dist loadgroup
+	$(BIN)/pytest --numprocesses 4 --dist loadgroup
 
 test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes, then all in the browser; over an hour
 	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults tests/e2e

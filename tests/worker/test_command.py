@@ -282,6 +282,7 @@ def test_a_clone_that_hangs_can_be_cancelled(site: Site, worker: subprocess.Pope
     assert not any(url in command for command in commands)
 
 
+@pytest.mark.only_on("sqlite")
 def test_several_devices_are_a_gang_of_torchruns(site: Site) -> None:
     """Each rank knows which it is; one that is killed is infrastructure's fault."""
     code = site.data / "rank.py"
