@@ -174,9 +174,9 @@ class Rows:
         """
         left = np.empty_like(before)
         scalers = np.array([self._scaler_of.get(first + i, 0) for i in range(len(before))])
-        for scaler in np.unique(scalers):
+        for scaler in {0, *self._scaler_of.values()} & set(scalers.tolist()):
             own = np.flatnonzero(scalers == scaler)
-            left[own] = np.roll(after[own], 1)
+            left[own[1:]] = after[own[:-1]]
             left[own[0]] = self._last_scales.get(scaler, before[own[0]])
             self._last_scales[scaler] = after[own[-1]]
         return left
