@@ -19,6 +19,7 @@ from pydantic import Field
 from halfstep import __version__
 from halfstep.answers import ApiError
 from halfstep.client import Client
+from halfstep.nesting import flat
 from halfstep.typed import parser_of
 
 INSTRUCTIONS = """Runs of mixed-precision training, with their loss scale. A step is an attempted
@@ -141,7 +142,7 @@ def _reading(client: Client) -> list[Callable[..., Any]]:
     ) -> dict[str, Any]:
         """Lay runs side by side: how each went, and the settings in which they differ."""
         found = [client.run(run_id) for run_id in run_ids]
-        configs = [_flat(run["config"]) for run in found]
+        configs = [flat(run["config"]) for run in found]
         fields = sorted({field for config in configs for field in config})
         values = {field: [config.get(field) for config in configs] for field in fields}
         return {
@@ -202,14 +203,6 @@ def _told(tool: Callable[P, R]) -> Callable[P, R]:
 
 def _summary(run: dict[str, Any]) -> dict[str, Any]:
     return {name: run[name] for name in SUMMARY if name in run}
-
-
-def _flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        field = f"{path}.{name}" if path else name
-        found |= _flat(value, field) if isinstance(value, dict) else {field: value}
-    return found
 
 
 def _short(value: Any) -> Any:

@@ -8,7 +8,7 @@ host waits for neither. On a CPU the next step writes in place, so the copy is m
 torch.distributed.checkpoint has stagers: docs/decisions/0011 says why this is not one of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from typing import Any, NamedTuple, TypeAlias
 
@@ -60,10 +60,11 @@ class Staging:
     def take(self, state: Any) -> Snapshot:
         """Copy a state of containers, numbers and tensors, over the snapshot before."""
         tensors = [leaf for leaf in tree_leaves(state) if _is_plain(leaf)]
-        self.make_room(room(state))
+        sources = list(_storages(tensors))
+        self.make_room(_room_of(sources))
         memory, start = self._memory.numpy(), 0
         places: dict[Key, Tensor] = {}
-        for source in _storages(tensors):
+        for source in sources:
             size = source.numel()
             # A tensor of its own over this part: as a view it would be saved with all the rest.
             place = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start)
@@ -95,8 +96,11 @@ class Staging:
 
 def room(state: Any) -> int:
     """Return how many bytes a snapshot of this state takes."""
-    tensors = [leaf for leaf in tree_leaves(state) if _is_plain(leaf)]
-    return sum(_aligned(source.numel()) for source in _storages(tensors))
+    return _room_of(_storages([leaf for leaf in tree_leaves(state) if _is_plain(leaf)]))
+
+
+def _room_of(sources: Iterable[Tensor]) -> int:
+    return sum(_aligned(source.numel()) for source in sources)
 
 
 def _is_plain(leaf: Any) -> bool:

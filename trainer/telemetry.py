@@ -92,43 +92,29 @@ class Telemetry(Observer):
 
     def after_step(self, result: StepResult) -> None:
         """Queue this step's row on the device: two kernels, and no wait."""
-        rate = result.rate
-        self._rate = 0.0 if isinstance(rate, Tensor) else rate
-        if self.ring.is_on_host:
-            self._pack(result)
-            return
+        self._rate = 0.0 if isinstance(result.rate, Tensor) else result.rate
         updates = result.updates.values()
         scalars = [
             result.loss,
             result.scale,
             result.scale_after,
-            rate if isinstance(rate, Tensor) else self._zero,
+            result.rate if isinstance(result.rate, Tensor) else self._zero,
             *[update.found_inf for update in updates],
             *[update.total_norm for update in updates],
             *[update.clipped_norm for update in updates],
         ]
-        norms = [update.norms for update in updates]
-        torch.cat([torch.stack(scalars), *norms], out=self.ring.row)
-
-    def _pack(self, result: StepResult) -> None:
-        """Write the row on the host, where all of it lies: nobody waits."""
-        updates, ring = result.updates.values(), self.ring
-        totals = [update.total_norm.item() for update in updates]
-        clipped = [
-            total if update.clipped_norm is update.total_norm else update.clipped_norm.item()
-            for update, total in zip(updates, totals, strict=True)
-        ]
-        rate = result.rate.item() if isinstance(result.rate, Tensor) else 0.0
-        scales = result.scale.item(), result.scale_after.item()
-        skips = [update.found_inf.item() for update in updates]
-        values = [result.loss.item(), *scales, rate, *skips, *totals, *clipped]
-        ring.pack(self._scalars, values)
+        ring = self.ring
+        if not ring.is_on_host:
+            norms = [update.norms for update in updates]
+            torch.cat([torch.stack(scalars), *norms], out=ring.row)
+            return
+        ring.pack(self._scalars, [scalar.item() for scalar in scalars])  # nobody waits
         for name, update in result.updates.items():
             if update.counts:
                 self._rows.count(ring.number, name, update.counts)
         if self._rows.is_for_layers(self._step):
-            norms = torch.cat([update.norms for update in updates]).tolist()
-            ring.pack(self._norms, norms, first=len(values))
+            values = torch.cat([update.norms for update in updates]).tolist()
+            ring.pack(self._norms, values, first=len(scalars))
 
     def tick(self) -> None:
         """End the step's time, and hand over what is due."""

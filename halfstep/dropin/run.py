@@ -14,9 +14,10 @@ from typing import Any, Self
 
 from halfstep import watching
 from halfstep.dropin.settings import Entries
-from halfstep.dropin.showing import flat, show, worded
+from halfstep.dropin.showing import show, worded
 from halfstep.dropin.unserved import Unserved, ignored, say_once, unraised
 from halfstep.logged import is_number
+from halfstep.nesting import flat
 from halfstep.run_folder import configure, last_logged, slug
 
 MOST_FILES = 1000  # of one `save`
@@ -224,7 +225,7 @@ class Run:
         shown: dict[str, Any] = {}
         for name, value in values.items():
             try:
-                show(shown, name, value.detach() if hasattr(value, "detach") else value)
+                show(shown, name, value)
             except Exception as error:
                 say_once(f"{name} is not logged: {type(error).__name__}: {error}")
         self._watch.log(shown, step=step)

@@ -1,20 +1,11 @@
 """What a script hands to `wandb.log`, as `Watch.log` takes it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from halfstep.dropin.media import Histogram, Image, Table
 from halfstep.dropin.unserved import Unserved, say_once
 from halfstep.logged import is_number
-
-
-def flat(data: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return what is nested as W&B names it: "val.accuracy"."""
-    found: dict[str, Any] = {}
-    for name, value in data.items():
-        key = f"{path}.{name}" if path else str(name)
-        found |= flat(value, key) if isinstance(value, Mapping) else {key: value}
-    return found
 
 
 def show(shown: dict[str, Any], name: str, value: Any) -> None:

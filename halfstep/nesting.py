@@ -1,0 +1,13 @@
+"""Nested values by the paths to them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def flat(values: Mapping[Any, Any], path: str = "") -> dict[str, Any]:
+    """Return what is nested as "val.accuracy"; a mapping without entries is left out."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{path}.{name}" if path else str(name)
+        found |= flat(value, key) if isinstance(value, Mapping) else {key: value}
+    return found
