@@ -58,9 +58,12 @@ class Site:
             process.terminate()
             process.wait(SECONDS)
 
-    def gated_worker(self, name: str = "w1") -> AbstractContextManager[subprocess.Popen[bytes]]:
+    def gated_worker(
+        self, name: str = "w1", **environment: str
+    ) -> AbstractContextManager[subprocess.Popen[bytes]]:
         """A worker that offers GATED, whose steps are slow until the gate is open."""
-        return self.worker(name, HALFSTEP_RECIPES=GATED, HALFSTEP_GATE=str(self.gate))
+        gated = {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(self.gate)}
+        return self.worker(name, **gated, **environment)
 
     def open_gate(self) -> None:
         self.gate.touch()

@@ -61,6 +61,8 @@ LOADED = (
 )
 #: What an interpreter reads as it starts, and libraries as they are loaded.
 READ_AT_START = ("PYTHON", "LD_", "MKL_", "OPENBLAS_")
+#: Threads that a fork can do without: torchrun's says every few seconds that it is there.
+HARMLESS = "RendezvousKeepAliveTimer"
 UNBUFFERED = "PYTHONUNBUFFERED"  # which we heed ourselves
 REQUEST_BYTES = 2**17
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -128,7 +130,8 @@ def _may_fork(argv: list[str], env: Mapping[str, str]) -> bool:
     # A thread would be missing in the fork: one of Python's with what it held, or the store's own.
     threads = len(list(Path("/proc/self/task").iterdir()))
     is_supervisor = argv[2:3] == ["worker.supervisor"]
-    is_alone = threads == 1 if is_supervisor else threading.active_count() == 1
+    others = [t for t in threading.enumerate() if not t.name.startswith(HARMLESS)]
+    is_alone = threads == 1 if is_supervisor else others == [threading.main_thread()]
     return not is_forked or is_alone
 
 
@@ -174,6 +177,7 @@ def main() -> None:
 
 
 def _load() -> None:
+    subprocess.Popen = Popen  # type: ignore[misc]  # first: torchrun's module keeps what it finds
     for module in (*LOADED, *MODULES):
         import_module(module)
     database_class: Any = import_module("db.database").Database
@@ -184,7 +188,6 @@ def _load() -> None:
         databases.add(self)
 
     database_class.__init__ = remembered
-    subprocess.Popen = Popen  # type: ignore[misc]
     gc.freeze()  # or each fork's collections would copy all of it
 
 

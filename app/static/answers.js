@@ -37,3 +37,21 @@ export const insisted = async (url) => {
     }
   }
 }
+
+/** One fetch at a time, and once more for what came meanwhile. @param {() => Promise<void>} refetch */
+export const inTurn = (refetch) => {
+  let [isFetching, isWanted] = [false, false]
+  return async () => {
+    isWanted = true
+    if (isFetching) return
+    isFetching = true
+    try {
+      while (isWanted) {
+        isWanted = false
+        await refetch()
+      }
+    } finally {
+      isFetching = false
+    }
+  }
+}

@@ -1,5 +1,5 @@
 // Where gradients lie against fp16's window: the heat map, its module, and any other scale.
-import { insisted } from 'answers'
+import { inTurn, insisted } from 'answers'
 import { createPlot } from 'charts'
 import { scale as scaleText } from 'formats'
 import { heatFigure, lostAt } from 'heat'
@@ -15,7 +15,6 @@ export const createGradients = (section, api) => {
   const plot = createPlot(part('heat'), heatFigure)
   let samples = []
   let log2scale = null // null: the scale of each step
-  let [isFetching, isWanted] = [false, false]
 
   const draw = () => {
     if (!samples.length) return
@@ -27,23 +26,16 @@ export const createGradients = (section, api) => {
     part('lost').innerHTML = `${at}, <b>${perCent(underflow)}</b> of the gradients of step ${last.step} underflow and <b>${perCent(nearOverflow)}</b> lie within a factor of four of overflow.`
     plot.draw({ samples, log2scale })
   }
-  const refresh = async () => {
-    isWanted = true // what came while another fetch was under way too
-    if (isFetching) return
-    isFetching = true
-    while (isWanted) {
-      isWanted = false
-      const query = module.value ? `?${new URLSearchParams({ module: module.value })}` : ''
-      const found = await (await insisted(`${api}/histograms${query}`)).json()
-      samples = found.samples
-      const known = new Set([...module.options].map(({ value }) => value))
-      still(() => {
-        module.append(...found.modules.filter((name) => !known.has(name)).map((name) => new Option(name)))
-        draw()
-      })
-    }
-    isFetching = false
-  }
+  const refresh = inTurn(async () => {
+    const query = module.value ? `?${new URLSearchParams({ module: module.value })}` : ''
+    const found = await (await insisted(`${api}/histograms${query}`)).json()
+    samples = found.samples
+    const known = new Set([...module.options].map(({ value }) => value))
+    still(() => {
+      module.append(...found.modules.filter((name) => !known.has(name)).map((name) => new Option(name)))
+      draw()
+    })
+  })
 
   module.addEventListener('input', refresh)
   slider.addEventListener('input', () => { log2scale = Number(slider.value); draw() })

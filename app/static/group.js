@@ -1,5 +1,5 @@
 // The page of a comparison: one chart of all its runs, and a table, fetched anew while they change.
-import { insisted } from 'answers'
+import { inTurn, insisted } from 'answers'
 import { createPlot } from 'charts'
 import { comparisonFigure } from 'comparison'
 import { follow } from 'live'
@@ -31,22 +31,15 @@ const draw = () => {
 
 /** Runs that changed since they were fetched. @type {Set<string>} */
 const changed = new Set(columns.map(({ id }) => id))
-let isFetching = false
-const refresh = async () => {
-  if (isFetching || !changed.size) return
-  isFetching = true
+const refresh = inTurn(async () => {
+  if (!changed.size) return
   const ids = [...changed]
   changed.clear()
-  try {
-    const [page] = await Promise.all([insisted(location.pathname), ...ids.map(fetchPoints)])
-    const fresh = new DOMParser().parseFromString(await page.text(), 'text/html')
-    still(() => show(table, fresh.querySelector('[data-fragment=comparison]').innerHTML))
-    draw()
-  } finally {
-    isFetching = false
-  }
-  refresh()
-}
+  const [page] = await Promise.all([insisted(location.pathname), ...ids.map(fetchPoints)])
+  const fresh = new DOMParser().parseFromString(await page.text(), 'text/html')
+  still(() => show(table, fresh.querySelector('[data-fragment=comparison]').innerHTML))
+  draw()
+})
 
 for (const input of article.querySelectorAll('[data-view]')) {
   const name = input.dataset.view

@@ -1,5 +1,5 @@
 // How large each layer's gradients are over time: a thin line a layer, and the same as a heat map.
-import { insisted } from 'answers'
+import { inTurn, insisted } from 'answers'
 import { createPlot } from 'charts'
 
 const [LINES, MAP] = [150, 300] // pixels
@@ -47,18 +47,10 @@ export const layersFigure = ({ steps, layers, norms }, colors) => {
 /** @param {HTMLElement} section @param {string} api address of the run */
 export const createLayers = (section, api) => {
   const plot = createPlot(section.querySelector('[data-layers-plot]'), layersFigure)
-  let [isFetching, isWanted] = [false, false]
-  const refresh = async () => {
-    isWanted = true // what came while another fetch was under way too
-    if (isFetching) return
-    isFetching = true
-    while (isWanted) {
-      isWanted = false
-      const found = await (await insisted(`${api}/layer-norms`)).json()
-      if (found.steps.length) plot.draw(found)
-    }
-    isFetching = false
-  }
+  const refresh = inTurn(async () => {
+    const found = await (await insisted(`${api}/layer-norms`)).json()
+    if (found.steps.length) plot.draw(found)
+  })
   refresh()
   return { refresh }
 }

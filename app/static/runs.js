@@ -1,5 +1,5 @@
 // The list of runs: live rows, and the boxes for bulk actions.
-import { insisted } from 'answers'
+import { inTurn, insisted } from 'answers'
 import { follow } from 'live'
 import { matchRows, replaceRows } from 'rows'
 import { still } from 'still'
@@ -21,21 +21,16 @@ const showWorkers = (isUp) => {
   for (const box of document.querySelectorAll('[data-worker-up]')) box.dataset.workerUp = String(isUp)
 }
 
-let isFetching = false
-/** Fetch this very page again until it has the newest run that news told of. */
-const refresh = async () => {
-  if (isFetching) return
-  isFetching = true
-  while (newest > shown) {
-    const asked = newest
-    const answer = await insisted(location.href)
-    const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
-    const fresh = page.querySelector('[data-rows]')
-    if (fresh) still(() => matchRows(body, document.adoptNode(fresh)))
-    shown = asked
-  }
-  isFetching = false
-}
+/** Fetch this very page again if it lacks the newest run that news told of. */
+const refresh = inTurn(async () => {
+  if (newest <= shown) return
+  const asked = newest
+  const answer = await insisted(location.href)
+  const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
+  const fresh = page.querySelector('[data-rows]')
+  if (fresh) still(() => matchRows(body, document.adoptNode(fresh)))
+  shown = asked
+})
 
 if (list) {
   list.addEventListener('change', (event) => {

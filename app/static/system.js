@@ -1,5 +1,5 @@
 // How busy the machine was: fetched and drawn while its section is open.
-import { insisted } from 'answers'
+import { inTurn, insisted, pause } from 'answers'
 import { createPlot } from 'charts'
 import { still } from 'still'
 
@@ -43,25 +43,19 @@ const systemFigure = (devices, colors) => {
 /** @param {HTMLDetailsElement} section @param {string} api address of the run */
 export const createSystem = (section, api) => {
   const plot = createPlot(section.querySelector('[data-system-plot]'), systemFigure)
-  let [isFresh, isWanted] = [false, false]
-  const refresh = async () => {
-    isWanted = true // what came meanwhile is fetched at the end of the pause
-    if (!section.open || isFresh) return
-    isFresh = true
-    isWanted = false
+  const refresh = inTurn(async () => {
+    if (!section.open) return
     const devices = await (await insisted(`${api}/system`)).json()
     const length = Math.max(0, ...devices.map((device) => device.elapsed_ms.at(-1)))
-    setTimeout(() => {
-      isFresh = false
-      if (isWanted) refresh()
-    }, Math.min(Math.max(REFRESH.least, REFRESH.share * length), REFRESH.most))
-    if (!devices.length) return
-    still(() => {
-      section.querySelector('[data-none]').hidden = true
-      section.querySelector('[data-system-plot]').hidden = false
-    })
-    plot.draw(devices)
-  }
+    if (devices.length) {
+      still(() => {
+        section.querySelector('[data-none]').hidden = true
+        section.querySelector('[data-system-plot]').hidden = false
+      })
+      plot.draw(devices)
+    }
+    await pause(Math.min(Math.max(REFRESH.least, REFRESH.share * length), REFRESH.most))
+  })
   section.addEventListener('toggle', refresh)
   refresh() // it may have been opened already
   return { refresh }

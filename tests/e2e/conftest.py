@@ -1,6 +1,7 @@
 """A real browser before a real server."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
@@ -13,6 +14,14 @@ from tests.app.conftest import offered, running, serving, settings  # noqa: F401
 from tests.browser import launched
 
 MILLISECONDS = 60_000  # patience with a slow machine
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have one process do a module's tests: it starts Chromium once."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(scope="module")

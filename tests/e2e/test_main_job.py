@@ -26,11 +26,11 @@ def settings(site: Site) -> Settings:
 
 def test_submit_watch_and_download(site: Site, page: Page, tmp_path: Path) -> None:
     """A newcomer submits digits in fp16, sees it train and skip, and downloads what loads."""
-    with site.worker(HALFSTEP_COLD="yes" if site.url.startswith("sqlite") else "no"):
+    with site.worker(HALFSTEP_COLD="yes"):
         until(lambda: site.offers("digits"))
         page.get_by_role("link", name="New run").first.click()
         page.get_by_role("link", name="Handwritten digits").click()
-        page.locator('[name="training.steps"]').fill("1500")
+        page.locator('[name="training.steps"]').fill("600")
         page.get_by_role("button", name="Start run").click()
         page.wait_for_url("**/runs/1")
         status = page.locator(".facts .status")
@@ -45,9 +45,9 @@ def test_submit_watch_and_download(site: Site, page: Page, tmp_path: Path) -> No
 
         expect(status).to_have_text("finished", timeout=PATIENCE)
     run = site.run(1)
-    until(lambda: page.evaluate(DRAWN) == 1500)
+    until(lambda: page.evaluate(DRAWN) == 600)
     expect(page.locator("[data-skip-count]")).to_have_text(f"{run.skipped} skipped steps")
-    assert site.count_steps(1) == 1500
+    assert site.count_steps(1) == 600
     assert run.skipped > 0
     ticks = page.evaluate(f"{FIGURE}.data.find(t => t.name === 'skipped').x.length")
     # Closer than a pixel they are one, with their number.
@@ -57,7 +57,7 @@ def test_submit_watch_and_download(site: Site, page: Page, tmp_path: Path) -> No
     with page.expect_download() as started:
         page.locator(".checkpoints tr", has_text="whole state").get_by_text("Download").click()
     download = started.value
-    assert download.suggested_filename == "digits-fp16-run1-step1500.pt"
+    assert download.suggested_filename == "digits-fp16-run1-step600.pt"
     path = tmp_path / download.suggested_filename
     download.save_as(path)
     digest = page.locator(".checkpoints tr", has_text="whole state").locator("code").first

@@ -9,7 +9,7 @@ from db import runs
 from db.storage import mismatches
 from db.tables import Status
 from tests.faults.conftest import COUNTS, only_in_full
-from tests.site import Site
+from tests.site import GATED, Site
 
 
 def test_a_run_goes_on_under_another_version_and_says_so(site: Site, tmp_path: Path) -> None:
@@ -19,15 +19,18 @@ def test_a_run_goes_on_under_another_version_and_says_so(site: Site, tmp_path: P
     (newer / "sitecustomize.py").write_text(
         "import platform\nplatform.python_version = lambda: '99.0'\n"
     )
-    run_id = site.submit(steps=1000)
-    with site.worker():
-        site.wait_for_step(run_id, 50)
+    run_id = site.submit(steps=200, recipe=GATED)
+    with site.gated_worker():
+        site.wait_for_step(run_id, 10)
     stopped = site.run(run_id)
-    with site.worker(PYTHONPATH=os.pathsep.join([str(newer), os.environ.get("PYTHONPATH", "")])):
+    site.open_gate()
+    with site.gated_worker(
+        PYTHONPATH=os.pathsep.join([str(newer), os.environ.get("PYTHONPATH", "")])
+    ):
         run = site.wait(run_id)
     assert (stopped.status, run.status, run.attempt) == (Status.QUEUED, Status.FINISHED, 2)
     assert run.resumed_step == stopped.step
-    assert site.count_steps(run_id) == 1000
+    assert site.count_steps(run_id) == 200
     with site.database.reading() as session:
         reasons = [row.reason or "" for row in runs.statuses(session, run_id)]
     said = f"resumed at step {stopped.step}, not bit-exactly: python version was "

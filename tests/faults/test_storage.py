@@ -12,7 +12,7 @@ from db import checkpoints, runs
 from db.database import Database
 from db.tables import Status
 from tests.faults.conftest import COUNTS, often, only_in_full
-from tests.site import Site, until
+from tests.site import GATED, Site, until
 from trainer import checkpoint
 from trainer.checkpoint import CheckpointError
 
@@ -94,12 +94,12 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) ->
     """One flipped bit in the newest: the run resumes from the one before, and says why."""
     config = {
         "precision": "fp16",
-        "training": {"steps": 4000},
-        "checkpoints": {"every_steps": 100},
+        "training": {"steps": 200},
+        "checkpoints": {"every_steps": 10},
     }
-    run_id = site.submit(config=config)
-    with site.worker():
-        site.wait_for_step(run_id, 250)
+    run_id = site.submit(config=config, recipe=GATED)
+    with site.gated_worker():
+        site.wait_for_step(run_id, 25)
         with site.database.writing() as session:
             runs.pause(session, run_id, site.owner)
         site.wait(run_id, Status.PAUSED)
@@ -111,11 +111,12 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) ->
     path.write_bytes(content)
     with site.database.writing() as session:
         runs.resume(session, run_id, site.owner)
-    with site.worker():
+    site.open_gate()
+    with site.gated_worker():
         run = site.wait(run_id)
     assert (run.status, run.resumed_step) == (Status.FINISHED, before.step)
     assert f"{newest.key} is not whole" in site.log(run_id)
-    assert site.count_steps(run_id) == 4000
+    assert site.count_steps(run_id) == 200
     COUNTS.append("one flipped bit: named, the checkpoint before it used")
 
 

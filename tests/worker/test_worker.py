@@ -225,7 +225,7 @@ def test_requests_are_obeyed_while_a_run_trains_on(site: Site) -> None:
 
 def test_a_stopped_worker_gives_its_run_back_and_the_next_resumes_it(site: Site) -> None:
     """SIGTERM leaves a checkpoint and queues the run; a new worker goes on from that step."""
-    run_id = site.submit(steps=600, recipe=GATED)
+    run_id = site.submit(steps=200, recipe=GATED)
     with site.gated_worker():
         site.wait_for_step(run_id, 10)
     stopped = site.run(run_id)
@@ -234,7 +234,7 @@ def test_a_stopped_worker_gives_its_run_back_and_the_next_resumes_it(site: Site)
         site.open_gate()
         run = site.wait(run_id)
     assert (run.status, run.attempt, run.resumed_step) == (Status.FINISHED, 2, stopped.step)
-    assert site.count_steps(run_id) == 600
+    assert site.count_steps(run_id) == 200
     assert f"resumed at step {stopped.step}, exactly" in site.log(run_id)
 
 
@@ -242,7 +242,7 @@ def test_a_killed_training_is_started_again(site: Site) -> None:
     """SIGKILL of the training process: what it spooled is kept, and attempt 2 ends the run."""
     config = {
         "precision": "fp16",
-        "training": {"steps": 600},
+        "training": {"steps": 200},
         "checkpoints": {"every_steps": 10},
     }
     run_id = site.submit(config=config, recipe=GATED)
@@ -253,7 +253,7 @@ def test_a_killed_training_is_started_again(site: Site) -> None:
         run = site.wait(run_id)
     assert (run.status, run.attempt) == (Status.FINISHED, 2)
     assert run.resumed_step
-    assert site.count_steps(run_id) == 600
+    assert site.count_steps(run_id) == 200
     with site.database.reading() as session:
         requeued = [row for row in runs.statuses(session, run_id) if row.status == "queued"][1]
     assert (requeued.fault, requeued.reason) == (
@@ -267,7 +267,7 @@ def test_a_killed_supervisor_takes_its_training_with_it(site: Site) -> None:
 
     Every step is there in the end, those from before the pause too.
     """
-    run_id = site.submit(steps=600, recipe=GATED)
+    run_id = site.submit(steps=200, recipe=GATED)
     with site.gated_worker():
         site.wait_for_step(run_id, 10)
         with site.database.writing() as session:
@@ -283,12 +283,12 @@ def test_a_killed_supervisor_takes_its_training_with_it(site: Site) -> None:
         run = site.wait(run_id)
     assert (run.status, run.attempt) == (Status.FINISHED, 3)
     assert run.resumed_step == paused.step
-    assert site.count_steps(run_id) == 600
+    assert site.count_steps(run_id) == 200
 
 
 def test_a_killed_worker_finds_its_run_again(site: Site) -> None:
     """SIGKILL of the worker does not disturb the training; the next worker adopts it."""
-    run_id = site.submit(steps=600, recipe=GATED)
+    run_id = site.submit(steps=200, recipe=GATED)
     with site.gated_worker() as first:
         site.wait_for_step(run_id, 10)
         first.kill()
@@ -297,7 +297,7 @@ def test_a_killed_worker_finds_its_run_again(site: Site) -> None:
         site.open_gate()
         run = site.wait(run_id)
     assert (run.status, run.attempt) == (Status.FINISHED, 1)
-    assert site.count_steps(run_id) == 600
+    assert site.count_steps(run_id) == 200
 
 
 def test_an_attempt_that_was_given_up_writes_nothing(site: Site) -> None:
