@@ -8,6 +8,9 @@ GPU_PYTHON ?= $(BIN)/python
 TORCH ?= torch===2.13.0
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
+# Some containers set it. Each of the suite's hundreds of processes would compile all it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help up test test-faults test-frameworks image-test gpu lint bench screenshots lock
 

@@ -8,7 +8,7 @@ import gzip
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 
@@ -59,6 +59,7 @@ class Assets:
         return json.dumps({"imports": imports})
 
 
+@cache
 def _asset(path: Path) -> Asset:
     body = path.read_bytes()
     fingerprint = hashlib.sha256(body).hexdigest()[:12]

@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+from functools import cache
 from typing import NamedTuple
 
 from pwdlib import PasswordHash
@@ -23,8 +24,6 @@ PASSWORD_LENGTH = (8, 200)
 LINK_REFUSED = "This sign-in link was used already or has expired. Sign in below instead."
 
 _passwords = PasswordHash.recommended()
-# Verified when there is no such user, so that a wrong name takes as long as a wrong password.
-_nobody = _passwords.hash(secrets.token_urlsafe(16))
 
 
 def user_named(session: Session, name: str) -> User:
@@ -93,9 +92,10 @@ def redeem_link_token(session: Session, token: str) -> User:
 
 def check_password(session: Session, name: str, password: str) -> User:
     """Return the user of that name and password. Raises Refused."""
+    nobodys = _hash_of_nobodys()
     user = session.scalar(select(User).where(User.name == name.strip()))
-    expected = user.password_hash if user and user.password_hash else _nobody
-    if not _passwords.verify(password, expected) or user is None or expected is _nobody:
+    expected = user.password_hash if user and user.password_hash else nobodys
+    if not _passwords.verify(password, expected) or user is None or expected is nobodys:
         raise Refused("The name or the password is wrong.")
     return user
 
@@ -189,6 +189,12 @@ def note_use(session: Session, token: str) -> None:
     """Write down that a token is used now."""
     used = update(ApiToken).where(ApiToken.token_hash == _hash(token))
     session.execute(used.values(used_at=now()))
+
+
+@cache
+def _hash_of_nobodys() -> str:
+    """Return what is verified when there is no such user: a wrong name takes as long."""
+    return _passwords.hash(secrets.token_urlsafe(16))
 
 
 def _hash(secret: str) -> str:
