@@ -24,7 +24,7 @@ from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig, parse_config
 from halfstep.spool import SpoolWriter
 from trainer import machine
-from trainer.batches import Batches
+from trainer.batches import Batches, Drawn
 from trainer.ranks import Ranks
 from trainer.recipes.gpt import GPT
 from trainer.recipes.mlp import MLP
@@ -65,7 +65,8 @@ def bare(recipe_class: type[Recipe], config: RunConfig[Any], device: torch.devic
     autocast = make_autocast(config, device)
     [optimizer] = recipe.optimizers.values()
     parameters = [p for module in recipe.modules.values() for p in module.parameters()]
-    batches = Batches(recipe, _sampler(recipe, config, device))
+    sampler = _sampler(recipe, config, device)
+    batches = Batches(sampler, Drawn(recipe, sampler), Drawn(recipe, sampler))
 
     def step() -> None:
         [batch] = batches.step()

@@ -12,6 +12,7 @@ Where the host waits for the device: where a comment says so, and nowhere else. 
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -30,8 +31,9 @@ from halfstep.run_config import ConfigError, RunConfig, Scaler, Training
 from halfstep.spool import Event, Steps
 from trainer import checkpoint
 from trainer.averaging import AveragingCheck
-from trainer.batches import Batches
+from trainer.batches import Batches, make_batches
 from trainer.checkpoint import Progress
+from trainer.datasets import check_data
 from trainer.diagnosis import shapes
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.replay import Replay
@@ -204,7 +206,7 @@ def train(
         _report(evaluate(recipe, autocast), step, telemetry.elapsed_ms(), on_event)
     first = step + 1
     # Even if a step raises, telemetry hands over what is left in its ring, and a save is finished.
-    with saver, telemetry:
+    with saver, telemetry, batches:
         while step < training.steps and stop is None:
             step += 1
 
@@ -285,7 +287,7 @@ def make_rig(
     training, diagnosis = config.training, config.diagnosis
     place = {"rank": ranks.rank, "world_size": ranks.world_size}
     sampler = Sampler(recipe.train_size, training, **place, pin=device.type == "cuda")
-    batches = Batches(recipe, sampler)
+    batches = make_batches(recipe, sampler, config, device, tell_of_wait)
     optimizers = watched_optimizers(modules, recipe.optimizers)
     observers = Observers(on_steps, on_event)
 
@@ -300,7 +302,7 @@ def make_rig(
     rig = Rig(recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers)
     followers = Followers(
         StopRule(config.scaler),
-        Replay(rig, modules, sampler, batches, config, device, on_event),
+        Replay(rig, modules, batches, config, device, on_event),
         Histogram(optimizers, diagnosis, device, on_event),
         Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at),
     )
@@ -620,13 +622,15 @@ def with_steps_of_epochs(
 def make_recipe(recipe_class: type[Recipe], config: RunConfig[Any], device: torch.device) -> Recipe:
     """Make the recipe. Raises RecipeError for an optimizer that has no fused form."""
     try:
-        return recipe_class(config, device)
+        recipe = recipe_class(config, device)
     except TypeError as error:
         if "unexpected keyword argument 'fused'" not in str(error):
             raise
         raise RecipeError(
             f"{error}: this optimizer has no fused form; leave out fused=config.training.fused"
         ) from error
+    check_data(recipe)
+    return recipe
 
 
 def one_at_a_time(
@@ -652,6 +656,12 @@ def _report(
     for name, value in metrics.items():
         event = {"event": "metric", "step": step, "name": name, "value": value}
         on_event(event | {"elapsed_ms": elapsed_ms})
+
+
+def tell_of_wait(sentence: str) -> None:
+    """Write to the run's log that it waits for data, and where its workers stand."""
+    sys.stderr.write(sentence + "\n")
+    sys.stderr.flush()
 
 
 def _ignore(_: object) -> None: ...

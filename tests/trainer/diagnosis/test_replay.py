@@ -269,7 +269,7 @@ def test_a_resumed_run_replays_what_the_undisturbed_one_would(run_loop, tmp_path
     Catches a resumed run that calibrates anew, and one that begins to count replays anew.
     """
     values = {
-        "training": {"steps": 90},
+        "training": {"steps": 140},
         "scaler": {"init_scale": 2.0**20},
         "checkpoints": {"every_steps": 1},
         "diagnosis": {"replay_skips": 2},
