@@ -28,6 +28,7 @@ class Crew:
     """The workers of one loader. Make it before they are forked from this process."""
 
     def __init__(self, size: int) -> None:
+        self.size = size
         shared = mmap.mmap(-1, 16 * size)
         self._seen = np.frombuffer(shared, np.int64).reshape(size, 2)  # process, example
         self._seen[:] = NOWHERE
@@ -65,8 +66,11 @@ class Crew:
         """Have each worker tell where it stands; return it."""
         return "\n".join(map(self._stack, self._processes))
 
-    def close(self) -> None:
-        """Give back what this process holds of it."""
+    def end(self) -> None:
+        """Kill who has not ended by then, and give back what this process holds of the crew."""
+        for process in self._processes:
+            process.kill()
+            process.join()
         for each in self._stacks:
             os.close(each)
         self._stacks = []
@@ -91,9 +95,11 @@ class Crew:
 
     def _named(self, process: BaseProcess) -> str:
         number = self._number(process)
-        name = f"data worker {'?' if number is None else number} (process {process.pid})"
-        example = NOWHERE if number is None else int(self._seen[number, 1])
-        return name if example == NOWHERE else f"{name}, at example {example},"
+        if number is None:
+            return f"a data worker (process {process.pid})"
+        example = int(self._seen[number, 1])
+        place = "" if example == NOWHERE else f", at example {example}"
+        return f"data worker {number} (process {process.pid}{place})"
 
     def _number(self, process: BaseProcess) -> int | None:
         found = np.flatnonzero(self._seen[:, 0] == process.pid)

@@ -3,6 +3,7 @@
 from torch.utils.data import IterableDataset
 
 from halfstep.recipe import Recipe, RecipeError
+from trainer.sampler import UNKNOWN_SIZE
 
 
 def check_data(recipe: Recipe) -> None:
@@ -24,14 +25,14 @@ def check_data(recipe: Recipe) -> None:
             "say what a batch is"
         )
     kind = type(recipe.dataset).__name__
-    if isinstance(recipe.dataset, IterableDataset):
-        raise RecipeError(
-            f"self.dataset is a {kind}, an IterableDataset: where a run was in it cannot be found "
-            "again. Give it __getitem__ and __len__"
-        )
-    for method in ("__getitem__", "__len__"):
-        if not hasattr(recipe.dataset, method):
-            raise RecipeError(f"self.dataset is a {kind}, which has no {method}")
-    recipe.train_size = len(recipe.dataset)  # type: ignore[arg-type]
-    if recipe.train_size == 0:
-        raise RecipeError(f"self.dataset is a {kind} without an example")
+    is_stream = isinstance(recipe.dataset, IterableDataset)
+    needed = ("state_dict", "load_state_dict") if is_stream else ("__getitem__", "__len__")
+    if missing := [method for method in needed if not hasattr(recipe.dataset, method)]:
+        why = ", an IterableDataset: a resumed run has to find its place in it" if is_stream else ""
+        raise RecipeError(f"self.dataset is a {kind}{why}. It has no {' and no '.join(missing)}")
+    if hasattr(recipe.dataset, "__len__"):
+        recipe.train_size = len(recipe.dataset)
+        if recipe.train_size == 0:
+            raise RecipeError(f"self.dataset is a {kind} without an example")
+    elif not hasattr(recipe, "train_size"):
+        recipe.train_size = UNKNOWN_SIZE

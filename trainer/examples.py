@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset
 
 from halfstep.recipe import Recipe
 from trainer.repeatability import seed_of_place
@@ -45,38 +46,35 @@ class Failure:
         return error
 
 
-class Examples:
-    """Reads micro-batches of a recipe's dataset."""
+Share = tuple[int, list[int]]  # where in the stream a micro-batch begins, and its examples
+Read = tuple[Any, Any]  # a batch, and the state of a stream after it
 
-    def __init__(
-        self, recipe: Recipe, seed: int, began: Callable[[int], None] | None = None
-    ) -> None:
+
+class Examples(Dataset[Any]):
+    """A recipe's dataset as one whose items are micro-batches: what is read, or a Failure."""
+
+    def __init__(self, recipe: Recipe, seed: int, began: Callable[[int], None]) -> None:
         """began: is told the index of each example before it is read."""
         self._dataset, self._collate, self._seed = recipe.dataset, recipe.collate, seed
         self._began = began
 
-    def read(self, start: int, indices: list[int]) -> Any:
-        """Return the batch of these examples, the first of which is at this place in the run.
-
-        A Failure stands for it if anything raises.
-        """
+    def __getitem__(self, share: Share) -> Read | Failure:
+        start, indices = share
         examples: list[Any] = []
         try:
             for place, index in enumerate(indices, start):
-                if self._began is not None:
-                    self._began(index)
+                self._began(index)
                 seed_by_place(self._seed, place)
                 examples.append(self._dataset[index])  # type: ignore[index]
         except (Exception, SystemExit) as error:
-            return Failure(
-                f"example {indices[len(examples)]} of {self._name} cannot be read: {_said(error)}",
-                traceback.format_exc(),
-            )
+            return failed(f"example {indices[len(examples)]} cannot be read", self._dataset, error)
         return collated(self._collate, examples, indices, self._seed, start)
 
-    @property
-    def _name(self) -> str:
-        return type(self._dataset).__name__
+
+def failed(what: str, dataset: Any, error: BaseException) -> Failure:
+    """Return the Failure that the error now caught makes of a batch."""
+    of_dataset = f" ({type(dataset).__name__})"
+    return Failure(f"{what}{of_dataset}: {said(error)}", traceback.format_exc())
 
 
 def collated(
@@ -85,20 +83,27 @@ def collated(
     names: list[int],
     seed: int,
     start: int,
-) -> Any:
+) -> Read | Failure:
     """Return a batch of examples, or the Failure to make one.
 
     names: their indices.  start: the place of the first one.
     """
     try:
         seed_by_place(seed, start, b"collate")
-        return collate(examples)
+        return collate(examples), None
     except (Exception, SystemExit) as error:
         shown = ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
-        sentence = f"examples {shown} make no batch: {_said(error)}"
+        sentence = f"examples {shown} make no batch: {said(error)}"
         if differing := _differing_shapes(examples, names):
-            sentence = f"{differing}; collate cannot make a batch of them: {_said(error)}"
+            sentence = f"{differing}; collate cannot make a batch of them: {said(error)}"
         return Failure(sentence, traceback.format_exc())
+
+
+def taken(read: Read | Failure) -> Read:
+    """Return what was read. Raises DataError if nothing was."""
+    if isinstance(read, Failure):
+        raise read.error()
+    return read
 
 
 def seed_by_place(seed: int, place: int, purpose: bytes = b"example") -> None:
@@ -129,7 +134,8 @@ def as_in_a_worker() -> Iterator[None]:
         random.setstate(states[2])
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """Return the kind of an error and the first line of its message."""
     return f"{type(error).__name__}: {error}".strip().partition("\n")[0]
 
 

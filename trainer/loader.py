@@ -14,22 +14,35 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from halfstep.recipe import Recipe
 from halfstep.run_config import Data
 from trainer.crew import Crew
-from trainer.examples import Examples, Failure
-from trainer.sampler import Sampler
+from trainer.examples import DataError, Read, taken
 from trainer.to_device import OnTheWay, ToDevice
 
 LOOK_SECONDS = 0.5  # between looks at whether all workers live
 AHEAD = 1  # batches that lie on the device, or are on their way to it, besides the one in training
 
-Share = tuple[int, list[int]]  # where in the stream a micro-batch begins, and its examples
+
+Found = tuple[OnTheWay, Any] | Exception  # a batch and the state after it, or what was raised
+
+
+class Plan(Protocol):
+    """How a recipe's dataset is read."""
+
+    workers: int
+
+    def begin(
+        self, start: int, state: Any, began: Callable[[int], None]
+    ) -> tuple[Dataset[Any], Iterator[Any] | None]:
+        """Return a dataset of micro-batches from this place on, and its items' keys, if it has any.
+
+        state: of a stream, that before this place.  began: is told of each example to be read.
+        """
 
 
 class Loader:
@@ -37,15 +50,18 @@ class Loader:
 
     def __init__(
         self,
-        recipe: Recipe,
-        sampler: Sampler,
-        seed: int,
+        plan: Plan,
+        stride: int,
         data: Data,
         device: torch.device,
         on_wait: Callable[[str], None],
     ) -> None:
-        """on_wait: is told of a wait that is too long, and where the workers stand."""
-        self._recipe, self._sampler, self._seed = recipe, sampler, seed
+        """stride: from micro-batch to micro-batch.
+
+        on_wait: is told of a wait that is too long, and where the workers stand.
+        """
+        self.state: Any = None
+        self._plan, self._stride = plan, stride
         self._data, self._device, self._on_wait = data, device, on_wait
         self._reader: _Reader | None = None
         self._comes_next = 0
@@ -54,13 +70,17 @@ class Loader:
         """Return the micro-batch that begins there, on the device. Raises DataError."""
         if self._reader is None or self._comes_next != start:
             self.close()
-            crew = Crew(self._data.workers)
-            shares = _Shares(Examples(self._recipe, self._seed, crew.began))
-            wanted = self._sampler.shares_from(start)
-            self._reader = _Reader(shares, wanted, crew, self._data, self._device)
-        batch = self._reader.take(self._data.wait_seconds, self._on_wait)
-        self._comes_next = start + self._sampler.examples_in_a_pass
+            crew = Crew(self._plan.workers)
+            batches = self._plan.begin(start, self.state, crew.began)
+            self._reader = _Reader(*batches, crew, self._data, self._device)
+        batch, self.state = self._reader.take(self._data.wait_seconds, self._on_wait)
+        self._comes_next = start + self._stride
         return batch
+
+    def go_on_from(self, state: Any) -> None:
+        """Begin anew, a stream in this state."""
+        self.close()
+        self.state = state
 
     def close(self) -> None:
         """End the workers."""
@@ -69,32 +89,22 @@ class Loader:
             self._reader = None
 
 
-class _Shares(Dataset[Any]):
-    """A dataset whose items are whole micro-batches."""
-
-    def __init__(self, examples: Examples) -> None:
-        self._examples = examples
-
-    def __getitem__(self, share: Share) -> Any:
-        return self._examples.read(*share)
-
-
 class _Reader:
     """The workers from one place in the stream on, and the thread that hears them."""
 
     def __init__(
         self,
-        shares: Dataset[Any],
-        wanted: Iterator[Share],
+        batches: Dataset[Any],
+        wanted: Iterator[Any] | None,
         crew: Crew,
         data: Data,
         device: torch.device,
     ) -> None:
         self._crew = crew
-        self._ready: queue.Queue[OnTheWay | Exception] = queue.Queue(AHEAD)
+        self._ready: queue.Queue[Found] = queue.Queue(AHEAD)
         self._over = threading.Event()
         begun = threading.Event()
-        begin = partial(_begin, shares, wanted, crew, data, pin=data.pin and device.type == "cuda")
+        begin = partial(_begin, batches, wanted, crew, data, pin=data.pin and device.type == "cuda")
         # Not this thread: in the main one DataLoader raises a worker's death wherever the training
         # is just then. Nor does it hold this object, so that one forgotten is closed all the same.
         self._thread = threading.Thread(
@@ -107,65 +117,71 @@ class _Reader:
         self._thread.start()
         begun.wait()  # so that while it forks, this thread is in the middle of nothing
 
-    def take(self, wait_seconds: float, on_wait: Callable[[str], None]) -> Any:
+    def take(self, wait_seconds: float, on_wait: Callable[[str], None]) -> Read:
         """Return the next batch, on the device; say so if it does not come for so long."""
         try:
             found = self._ready.get(timeout=wait_seconds)
         except queue.Empty:
-            on_wait(self._crew.stacks())
+            on_wait(
+                f"training has waited {wait_seconds:g} seconds for a batch (data.wait_seconds), "
+                f"and goes on waiting. This is where its workers are:\n{self._crew.stacks()}"
+            )
             found = self._ready.get()
         if isinstance(found, Exception):
             raise found
-        return found.take()
+        batch, state = found
+        return batch.take(), state
 
     def close(self) -> None:
         """End the thread, and with it the workers."""
         self._over.set()
         self._thread.join()
-        self._crew.close()
+        self._crew.end()
 
 
 def _bring(
     begin: Callable[[], Iterator[Any]],
     crew: Crew,
     to_device: ToDevice,
-    ready: "queue.Queue[OnTheWay | Exception]",
+    ready: "queue.Queue[Found]",
     begun: threading.Event,
     over: threading.Event,
 ) -> None:
     """Take batches from the workers and begin to copy them, until it is over or one raises."""
+    batches: Iterator[Any] | None = None
     try:
         others = set(multiprocessing.active_children())
         batches = begin()
         crew.watch(sorted(set(multiprocessing.active_children()) - others, key=_pid))
         begun.set()
         while not over.is_set():
-            batch = _next(batches, crew)
-            if batch is NOTHING_YET:
+            read = _next(batches, crew)
+            if read is NOTHING_YET:
                 continue
-            if isinstance(batch, Failure):
-                raise batch.error()
-            _put(to_device.begin(batch), ready, over)
-            del batch  # or it would live as long as the wait for the next one
+            batch, state = taken(read)
+            _put((to_device.begin(batch), state), ready, over)
+            del read, batch  # or it would live as long as the wait for the next one
     except Exception as error:  # whatever it is, it is the training's to raise
-        _put(error, ready, over)
+        is_told = isinstance(error, DataError)  # its cause says where
+        _put(error.with_traceback(None) if is_told else error, ready, over)
     finally:
         begun.set()
+        batches = None  # with which the workers end, if no error's traceback holds it
 
 
 def _begin(
-    shares: Dataset[Any], wanted: Iterator[Share], crew: Crew, data: Data, *, pin: bool
+    batches: Dataset[Any], wanted: Iterator[Any] | None, crew: Crew, data: Data, *, pin: bool
 ) -> Iterator[Any]:
     """Fork the workers; return what they read."""
     with warnings.catch_warnings():  # of more workers than processors: they may wait for a disk
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
         return iter(
             DataLoader(
-                shares,
+                batches,
                 batch_size=None,  # an item is a batch
                 collate_fn=_as_it_is,
                 sampler=wanted,
-                num_workers=data.workers,
+                num_workers=crew.size,
                 prefetch_factor=data.prefetch,
                 pin_memory=pin,
                 timeout=LOOK_SECONDS,
@@ -191,7 +207,7 @@ def _next(batches: Iterator[Any], crew: Crew) -> Any:
         return NOTHING_YET
 
 
-def _put(found: "OnTheWay | Exception", ready: "queue.Queue[Any]", over: threading.Event) -> None:
+def _put(found: "Found", ready: "queue.Queue[Found]", over: threading.Event) -> None:
     is_put = False
     while not (is_put or over.is_set()):
         with suppress(queue.Full):

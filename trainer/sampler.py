@@ -15,6 +15,8 @@ from halfstep.run_config import ConfigError, Training
 from trainer.order import Order
 from trainer.repeatability import seed_of_place
 
+UNKNOWN_SIZE = 0  # of a stream
+
 
 class Sampler:
     """Hands out micro-batches of indices and moves on.
@@ -35,8 +37,8 @@ class Sampler:
         self.position = 0  # examples handed out, over all ranks
         self._size = size
         self._training = training
-        self._rank = rank
-        self._world_size = world_size
+        self.rank = rank
+        self.world_size = world_size
         self._order = self._new_order(pin=pin)
         self._generator = torch.Generator()
 
@@ -56,13 +58,13 @@ class Sampler:
     def starts(self) -> Iterator[int]:
         """Yield where in the stream each micro-batch of the next step begins."""
         for _ in range(self._training.accumulation_steps):
-            start = self.position + self._rank * self._training.batch_size
+            start = self.position + self.rank * self._training.batch_size
             self.position += self.examples_in_a_pass
             yield start
 
     def starts_in(self, position: int) -> Iterator[int]:
         """Yield the same for the step that begins there, and stay where we are."""
-        first = position + self._rank * self._training.batch_size
+        first = position + self.rank * self._training.batch_size
         for number in range(self._training.accumulation_steps):
             yield first + number * self.examples_in_a_pass
 
@@ -86,7 +88,7 @@ class Sampler:
     @property
     def examples_in_a_pass(self) -> int:
         """How far a micro-batch moves it."""
-        return self._world_size * self._training.batch_size
+        return self.world_size * self._training.batch_size
 
     def _new_order(self, *, pin: bool = False) -> Order:
         training = self._training
@@ -96,7 +98,7 @@ class Sampler:
 def check_batch(training: Training, train_size: int, recipe: str, world_size: int = 1) -> None:
     """Raise ConfigError if one step would need more examples than there are."""
     others = training.accumulation_steps * world_size
-    if training.batch_size * others <= train_size:
+    if training.batch_size * others <= train_size or train_size == UNKNOWN_SIZE:
         return
     size = f"training.batch_size is {training.batch_size}"
     if training.accumulation_steps > 1:

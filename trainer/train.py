@@ -31,7 +31,7 @@ from halfstep.run_config import ConfigError, RunConfig, Scaler, Training
 from halfstep.spool import Event, Steps
 from trainer import checkpoint
 from trainer.averaging import AveragingCheck
-from trainer.batches import Batches, make_batches
+from trainer.batches import Batches
 from trainer.checkpoint import Progress
 from trainer.datasets import check_data
 from trainer.diagnosis import shapes
@@ -41,9 +41,10 @@ from trainer.observers import Observers, courtesy
 from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Control, Ranks
 from trainer.repeatability import choose_fp32, make_deterministic, seed_everything
-from trainer.sampler import Sampler, check_batch
+from trainer.sampler import UNKNOWN_SIZE, Sampler, check_batch
 from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
+from trainer.sources import make_sources
 from trainer.stopwatch import Stopwatch
 from trainer.telemetry import Telemetry
 from trainer.watched import (
@@ -287,7 +288,7 @@ def make_rig(
     training, diagnosis = config.training, config.diagnosis
     place = {"rank": ranks.rank, "world_size": ranks.world_size}
     sampler = Sampler(recipe.train_size, training, **place, pin=device.type == "cuda")
-    batches = make_batches(recipe, sampler, config, device, tell_of_wait)
+    batches = Batches(sampler, *make_sources(recipe, sampler, config, device, tell_of_wait))
     optimizers = watched_optimizers(modules, recipe.optimizers)
     observers = Observers(on_steps, on_event)
 
@@ -533,7 +534,7 @@ def go_on_from(
     progress, notes = checkpoint.restore(
         state, recipe, modules, config, device, ranks.rank, ranks.world_size
     )
-    batches.go_on_at(progress.position)
+    batches.go_on_at(progress.position, state.get("data"))
     fingerprints = state.get("next_batch", [])
     if len(fingerprints) != ranks.world_size:
         notes.append("which batch came next is not known")
@@ -612,6 +613,11 @@ def with_steps_of_epochs(
 ) -> RunConfig[Any]:
     """Return the configuration with as many steps as its epochs come to, the last one whole."""
     training = config.training
+    if train_size == UNKNOWN_SIZE:
+        raise ConfigError(
+            f"training.epochs is {training.epochs}, but the dataset is a stream without a length: "
+            "set training.steps"
+        )
     in_a_step = training.batch_size * training.accumulation_steps * world_size
     steps = max(1, math.ceil((training.epochs or 0) * train_size / in_a_step))
     # Validated anew: a warm-up, for one, has to end before the last step.

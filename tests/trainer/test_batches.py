@@ -2,8 +2,9 @@ import torch
 
 from halfstep.run_config import Training
 from tests.trainer.conftest import Regression, assert_same_bits
-from trainer.batches import Batches, Drawn, fingerprint
+from trainer.batches import Batches, fingerprint
 from trainer.sampler import Sampler
+from trainer.sources import Drawn
 
 VALUES = {"training": {"steps": 6, "batch_size": 8}, "checkpoints": {"every_steps": 3}}
 

@@ -118,7 +118,8 @@ class Replay(Observer):
     ) -> None:
         self._rig, self._modules = rig, dict(modules)
         self._batches, self._device, self._on_event = batches, device, on_event
-        self._most = config.diagnosis.replay_skips if rig.scaler.is_enabled() else 0
+        is_possible = rig.scaler.is_enabled() and batches.can_be_repeated
+        self._most = config.diagnosis.replay_skips if is_possible else 0
         self._replayed = 0  # of those, by themselves
         self._calibration = Calibration()
         self._late = FLAG_LATE_STEPS if device.type == "cuda" else 0
@@ -221,6 +222,9 @@ class Replay(Observer):
 
     def request(self, step: int, request: int) -> None:
         """Replay a step by hand: a past one now, one to come when it has been attempted."""
+        if not self._batches.can_be_repeated:  # obeyed as far as it can be
+            self._tell([request])
+            return
         if step > self._now:
             self._asked.setdefault(step, []).append(request)
             return
