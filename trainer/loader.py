@@ -109,7 +109,7 @@ class _Reader:
         # is just then. Nor does it hold this object, so that one forgotten is closed all the same.
         self._thread = threading.Thread(
             target=_bring,
-            args=(begin, crew, ToDevice(device), self._ready, begun, self._over),
+            args=(begin, crew, device, self._ready, begun, self._over),
             name="data",
             daemon=True,
         )
@@ -142,7 +142,7 @@ class _Reader:
 def _bring(
     begin: Callable[[], Iterator[Any]],
     crew: Crew,
-    to_device: ToDevice,
+    device: torch.device,
     ready: "queue.Queue[Found]",
     begun: threading.Event,
     over: threading.Event,
@@ -150,6 +150,9 @@ def _bring(
     """Take batches from the workers and begin to copy them, until it is over or one raises."""
     batches: Iterator[Any] | None = None
     try:
+        if device.type == "cuda":  # each thread has one of its own, and so it would be the first
+            torch.cuda.set_device(device)
+        to_device = ToDevice(device)
         others = set(multiprocessing.active_children())
         batches = begin()
         crew.watch(sorted(set(multiprocessing.active_children()) - others, key=_pid))

@@ -76,25 +76,32 @@ def _through(places: Places, columns: int, rows: int, keys: Sequence[int]) -> Pl
     row, column = np.divmod(places, np.uint64(columns))
     for number, key in enumerate(keys):
         if number % 2:
-            row = _moved(row, _hash(column, key), rows)
+            _move(row, _hash(column, key), rows)
         else:
-            column = _moved(column, _hash(row, key), columns)
-    return row * np.uint64(columns) + column
+            _move(column, _hash(row, key), columns)
+    row *= np.uint64(columns)
+    row += column
+    return row
 
 
-def _moved(places: Places, by: Places, size: int) -> Places:
-    """Return (places + by scaled down to 0 … size − 1) modulo size, without a division."""
-    shift = np.uint64(32)
-    moved = places + ((by >> shift) * np.uint64(size) >> shift)
-    return np.where(moved >= size, moved - np.uint64(size), moved)
+def _move(places: Places, by: Places, size: int) -> None:
+    """Add to the places, in place and modulo size, 64 bits scaled down to 0 … size − 1."""
+    by >>= np.uint64(32)  # and so no division is needed
+    by *= np.uint64(size)
+    by >>= np.uint64(32)
+    places += by
+    places -= (places >= size) * np.uint64(size)
 
 
 def _hash(values: Places, key: int) -> Places:
     """Return 64 mixed bits of each value. Source: Steele et al., "SplitMix", OOPSLA 2014."""
     mixed = values + np.uint64(key)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
 
 
 def _keys(seed: int, epoch: int) -> list[int]:

@@ -141,8 +141,9 @@ def train(
     # ---- Setup: the same bits each time -------------------------------------------------------
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("the device is cuda, but this machine has no usable CUDA device")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # events and streams are made on the current one
+    if device.type == "cuda":  # events and streams are made on the current one
+        device = torch.device("cuda", device.index or 0)  # set_device refuses one without a number
+        torch.cuda.set_device(device)
     torch.set_num_threads(training.threads)  # sums over threads differ in their last bits
     make_deterministic(training.deterministic)
     choose_fp32(tf32=training.tf32)

@@ -2,47 +2,22 @@
 
 import multiprocessing
 import os
-import random
 import signal
 import threading
 import traceback
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import ConfigError, parse_config
+from tests.reading import EXAMPLES, Noisy, Reading
 from tests.trainer.conftest import CPU, Regression, assert_same_bits
 from trainer.examples import DataError
 from trainer.train import make_recipe
 
-STEPS, EXAMPLES = 11, 37
-
-
-class Noisy(Dataset):
-    """Examples that are augmented from every global generator."""
-
-    def __len__(self):
-        return EXAMPLES
-
-    def __getitem__(self, index):
-        noise = torch.rand(6) + random.random() + float(np.random.rand())
-        inputs = index / EXAMPLES + noise
-        return inputs, inputs.sum(dim=0, keepdim=True)
-
-
-class Reading(Regression):
-    """The regression on a dataset."""
-
-    batch = Recipe.batch
-    made = Noisy
-
-    def __init__(self, config, device):
-        super().__init__(config, device)
-        del self.train_size  # it is the dataset's
-        self.dataset = self.made()
+STEPS = 11
 
 
 def settings(workers, **groups):
