@@ -6,7 +6,7 @@ is here; torch and pydantic come with `pip install 'halfstep[recipe]'`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -55,14 +55,23 @@ class Recipe(ABC):
     Config: ClassVar[type[RecipeConfig]] = RecipeConfig
     defaults: ClassVar[dict[str, Any]] = {}  # {"training": {"steps": 400}, …}
 
+    _train_size: int = 0
     modules: dict[str, nn.Module]
     optimizers: dict[str, Optimizer]
     dataset: Dataset[Any] | None = None  # the training data; or override `batch`
-    train_size: int  # examples in the training data; with a dataset that has a length, that one
     scaler: GradScaler  # the loop's own; a gradient penalty needs it
 
     @abstractmethod
     def __init__(self, config: RunConfig[Any], device: torch.device) -> None: ...
+
+    @property
+    def train_size(self) -> int:
+        """Examples in the training data: the dataset's length, or what was set; 0: not known."""
+        return len(self.dataset) if isinstance(self.dataset, Sized) else self._train_size
+
+    @train_size.setter
+    def train_size(self, size: int) -> None:
+        self._train_size = size
 
     def collate(self, examples: list[Any]) -> Any:
         """Make a batch, still on the host, of examples of the dataset.

@@ -32,5 +32,5 @@ class Reading(Regression):
 
     def __init__(self, config, device):
         super().__init__(config, device)
-        del self.train_size  # it is the dataset's
+        self.train_size = 0  # it is the dataset's
         self.dataset = self.made()

@@ -3,14 +3,10 @@
 from torch.utils.data import IterableDataset
 
 from halfstep.recipe import Recipe, RecipeError
-from trainer.sampler import UNKNOWN_SIZE
 
 
 def check_data(recipe: Recipe) -> None:
-    """See to it that a recipe has one kind of training data, and says how many there are.
-
-    Raises RecipeError.
-    """
+    """Raise RecipeError unless a recipe has one kind of training data, and an example of it."""
     has_batch = type(recipe).batch is not Recipe.batch
     if recipe.dataset is None:
         if not has_batch:
@@ -30,9 +26,5 @@ def check_data(recipe: Recipe) -> None:
     if missing := [method for method in needed if not hasattr(recipe.dataset, method)]:
         why = ", an IterableDataset: a resumed run has to find its place in it" if is_stream else ""
         raise RecipeError(f"self.dataset is a {kind}{why}. It has no {' and no '.join(missing)}")
-    if hasattr(recipe.dataset, "__len__"):
-        recipe.train_size = len(recipe.dataset)
-        if recipe.train_size == 0:
-            raise RecipeError(f"self.dataset is a {kind} without an example")
-    elif not hasattr(recipe, "train_size"):
-        recipe.train_size = UNKNOWN_SIZE
+    if recipe.train_size == 0 and not is_stream:
+        raise RecipeError(f"self.dataset is a {kind} without an example")
