@@ -22,6 +22,10 @@ from trainer.examples import DataError
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STACK_SECONDS = 2.0  # a process has for the telling of its stack
 NOWHERE = -1
+HINTS: dict[int, str] = {
+    signal.SIGKILL: ": the machine was short of memory, perhaps",
+    signal.SIGBUS: ": /dev/shm, through which batches pass, is full, perhaps",
+}
 
 
 class Crew:
@@ -42,7 +46,10 @@ class Crew:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self._starter:  # it had died before the line above
             os._exit(1)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; ours says when
+        # A terminal sends the one to all processes, systemd the other. The training leaves a
+        # checkpoint then, for which it needs a batch, and says itself when it wants no more.
+        for ending in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(ending, signal.SIG_IGN)
         faulthandler.register(signal.SIGUSR1, self._stacks[number], all_threads=False)
         self._seen[number, 0] = os.getpid()
 
@@ -109,5 +116,4 @@ class Crew:
 def _death(exit_code: int) -> str:
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
-    hint = ": the machine was short of memory, perhaps" if exit_code == -signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-exit_code).name}{hint}"
+    return f"was killed by {signal.Signals(-exit_code).name}{HINTS.get(-exit_code, '')}"

@@ -5,6 +5,7 @@ pickled, the memory that it lies in is shared, and they are there in millisecond
 Batches come in the order in which they are asked for, whoever reads them.
 """
 
+import atexit
 import multiprocessing
 import queue
 import threading
@@ -113,7 +114,10 @@ class _Reader:
             name="data",
             daemon=True,
         )
-        self._closing = weakref.finalize(self, self._over.set)
+        weakref.finalize(self, self._over.set).atexit = False
+        # Before multiprocessing, at its own exit, waits for workers that do not heed its SIGTERM.
+        self._at_exit = partial(_end, self._over, self._thread)
+        atexit.register(self._at_exit)
         self._thread.start()
         begun.wait()  # so that while it forks, this thread is in the middle of nothing
 
@@ -134,9 +138,14 @@ class _Reader:
 
     def close(self) -> None:
         """End the thread, and with it the workers."""
-        self._over.set()
-        self._thread.join()
+        _end(self._over, self._thread)
+        atexit.unregister(self._at_exit)
         self._crew.end()
+
+
+def _end(over: threading.Event, thread: threading.Thread) -> None:
+    over.set()
+    thread.join()
 
 
 def _bring(
