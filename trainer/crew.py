@@ -17,11 +17,11 @@ import numpy as np
 import psutil
 from torch.utils.data import get_worker_info
 
-from trainer.examples import DataError
+from trainer.examples import NOTHING, DataError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STACK_SECONDS = 2.0  # a process has for the telling of its stack
-NOWHERE = -1
+LOOP = b"_utils/worker.py"  # DataLoader's, in which a worker stands for all its life
 HINTS: dict[int, str] = {
     signal.SIGKILL: ": the machine was short of memory, perhaps",
     signal.SIGBUS: ": /dev/shm, through which batches pass, is full, perhaps",
@@ -35,7 +35,7 @@ class Crew:
         self.size = size
         shared = mmap.mmap(-1, 16 * size)
         self._seen = np.frombuffer(shared, np.int64).reshape(size, 2)  # process, example
-        self._seen[:] = NOWHERE
+        self._seen[:] = NOTHING
         self._stacks = [os.memfd_create(f"halfstep-stack-{number}") for number in range(size)]
         self._starter = os.getpid()
         self._processes: list[BaseProcess] = []
@@ -84,28 +84,31 @@ class Crew:
 
     def _stack(self, process: BaseProcess) -> str:
         number = self._number(process)
+        if process.exitcode is not None:
+            return f"{self._named(process)} {_death(process.exitcode)}"
         if number is None:
             return f"{self._named(process)} has not begun"
         file = self._stacks[number]
         before = os.fstat(file).st_size
-        os.kill(process.pid or 0, signal.SIGUSR1)
+        with suppress(ProcessLookupError):  # it has ended since
+            os.kill(process.pid or 0, signal.SIGUSR1)
         until = time.monotonic() + STACK_SECONDS
-        while os.fstat(file).st_size == before and time.monotonic() < until:
+        while LOOP not in (told := os.pread(file, 2**16, before)) and time.monotonic() < until:
             time.sleep(0.01)
-        time.sleep(0.05)  # it writes frame by frame
-        told = os.pread(file, 2**16, before).decode(errors="replace").strip()
-        if not told:  # it waits for a disk, say, and hears no signal
+        # Below stands how it was forked, which is the same of all.
+        frames = told.partition(LOOP)[0].rpartition(b"\n")[0].decode(errors="replace")
+        if not frames:  # it waits for a disk, say, and hears no signal
             with suppress(psutil.Error):
                 state = psutil.Process(process.pid).status()
-                told = f"it does not answer, and is in the state {state}"
-        return f"{self._named(process)}:\n{told}"
+                frames = f"it does not answer, and is in the state {state}"
+        return f"{self._named(process)}:\n{frames}"
 
     def _named(self, process: BaseProcess) -> str:
         number = self._number(process)
         if number is None:
             return f"a data worker (process {process.pid})"
         example = int(self._seen[number, 1])
-        place = "" if example == NOWHERE else f", at example {example}"
+        place = "" if example == NOTHING else f", at example {example}"
         return f"data worker {number} (process {process.pid}{place})"
 
     def _number(self, process: BaseProcess) -> int | None:

@@ -46,6 +46,7 @@ class Failure:
         return error
 
 
+NOTHING = -1  # no example
 Share = tuple[int, list[int]]  # where in the stream a micro-batch begins, and its examples
 Read = tuple[Any, Any]  # a batch, and the state of a stream after it
 
@@ -54,7 +55,7 @@ class Examples(Dataset[Any]):
     """A recipe's dataset as one whose items are micro-batches: what is read, or a Failure."""
 
     def __init__(self, recipe: Recipe, seed: int, began: Callable[[int], None]) -> None:
-        """began: is told the index of each example before it is read."""
+        """began: is told the index of each example before it is read, and NOTHING after a batch."""
         self._dataset, self._collate, self._seed = recipe.dataset, recipe.collate, seed
         self._began = began
 
@@ -68,7 +69,9 @@ class Examples(Dataset[Any]):
                 examples.append(self._dataset[index])  # type: ignore[index]
         except (Exception, SystemExit) as error:
             return failed(f"example {indices[len(examples)]} cannot be read", self._dataset, error)
-        return collated(self._collate, examples, indices, self._seed, start)
+        batch = collated(self._collate, examples, indices, self._seed, start)
+        self._began(NOTHING)
+        return batch
 
 
 def failed(what: str, dataset: Any, error: BaseException) -> Failure:

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from halfstep.recipe import Recipe
 from halfstep.run_config import Training
-from trainer.examples import Failure, Read, collated, failed, seed_by_place
+from trainer.examples import NOTHING, Failure, Read, collated, failed, seed_by_place
 
 
 class StreamPlan:
@@ -82,6 +82,7 @@ class Stream(IterableDataset[Any]):
             batch = collated(
                 self._collate, own, list(range(first, first + size)), self._seed, first
             )
+            self._began(NOTHING)
             yield batch if isinstance(batch, Failure) else (batch[0], state)
             place += ranks * size
 
