@@ -16,6 +16,7 @@ CLAIMS = (
     "telemetry_cost",
     "watch_cost",
     "checkpoint_stall",
+    "data_loading",
     "syncs",
     "recording",
     "ingest",

@@ -30,6 +30,7 @@ from trainer.recipes.gpt import GPT
 from trainer.recipes.mlp import MLP
 from trainer.repeatability import seed_everything
 from trainer.sampler import Sampler
+from trainer.sources import Drawn
 from trainer.train import make_autocast, make_rig, make_scaler, train_step
 
 BAR = 0.99
@@ -65,7 +66,8 @@ def bare(recipe_class: type[Recipe], config: RunConfig[Any], device: torch.devic
     autocast = make_autocast(config, device)
     [optimizer] = recipe.optimizers.values()
     parameters = [p for module in recipe.modules.values() for p in module.parameters()]
-    batches = Batches(recipe, _sampler(recipe, config, device))
+    sampler = _sampler(recipe, config, device)
+    batches = Batches(sampler, Drawn(recipe, sampler), Drawn(recipe, sampler))
 
     def step() -> None:
         [batch] = batches.step()

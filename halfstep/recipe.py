@@ -6,7 +6,7 @@ is here; torch and pydantic come with `pip install 'halfstep[recipe]'`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
+from torch.utils.data import Dataset, default_collate
 
 from halfstep.run_config import ConfigError, RecipeConfig, RunConfig
 
@@ -54,22 +55,43 @@ class Recipe(ABC):
     Config: ClassVar[type[RecipeConfig]] = RecipeConfig
     defaults: ClassVar[dict[str, Any]] = {}  # {"training": {"steps": 400}, …}
 
+    _train_size: int = 0
     modules: dict[str, nn.Module]
     optimizers: dict[str, Optimizer]
-    train_size: int  # examples in the training data
+    dataset: Dataset[Any] | None = None  # the training data; or override `batch`
     scaler: GradScaler  # the loop's own; a gradient penalty needs it
 
     @abstractmethod
     def __init__(self, config: RunConfig[Any], device: torch.device) -> None: ...
 
-    @abstractmethod
+    @property
+    def train_size(self) -> int:
+        """Examples in the training data: the dataset's length, or what was set; 0: not known."""
+        return len(self.dataset) if isinstance(self.dataset, Sized) else self._train_size
+
+    @train_size.setter
+    def train_size(self, size: int) -> None:
+        self._train_size = size
+
+    def collate(self, examples: list[Any]) -> Any:
+        """Make a batch, still on the host, of examples of the dataset.
+
+        In a worker process, as `dataset[index]` is: it sees the recipe as `__init__` left it. What
+        either draws from the global generators of random, numpy or torch is seeded by its place in
+        the run, so that it is the same in whichever process it is drawn, and when resumed.
+        """
+        return default_collate(examples)
+
     def batch(self, indices: Tensor, generator: torch.Generator) -> Any:
-        """Return these training examples, on the device.
+        """Return these training examples, on the device: for data that lie there already.
+
+        Override it, or set `self.dataset`, which workers then read ahead.
 
         indices: int64 on the host, pinned on CUDA, so `indices.to(device, non_blocking=True)`
         does not wait.  generator: for augmentation; seeded anew for each batch, by its place in
         the run, so that a resumed run augments alike.
         """
+        raise NotImplementedError
 
     @abstractmethod
     def training_step(self, batch: Any) -> Iterator[Loss | tuple[Loss, ...]]:

@@ -326,6 +326,40 @@ class Diagnosis(Group):
     )
 
 
+class Data(Group):
+    """How a recipe's dataset is read. It changes no bit of what is trained."""
+
+    workers: int = Field(
+        2,
+        ge=0,
+        le=256,
+        title="Workers",
+        description="Processes that read and decode examples ahead, for each device. 0: the "
+        "training itself reads, between its steps. Recipes whose data lie on the device have none.",
+    )
+    prefetch: int = Field(
+        2,
+        ge=1,
+        le=1024,
+        title="Batches ahead",
+        description="Batches that each worker holds ready, in host memory.",
+    )
+    pin: bool = Field(
+        True,
+        title="Pinned memory",
+        description="Have batches wait in page-locked memory, from where the copy to a GPU goes "
+        "on beside its work.",
+    )
+    wait_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=10**6,
+        title="Longest wait (seconds)",
+        description="A run that waits longer for a batch says where its worker stands, and goes "
+        "on waiting.",
+    )
+
+
 class RecipeConfig(Group):
     """A recipe's own fields; recipes extend it."""
 
@@ -350,6 +384,7 @@ class RunConfig(Group, Generic[Own]):
         description="fp16: autocast and loss scaling. bf16: autocast. fp32: neither.",
     )
     training: Training = Field(Training(), title="Training")
+    data: Data = Field(Data(), title="Data")
     scaler: Scaler = Field(Scaler(), title="Loss scaler")
     checkpoints: Checkpoints = Field(Checkpoints(), title="Checkpoints")
     evaluation: Evaluation = Field(Evaluation(), title="Evaluation")

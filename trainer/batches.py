@@ -8,44 +8,86 @@ That batch is drawn once: the step that follows the checkpoint takes it.
 
 import hashlib
 import re
+import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from halfstep.recipe import Recipe
 from trainer.sampler import Sampler
+from trainer.sources import Source
 
 ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """A step whose first micro-batch is drawn."""
+
+    first: Any
+    others: Iterator[Any]
+    position: int  # where it begins
+    state: Any  # of a stream, before it
 
 
 class Batches:
     """Draws what the sampler says, at most one micro-batch before it is wanted."""
 
-    def __init__(self, recipe: Recipe, sampler: Sampler) -> None:
-        self._recipe, self._sampler = recipe, sampler
-        self._ahead: tuple[Any, Iterator[Any], int] | None = None
+    def __init__(self, sampler: Sampler, source: Source, again: Source | None) -> None:
+        """again: draws what was drawn before, and does not disturb the source."""
+        self._sampler, self._source, self._again = sampler, source, again
+        self._ahead: _Ahead | None = None
+        self.waited_seconds = 0.0  # of the step that was drawn last
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._source.close()
 
     @property
     def position(self) -> int:
         """Where the next step begins, in examples of the sampler's stream."""
-        return self._sampler.position if self._ahead is None else self._ahead[2]
+        return self._sampler.position if self._ahead is None else self._ahead.position
 
-    def go_on_at(self, position: int) -> None:
-        """Begin the next step here."""
+    @property
+    def state(self) -> Any:
+        """Where the dataset is before the next step, if it is a stream; for a checkpoint."""
+        return self._source.state if self._ahead is None else self._ahead.state
+
+    @property
+    def examples_in_a_step(self) -> int:
+        """How far a step moves it."""
+        return self._sampler.examples_in_a_step
+
+    def go_on_at(self, position: int, state: Any = None) -> None:
+        """Begin the next step here, a stream in this state."""
         self._sampler.position, self._ahead = position, None
+        self._source.go_on_from(state)
 
     def step(self) -> Iterator[Any]:
         """Yield the micro-batches of the next step, each drawn when it is asked for."""
         if self._ahead is None:
             yield from self._drawn()
             return
-        first, others, _position = self._ahead
+        first, others = self._ahead.first, self._ahead.others
         self._ahead = None
         yield first
         del first  # one micro-batch at a time is in memory
         yield from others
+
+    @property
+    def can_be_repeated(self) -> bool:
+        """Whether a step's micro-batches can be drawn again: not those of a stream."""
+        return self._again is not None
+
+    def again(self, position: int) -> Iterator[Any]:
+        """Yield those of the step that begins there, and stay where we are."""
+        if self._again is None:
+            raise ValueError("a stream's batches cannot be drawn again")
+        return map(self._again.take, self._sampler.starts_in(position))
 
     def fingerprint(self) -> str:
         """Draw the next step's first micro-batch; return 16 hexadecimal digits of its content.
@@ -53,13 +95,18 @@ class Batches:
         The host waits for the device, if the batch lies there.
         """
         if self._ahead is None:
-            position, drawn = self._sampler.position, self._drawn()
-            self._ahead = next(drawn), drawn, position
-        return fingerprint(self._ahead[0])
+            position, state, drawn = self._sampler.position, self._source.state, self._drawn()
+            self._ahead = _Ahead(next(drawn), drawn, position, state)
+        return fingerprint(self._ahead.first)
 
     def _drawn(self) -> Iterator[Any]:
-        for indices, generator in self._sampler.step():
-            yield self._recipe.batch(indices, generator)
+        self.waited_seconds = 0.0
+        for start in self._sampler.starts():
+            started = time.perf_counter()
+            batch = self._source.take(start)
+            self.waited_seconds += time.perf_counter() - started
+            yield batch
+            del batch
 
 
 def fingerprint(batch: Any) -> str:

@@ -102,6 +102,7 @@ def capture(
     random_states: list[dict[str, Any]],
     parts: Mapping[str, Any],
     recipe_state: dict[str, Any],
+    data_state: Any,
     next_batch: list[str],
 ) -> dict[str, Any]:
     """Return everything that decides the next step, as it is now: it changes with the next one.
@@ -109,8 +110,8 @@ def capture(
     The host waits for the device here, for the scale.
 
     modules: without DistributedDataParallel.  random_states: one a rank.  parts: the states of
-    what else decides the next step, by name.  recipe_state: the recipe's own.  next_batch: a
-    fingerprint a rank.
+    what else decides the next step, by name.  recipe_state: the recipe's own.  data_state: of a
+    dataset that is a stream, where it is.  next_batch: a fingerprint a rank.
     """
     return {
         "format": FORMAT,
@@ -122,6 +123,7 @@ def capture(
         "modules": {name: module.state_dict() for name, module in modules.items()},
         "optimizers": {name: each.state_dict() for name, each in recipe.optimizers.items()},
         "recipe_state": _checked(recipe_state),
+        "data": _checked(data_state, "Recipe.dataset.state_dict()"),
         "scaler": recipe.scaler.state_dict(),
         "random": random_states,
         "next_batch": next_batch,
@@ -174,7 +176,10 @@ def restore(
     notes = [
         f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]
     ]
-    notes += _differences(saved_config, config.model_dump(mode="json"))
+    # How data are read changes no bit of them.
+    both = saved_config, config.model_dump(mode="json")
+    then, today = ({k: v for k, v in each.items() if k != "data"} for each in both)
+    notes += _differences(then, today)
     if not config.training.deterministic:
         notes.append("training.deterministic is off: algorithms may give other last bits")
     saved = state["progress"]

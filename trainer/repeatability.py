@@ -2,6 +2,8 @@
 
 import os
 import random
+import struct
+import zlib
 
 import numpy as np
 import torch
@@ -28,3 +30,11 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def seed_of_place(purpose: bytes, seed: int, place: int) -> int:
+    """Return 32 bits, of a run's seed and a place in its stream of examples.
+
+    As many as a CPU generator uses; the checksum spreads both over all of them.
+    """
+    return zlib.crc32(purpose + struct.pack("<qq", seed, place))

@@ -1,18 +1,21 @@
-"""Which training examples a step sees: a seeded permutation of each epoch, one after another.
+"""Which training examples a step sees: a seeded order of each epoch, one after another.
 
-All examples form one endless stream, epoch 0's permutation followed by epoch 1's, and so on. The
-only state is the position in it, so a run can be resumed anywhere. There are no worker processes
-and no global random state: the same seed and position give the same examples on any machine.
+All examples form one endless stream, epoch 0's order followed by epoch 1's, and so on. The only
+state is the position in it, so a run can be resumed anywhere, at once (see order.py): the same
+seed and position give the same examples on any machine, whoever reads them.
 """
 
-import struct
-import zlib
+import itertools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from halfstep.run_config import ConfigError, Training
+from trainer.order import Order
+from trainer.repeatability import seed_of_place
+
+UNKNOWN_SIZE = 0  # of a stream
 
 
 class Sampler:
@@ -34,56 +37,68 @@ class Sampler:
         self.position = 0  # examples handed out, over all ranks
         self._size = size
         self._training = training
-        self._rank = rank
-        self._world_size = world_size
-        self._pin = pin
-        self._epoch = -1
-        self._permutation = torch.empty(0, dtype=torch.int64)
+        self.rank = rank
+        self.world_size = world_size
+        self._order = self._new_order(pin=pin)
         self._generator = torch.Generator()
 
     @property
     def examples_in_a_step(self) -> int:
         """How far a step moves the position."""
-        return self._training.accumulation_steps * self._world_size * self._training.batch_size
+        return self._training.accumulation_steps * self.examples_in_a_pass
 
     def step(self) -> Iterator[tuple[Tensor, torch.Generator]]:
         """Yield the indices (B,) of each micro-batch, and a generator to augment it with.
 
         The indices are on the host; pinned, if asked for, so that the copy to a GPU can overlap.
         """
-        size = self._training.batch_size
+        for start in self.starts():
+            yield self.indices(start), self.generator(start)
+
+    def starts(self) -> Iterator[int]:
+        """Yield where in the stream each micro-batch of the next step begins."""
         for _ in range(self._training.accumulation_steps):
-            start = self.position + self._rank * size
-            self.position += self._world_size * size
-            self._generator.manual_seed(_seed(b"augment", self._training.seed, start))
-            yield self._take(start, size), self._generator
+            start = self.position + self.rank * self._training.batch_size
+            self.position += self.examples_in_a_pass
+            yield start
 
-    def _take(self, start: int, count: int) -> Tensor:
-        epoch, offset = divmod(start, self._size)
-        head = self._of_epoch(epoch)[offset : offset + count]
-        if len(head) == count:
-            return head
-        joined = torch.cat([head, self._of_epoch(epoch + 1)[: count - len(head)]])
-        return joined.pin_memory() if self._pin else joined
+    def starts_in(self, position: int) -> Iterator[int]:
+        """Yield the same for the step that begins there, and stay where we are."""
+        first = position + self.rank * self._training.batch_size
+        for number in range(self._training.accumulation_steps):
+            yield first + number * self.examples_in_a_pass
 
-    def _of_epoch(self, epoch: int) -> Tensor:
-        if epoch != self._epoch:
-            permutation = self._order(epoch)
-            self._permutation = permutation.pin_memory() if self._pin else permutation
-            self._epoch = epoch
-        return self._permutation
+    def indices(self, start: int) -> Tensor:
+        """Return the indices (B,) of the micro-batch that begins there."""
+        return self._order.take(start, self._training.batch_size)
 
-    def _order(self, epoch: int) -> Tensor:
-        if not self._training.shuffle:
-            return torch.arange(self._size)
-        generator = torch.Generator().manual_seed(_seed(b"permute", self._training.seed, epoch))
-        return torch.randperm(self._size, generator=generator)
+    def generator(self, start: int) -> torch.Generator:
+        """Return a generator, always the same one, seeded to augment that micro-batch with."""
+        return self._generator.manual_seed(seed_of_place(b"augment", self._training.seed, start))
+
+    def shares_from(self, start: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield every micro-batch from this one on, its start and its indices, without an end.
+
+        On its own: another thread may go through it.
+        """
+        order = self._new_order()
+        for each in itertools.count(start, self.examples_in_a_pass):
+            yield each, order.take(each, self._training.batch_size).tolist()
+
+    @property
+    def examples_in_a_pass(self) -> int:
+        """How far a micro-batch moves it."""
+        return self.world_size * self._training.batch_size
+
+    def _new_order(self, *, pin: bool = False) -> Order:
+        training = self._training
+        return Order(self._size, training.seed, shuffle=training.shuffle, pin=pin)
 
 
 def check_batch(training: Training, train_size: int, recipe: str, world_size: int = 1) -> None:
     """Raise ConfigError if one step would need more examples than there are."""
     others = training.accumulation_steps * world_size
-    if training.batch_size * others <= train_size:
+    if training.batch_size * others <= train_size or train_size == UNKNOWN_SIZE:
         return
     size = f"training.batch_size is {training.batch_size}"
     if training.accumulation_steps > 1:
@@ -94,8 +109,3 @@ def check_batch(training: Training, train_size: int, recipe: str, world_size: in
         f"{size}, but {recipe} has {train_size} training examples: "
         f"choose at most {train_size // others}"
     )
-
-
-def _seed(purpose: bytes, seed: int, place: int) -> int:
-    # A CPU generator uses 32 bits of its seed; a checksum of everything spreads over all of them.
-    return zlib.crc32(purpose + struct.pack("<qq", seed, place))

@@ -125,6 +125,7 @@ class Saver:
                 random_states,
                 {name: part.state_dict() for name, part in self._parts.items()},
                 recipe_state,
+                self._batches.state,
                 next_batch,
             )
             snapshot = self._staging.take(state)

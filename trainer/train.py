@@ -12,6 +12,7 @@ Where the host waits for the device: where a comment says so, and nowhere else. 
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from trainer import checkpoint
 from trainer.averaging import AveragingCheck
 from trainer.batches import Batches
 from trainer.checkpoint import Progress
+from trainer.datasets import check_data
 from trainer.diagnosis import shapes
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.replay import Replay
@@ -39,9 +41,10 @@ from trainer.observers import Observers, courtesy
 from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Control, Ranks
 from trainer.repeatability import choose_fp32, make_deterministic, seed_everything
-from trainer.sampler import Sampler, check_batch
+from trainer.sampler import UNKNOWN_SIZE, Sampler, check_batch
 from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
+from trainer.sources import make_sources
 from trainer.stopwatch import Stopwatch
 from trainer.telemetry import Telemetry
 from trainer.watched import (
@@ -138,8 +141,9 @@ def train(
     # ---- Setup: the same bits each time -------------------------------------------------------
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("the device is cuda, but this machine has no usable CUDA device")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # events and streams are made on the current one
+    if device.type == "cuda":  # events and streams are made on the current one
+        device = torch.device("cuda", device.index or 0)  # set_device refuses one without a number
+        torch.cuda.set_device(device)
     torch.set_num_threads(training.threads)  # sums over threads differ in their last bits
     make_deterministic(training.deterministic)
     choose_fp32(tf32=training.tf32)
@@ -204,7 +208,7 @@ def train(
         _report(evaluate(recipe, autocast), step, telemetry.elapsed_ms(), on_event)
     first = step + 1
     # Even if a step raises, telemetry hands over what is left in its ring, and a save is finished.
-    with saver, telemetry:
+    with saver, telemetry, batches:
         while step < training.steps and stop is None:
             step += 1
 
@@ -285,7 +289,7 @@ def make_rig(
     training, diagnosis = config.training, config.diagnosis
     place = {"rank": ranks.rank, "world_size": ranks.world_size}
     sampler = Sampler(recipe.train_size, training, **place, pin=device.type == "cuda")
-    batches = Batches(recipe, sampler)
+    batches = Batches(sampler, *make_sources(recipe, sampler, config, device, tell_of_wait))
     optimizers = watched_optimizers(modules, recipe.optimizers)
     observers = Observers(on_steps, on_event)
 
@@ -300,7 +304,7 @@ def make_rig(
     rig = Rig(recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers)
     followers = Followers(
         StopRule(config.scaler),
-        Replay(rig, modules, sampler, batches, config, device, on_event),
+        Replay(rig, modules, batches, config, device, on_event),
         Histogram(optimizers, diagnosis, device, on_event),
         Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at),
     )
@@ -531,7 +535,7 @@ def go_on_from(
     progress, notes = checkpoint.restore(
         state, recipe, modules, config, device, ranks.rank, ranks.world_size
     )
-    batches.go_on_at(progress.position)
+    batches.go_on_at(progress.position, state.get("data"))
     fingerprints = state.get("next_batch", [])
     if len(fingerprints) != ranks.world_size:
         notes.append("which batch came next is not known")
@@ -610,6 +614,11 @@ def with_steps_of_epochs(
 ) -> RunConfig[Any]:
     """Return the configuration with as many steps as its epochs come to, the last one whole."""
     training = config.training
+    if train_size == UNKNOWN_SIZE:
+        raise ConfigError(
+            f"training.epochs is {training.epochs}, but the dataset is a stream without a length: "
+            "set training.steps"
+        )
     in_a_step = training.batch_size * training.accumulation_steps * world_size
     steps = max(1, math.ceil((training.epochs or 0) * train_size / in_a_step))
     # Validated anew: a warm-up, for one, has to end before the last step.
@@ -620,13 +629,15 @@ def with_steps_of_epochs(
 def make_recipe(recipe_class: type[Recipe], config: RunConfig[Any], device: torch.device) -> Recipe:
     """Make the recipe. Raises RecipeError for an optimizer that has no fused form."""
     try:
-        return recipe_class(config, device)
+        recipe = recipe_class(config, device)
     except TypeError as error:
         if "unexpected keyword argument 'fused'" not in str(error):
             raise
         raise RecipeError(
             f"{error}: this optimizer has no fused form; leave out fused=config.training.fused"
         ) from error
+    check_data(recipe)
+    return recipe
 
 
 def one_at_a_time(
@@ -652,6 +663,12 @@ def _report(
     for name, value in metrics.items():
         event = {"event": "metric", "step": step, "name": name, "value": value}
         on_event(event | {"elapsed_ms": elapsed_ms})
+
+
+def tell_of_wait(sentence: str) -> None:
+    """Write to the run's log that it waits for data, and where its workers stand."""
+    sys.stderr.write(sentence + "\n")
+    sys.stderr.flush()
 
 
 def _ignore(_: object) -> None: ...

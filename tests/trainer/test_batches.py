@@ -4,6 +4,7 @@ from halfstep.run_config import Training
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.batches import Batches, fingerprint
 from trainer.sampler import Sampler
+from trainer.sources import Drawn
 
 VALUES = {"training": {"steps": 6, "batch_size": 8}, "checkpoints": {"every_steps": 3}}
 
@@ -84,7 +85,9 @@ def test_drawing_ahead_changes_neither_order_nor_position():
             def batch(self, indices, generator):
                 return indices.clone(), generator.initial_seed()
 
-        batches = Batches(Indices(), Sampler(16, training))
+        sampler = Sampler(16, training)
+        drawn = Drawn(Indices(), sampler)
+        batches = Batches(sampler, drawn, drawn)
         found = []
         for _ in range(4):
             position = batches.position

@@ -62,7 +62,7 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
     monkeypatch.setattr(train, "make_scaler", lambda config, _device: make_scaler(config, CPU))
     # What is counted goes to the host by an event, which only CUDA has; so do a skip's flags.
     monkeypatch.setattr(Histogram, "after_step", Observer.after_step)
-    values = {"diagnosis": {}, **(values or {})}
+    values = {"diagnosis": {}, "data": {"workers": 0}, **(values or {})}
     values["diagnosis"] = {"replay_skips": 0, **values["diagnosis"]}
     config = parse_config(recipe_class, values)
     recipe = recipe_class(config, META)

@@ -9,11 +9,13 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from halfstep.spool import SpoolReader
 from tests import warm
+from tests.site import until
 from tests.trainer.conftest import assert_same_bits
 from trainer.checkpoint import load
 from trainer.job import ControlFile
@@ -440,3 +442,19 @@ def test_two_ranks_train_every_recipe(tmp_path, recipe):
     assert outcome["status"] == "finished"
     assert records["step"].tolist() == [1, 2, 3, 4]
     assert np.isfinite(records["loss"]).all()
+
+
+def test_data_workers_leave_the_end_to_the_training(tmp_path):
+    """SIGTERM to all its processes, as systemd sends it: a checkpoint is left, and nobody stays."""
+    config = {"training": {"steps": 10**6, "batch_size": 4}, "data": {"workers": 2}}
+    write_job(tmp_path, recipe=f"{warm.ROOT}/tests/reading.py:Reading", config=config)
+    with start(tmp_path) as training:
+        process = psutil.Process(training.pid)
+        until(lambda: len(process.children()) == 2 and list((tmp_path / "spool").glob("*.spool")))
+        everyone = [*process.children(), process]
+        for each in everyone:
+            each.terminate()
+        assert training.wait() == 0, training.stderr.read()
+    assert json.loads((tmp_path / "outcome-1.json").read_text())["status"] == "preempted"
+    assert list((tmp_path / "checkpoints").glob("*.pt"))
+    assert not any(each.is_running() for each in everyone)

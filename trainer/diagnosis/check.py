@@ -222,6 +222,8 @@ def _observed(recipe_class: type[Recipe], config: RunConfig[Any], witness: Witne
             }
             self._without_gradient.setdefault(optimizer, missing).intersection_update(missing)
 
+    if recipe_class.batch is Recipe.batch:  # it has a dataset
+        del Observed.batch
     return Observed
 
 

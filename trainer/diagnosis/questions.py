@@ -19,6 +19,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.cpp_extension import TORCH_LIB_PATH
+from torch.utils.data import IterableDataset
 
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import Precision, RunConfig, parse_config
@@ -27,7 +28,8 @@ from trainer.batches import fingerprint
 from trainer.diagnosis.places import place
 from trainer.diagnosis.witness import HALF, Finding
 from trainer.repeatability import seed_everything
-from trainer.train import as_losses, make_autocast, make_scaler, train
+from trainer.sources import drawn
+from trainer.train import as_losses, make_autocast, make_recipe, make_scaler, train
 
 STEPS = 5
 BATCH_SIZE = 8  # at most, unless it is set: fp16 is slow on a CPU
@@ -54,6 +56,7 @@ def small_config(
             "precision": precision,
             "training": size | {"steps": STEPS, "accumulation_steps": 1} | training,
             "evaluation": {"every_steps": None},
+            "data": values.get("data", {}) | {"workers": 0},
         },
     )
 
@@ -88,12 +91,11 @@ def _losses(
 ) -> dict[str, float]:
     """Return the losses of a batch in which each of `count` examples comes so many times."""
     seed_everything(0)
-    recipe = recipe_class(config, CPU)
+    recipe = make_recipe(recipe_class, config, CPU)
     recipe.scaler = make_scaler(config, CPU)
     for module in recipe.modules.values():
         module.eval()  # no dropout: only the batch shall differ
-    generator = torch.Generator().manual_seed(0)
-    batch = recipe.batch(torch.arange(count).repeat(times), generator)
+    batch = drawn(recipe, torch.arange(count).repeat(times), CPU)
     seed_everything(0)
     return {
         optimizers_of(loss): loss.value.item()
@@ -168,11 +170,11 @@ def asked_of_the_scale(recipe_class: type[Recipe], values: dict[str, Any]) -> It
 def _gone_through(recipe_class: type[Recipe], config: RunConfig[Any], scale: float) -> _Pass:
     """Go through one step at this scale, and update nothing."""
     seed_everything(0)
-    recipe = recipe_class(config, CPU)
+    recipe = make_recipe(recipe_class, config, CPU)
     recipe.scaler = GradScaler("cpu", init_scale=scale)
     seed_everything(0)
     indices = torch.arange(config.training.batch_size)
-    batch = recipe.batch(indices, torch.Generator().manual_seed(0))
+    batch = drawn(recipe, indices, CPU)
     names = {
         parameter: f"{module}.{name}"
         for module, network in recipe.modules.items()
@@ -255,33 +257,36 @@ def asked_of_the_batch(recipe_class: type[Recipe], values: dict[str, Any]) -> It
     """Ask whether the indices decide what comes next, as a resumed run takes for granted."""
     config = small_config(recipe_class, values, "fp32")
     seed_everything(0)
-    recipe = recipe_class(config, CPU)
+    recipe = make_recipe(recipe_class, config, CPU)
+    if isinstance(recipe.dataset, IterableDataset):
+        return  # what comes next follows from its own state, which a resume is asked about
+    source = "batch()" if recipe.dataset is None else type(recipe.dataset).__name__
     state = deepcopy(recipe.state_dict())
     indices = torch.arange(config.training.batch_size)
 
-    def drawn(indices: Tensor) -> Any:
+    def again(indices: Tensor) -> Any:
         if state:
             recipe.load_state_dict(deepcopy(state))
         seed_everything(0)
-        return recipe.batch(indices, torch.Generator().manual_seed(0))
+        return drawn(recipe, indices, CPU)
 
-    batch = drawn(indices)
+    batch = again(indices)
     first = fingerprint(batch)
     # Of an object of a kind of its own a fingerprint tells little.
     is_seen = any(isinstance(leaf, Tensor) for leaf in tree_leaves(batch))
-    if fingerprint(drawn(indices)) != first:
+    if fingerprint(again(indices)) != first:
         yield Finding(
             "error",
-            "batch() returns other examples for the same indices: it has an order of its own, and "
-            "a resumed run would go on with others. Follow indices, or keep the place in "
+            f"{source} returns other examples for the same indices: it has an order of its own, "
+            "and a resumed run would go on with others. Follow indices, or keep the place in "
             "state_dict()",
         )
         return
     others = recipe.train_size - 1 - indices
-    if is_seen and not state and recipe.train_size > 1 and fingerprint(drawn(others)) == first:
+    if is_seen and not state and recipe.train_size > 1 and fingerprint(again(others)) == first:
         yield Finding(
             "warning",
-            "batch() ignores its indices: it returns the same examples for others, so an epoch "
+            f"{source} ignores its indices: it returns the same examples for others, so an epoch "
             "need not see them all",
         )
 
@@ -345,7 +350,7 @@ def asked_of_the_device(recipe_class: type[Recipe], values: dict[str, Any]) -> I
     file = inspect.getfile(recipe_class)
     with _autocast_takes_meta():
         try:
-            recipe = recipe_class(config, META)
+            recipe = make_recipe(recipe_class, config, META)
         except Exception as error:
             yield Finding(
                 "warning",
@@ -361,7 +366,7 @@ def asked_of_the_device(recipe_class: type[Recipe], values: dict[str, Any]) -> I
             return
         try:
             indices = torch.arange(config.training.batch_size)
-            batch = recipe.batch(indices, torch.Generator().manual_seed(0))
+            batch = drawn(recipe, indices, META)
             losses = recipe.training_step(batch)
             while True:
                 with make_autocast(config, CPU):

@@ -47,7 +47,6 @@ from trainer.diagnosis.trace import Trace
 from trainer.observers import Observer
 from trainer.policies import Calibration
 from trainer.ranks import Ranks
-from trainer.sampler import Sampler
 from trainer.watched import StepResult
 
 if TYPE_CHECKING:
@@ -112,16 +111,15 @@ class Replay(Observer):
         self,
         rig: "Rig",
         modules: Mapping[str, nn.Module],
-        sampler: Sampler,
         batches: Batches,
         config: RunConfig[Any],
         device: torch.device,
         on_event: Callable[[Event], None],
     ) -> None:
         self._rig, self._modules = rig, dict(modules)
-        self._sampler, self._batches = sampler, batches
-        self._device, self._on_event = device, on_event
-        self._most = config.diagnosis.replay_skips if rig.scaler.is_enabled() else 0
+        self._batches, self._device, self._on_event = batches, device, on_event
+        is_possible = rig.scaler.is_enabled() and batches.can_be_repeated
+        self._most = config.diagnosis.replay_skips if is_possible else 0
         self._replayed = 0  # of those, by themselves
         self._calibration = Calibration()
         self._late = FLAG_LATE_STEPS if device.type == "cuda" else 0
@@ -224,10 +222,13 @@ class Replay(Observer):
 
     def request(self, step: int, request: int) -> None:
         """Replay a step by hand: a past one now, one to come when it has been attempted."""
+        if not self._batches.can_be_repeated:  # obeyed as far as it can be
+            self._tell([request])
+            return
         if step > self._now:
             self._asked.setdefault(step, []).append(request)
             return
-        stride = self._sampler.examples_in_a_step
+        stride = self._batches.examples_in_a_step
         position = self._batches.position - (self._now - step + 1) * stride
         if position < 0:  # before this run's data: it began from another run's checkpoint
             self._tell([request])
@@ -261,9 +262,8 @@ class Replay(Observer):
             if kept.state is not None:
                 recipe.load_state_dict(kept.state)
             self._set_buffers(kept.buffers)
-            self._sampler.position = kept.position
             trace = Trace(self._modules)
-            loss, gradients = self._go_through(trace, scale, kept.losses)
+            loss, gradients = self._go_through(trace, kept.position, scale, kept.losses)
             culprits = self._culprits(gradients)
         found = trace.finding
         self._on_event(
@@ -294,7 +294,7 @@ class Replay(Observer):
     def _put_back(self) -> Iterator[None]:
         """Put everything back that a replay changes, however it ends."""
         recipe = self._rig.recipe
-        networks, scaler, position = recipe.modules, recipe.scaler, self._sampler.position
+        networks, scaler = recipe.modules, recipe.scaler
         random, state = random_state(self._device), deepcopy(recipe.state_dict())
         buffers = [buffer.clone() for buffer in self._buffers()]
         # Between two losses a recipe may change weights, by a clip of them, say.
@@ -304,7 +304,6 @@ class Replay(Observer):
             yield
         finally:
             recipe.modules, recipe.scaler = networks, scaler
-            self._sampler.position = position
             self._set_buffers(buffers)
             with torch.no_grad():
                 for weight, copy in zip(weights, copies, strict=True):
@@ -313,7 +312,7 @@ class Replay(Observer):
             restore_random_state(random, self._device)
 
     def _go_through(
-        self, trace: Trace, scale: float, losses: int | None
+        self, trace: Trace, position: int, scale: float, losses: int | None
     ) -> tuple[Tensor, dict[Tensor, Tensor]]:
         """Do what the step did, in its order, without updates; return its loss and its gradients.
 
@@ -321,7 +320,7 @@ class Replay(Observer):
         """
         gradients: dict[Tensor, Tensor] = {}
         rig, total = self._rig, torch.zeros((), device=self._device)
-        batches = (rig.recipe.batch(*each) for each in self._sampler.step())
+        batches = self._batches.again(position)
         count = rig.training.accumulation_steps
         if len(rig.optimizers) == 1:
             losses = 1

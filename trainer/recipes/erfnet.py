@@ -37,8 +37,7 @@ from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig
 from trainer.recipes import streets
 
 REDUCTION = 8  # the encoder halves the image three times
-SHIFT_PIXELS = 2  # as the paper augments: a mirror, and up to two pixels of displacement
-READERS = 8  # threads; decoding a PNG releases Python's lock
+READERS = 8  # threads, of an evaluation; decoding a PNG releases Python's lock
 NORM_EPSILON = 1e-3  # the paper's; 1e-5 lets a flat channel's fp16 noise grow 300-fold
 
 
@@ -84,7 +83,8 @@ class ERFNetConfig(RecipeConfig):
         1000,
         ge=0,
         title="Images kept",
-        description="Decoded images kept in host memory: three bytes a pixel, and one of labels.",
+        description="Decoded images that each process keeps in host memory, workers too: three "
+        "bytes a pixel, and one of labels.",
     )
 
 
@@ -110,10 +110,9 @@ class ERFNet(Recipe):
         self.size = settings.width, settings.height
 
         folder = Path(settings.folder) if settings.folder else self._drawn_folder()
-        self.train_files = streets.find(folder, "train")
-        self.val_files = streets.find(folder, "val")
-        self.train_size = len(self.train_files)
         self._read = lru_cache(settings.kept_images)(streets.read)
+        self.dataset = streets.Streets(streets.find(folder, "train"), self.size, self._read)
+        self.val_files = streets.find(folder, "val")
 
         model = Network(settings).to(device)
         self.modules = {"model": model}
@@ -126,22 +125,9 @@ class ERFNet(Recipe):
             )
         }
 
-    def batch(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return images (B, 3, H, W) in 0…1 and labels (B, H, W), mirrored and displaced."""
-        images, labels = self._load([self.train_files[index] for index in indices.tolist()])
-        mirrored = torch.rand(len(images), generator=generator) < 0.5
-        images[mirrored], labels[mirrored] = images[mirrored].flip(3), labels[mirrored].flip(2)
-        down, right = torch.randint(0, 2 * SHIFT_PIXELS + 1, (2,), generator=generator).tolist()
-        width, height = self.size
-        images = F.pad(images, (SHIFT_PIXELS,) * 4)
-        labels = F.pad(labels, (SHIFT_PIXELS,) * 4, value=streets.IGNORED)
-        images = images[:, :, down : down + height, right : right + width]
-        labels = labels[:, down : down + height, right : right + width]
-        return self._on_device(images, labels)
-
     def training_step(self, batch: Any) -> Iterator[Loss]:
         """Yield the mean cross-entropy of the pixels that count."""
-        images, labels = batch
+        images, labels = _for_the_network(*batch)
         yield Loss(_cross_entropy(self.modules["model"](images), labels), optimizer="adamw")
 
     def evaluate(self) -> dict[str, float]:
@@ -186,10 +172,7 @@ class ERFNet(Recipe):
         return images.contiguous(), torch.from_numpy(np.stack([labels for _, labels in read]))
 
     def _on_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        if self.device.type == "cuda":  # only from pinned memory is a copy not waited for
-            images, labels = images.pin_memory(), labels.pin_memory()
-        on_device = images.to(self.device, non_blocking=True).float() / 255
-        return on_device, labels.to(self.device, non_blocking=True).long()
+        return _for_the_network(images.to(self.device), labels.to(self.device))
 
 
 class Network(nn.Module):
@@ -276,6 +259,11 @@ class Block(nn.Module):
         y = F.relu(self.norm_1(self.row_1(F.relu(self.column_1(x)))))
         y = self.norm_2(self.row_2(F.relu(self.column_2(y))))
         return F.relu(self.dropout(y) + x)
+
+
+def _for_the_network(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return images in 0…1 and labels as indices: on the device, where bytes came."""
+    return images.float() / 255, labels.long()
 
 
 def mean_iou(confusion: Tensor) -> float:

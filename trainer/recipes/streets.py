@@ -10,14 +10,20 @@
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from halfstep.recipe import ConfigError
 
+SHIFT_PIXELS = 2  # as ERFNet's paper augments: a mirror, and up to two pixels of displacement
 IGNORED = 255  # the label of pixels that do not count
 # The 19 classes that count, in order of their training label: published label, name, colour.
 # Source: labels.py of https://github.com/mcordts/cityscapesScripts
@@ -52,6 +58,7 @@ DRAWN_IMAGES = {"train": 48, "val": 12}
 EGO_VEHICLE = 1  # a published label that does not count: the bonnet of the car that films
 
 Pixels = NDArray[np.uint8]
+Read = Callable[[Path, Path, tuple[int, int]], tuple[Pixels, Pixels]]
 
 
 def find(folder: Path, split: str) -> list[tuple[Path, Path]]:
@@ -74,6 +81,29 @@ def read(image: Path, labels: Path, size: tuple[int, int]) -> tuple[Pixels, Pixe
     with Image.open(labels) as opened:
         classes = np.asarray(opened.resize(size, Image.Resampling.NEAREST))
     return pixels, classes if labels.stem.endswith("labelTrainIds") else TRAIN_LABEL[classes]
+
+
+class Streets(Dataset[tuple[Tensor, Tensor]]):
+    """Images (3, H, W) and labels (H, W), both uint8, mirrored and displaced at random."""
+
+    def __init__(self, files: list[tuple[Path, Path]], size: tuple[int, int], read: Read) -> None:
+        """size: width and height.  read: as the function here."""
+        self._files, self._size, self._read = files, size, read
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        pixels, classes = self._read(*self._files[index], self._size)
+        image, labels = torch.tensor(pixels).permute(2, 0, 1), torch.tensor(classes)
+        if torch.rand(()) < 0.5:
+            image, labels = image.flip(2), labels.flip(1)
+        image = F.pad(image, (SHIFT_PIXELS,) * 4)
+        labels = F.pad(labels, (SHIFT_PIXELS,) * 4, value=IGNORED)
+        down, right = torch.randint(0, 2 * SHIFT_PIXELS + 1, (2,)).tolist()
+        width, height = self._size
+        rows, columns = slice(down, down + height), slice(right, right + width)
+        return image[:, rows, columns], labels[rows, columns]
 
 
 def draw_folder(folder: Path) -> None:

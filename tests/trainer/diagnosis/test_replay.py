@@ -9,6 +9,7 @@ from halfstep import ring
 from halfstep.recipe import Loss
 from halfstep.spool import json_safe
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
+from trainer.batches import fingerprint
 from trainer.diagnosis.replay import Replay
 from trainer.policies import CALIBRATED_AFTER
 from trainer.ranks import Control, Request
@@ -16,6 +17,7 @@ from trainer.recipes.digits import Digits
 from trainer.recipes.erfnet import ERFNet
 from trainer.recipes.gpt import GPT
 from trainer.sampler import Sampler
+from trainer.sources import make_sources
 
 
 class Plain(nn.Module):
@@ -141,16 +143,17 @@ def with_plant(recipe_class, path, plant):
         def __init__(self, config, device):
             super().__init__(config, device)
             sampler = Sampler(self.train_size, config.training)
-            sampler.position = (PLANTED_STEP - 1) * sampler.examples_in_a_step
-            [(self.planted, _)] = sampler.step()
+            _source, again = make_sources(self, sampler, config, device, on_wait=None)
+            [start] = sampler.starts_in((PLANTED_STEP - 1) * sampler.examples_in_a_step)
+            self.planted = fingerprint(again.take(start))
             self.is_planted = False
             module = self.modules["model"].get_submodule(path)
             sound = module.forward
             module.forward = lambda x: plant(sound, x) if self.is_planted else sound(x)
 
-        def batch(self, indices, generator):
-            self.is_planted = torch.equal(indices, self.planted)
-            return super().batch(indices, generator)
+        def training_step(self, batch):
+            self.is_planted = fingerprint(batch) == self.planted
+            yield from super().training_step(batch)
 
     return WithPlant
 
@@ -269,7 +272,7 @@ def test_a_resumed_run_replays_what_the_undisturbed_one_would(run_loop, tmp_path
     Catches a resumed run that calibrates anew, and one that begins to count replays anew.
     """
     values = {
-        "training": {"steps": 90},
+        "training": {"steps": 140},
         "scaler": {"init_scale": 2.0**20},
         "checkpoints": {"every_steps": 1},
         "diagnosis": {"replay_skips": 2},

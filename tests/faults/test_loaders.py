@@ -1,0 +1,80 @@
+"""SIGKILL of a training whose data workers read ahead: each time the same bits, and no orphans."""
+
+import random
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.faults.conftest import COUNTS, often
+from tests.site import until
+from tests.trainer.conftest import assert_same_bits
+from tests.trainer.test_process import start, write_job
+from trainer.checkpoint import load
+
+STEPS = often(full=3000, short=800)
+RECIPE = f"{Path(__file__).parents[1]}/reading.py:Reading"
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_killed_at_any_moment_it_reads_on_as_if_nothing_had_happened(
+    tmp_path: Path, moments: random.Random, workers: int
+) -> None:
+    """Weights, optimizer and the next batch are those of a run that read everything itself."""
+    times, killed, runs = often(full=20, short=1), 0, 0
+    alone = finish(tmp_path / "alone", 0)
+    while killed < times:
+        folder, attempt = tmp_path / str(runs), 1
+        runs += 1
+        while killed < times and kill(folder, attempt, workers, moments):
+            killed, attempt = killed + 1, attempt + 1
+        assert_same_bits(finish(folder, workers, attempt), alone)
+    COUNTS.append(f"training with {workers} data workers killed {killed} times, {runs} runs alike")
+
+
+def kill(folder: Path, attempt: int, workers: int, moments: random.Random) -> bool:
+    """Kill this attempt at a random moment of its training, and see its workers die too."""
+    with begin(folder, attempt, workers) as training:
+        process = psutil.Process(training.pid)
+        until(lambda: training.poll() is not None or len(children(process)) == workers)
+        readers = children(process)
+        time.sleep(moments.uniform(0, 0.8))
+        was_training = training.poll() is None
+        training.kill()
+        training.communicate()
+    until(lambda: not any(each.is_running() and each.status() != "zombie" for each in readers))
+    return was_training
+
+
+def finish(folder: Path, workers: int, attempt: int = 1) -> dict[str, Any]:
+    """Let this attempt train to its end; return what decides a step after it."""
+    with begin(folder, attempt, workers) as training:
+        output = training.communicate()
+    assert training.returncode == 0, output
+    state = load(folder / "checkpoints" / f"step-{STEPS:08d}.pt")
+    return {part: state[part] for part in ("modules", "optimizers", "random", "next_batch")}
+
+
+def begin(folder: Path, attempt: int, workers: int) -> "subprocess.Popen[bytes]":
+    """Start an attempt, from the newest checkpoint of the one before."""
+    folder.mkdir(exist_ok=True)
+    saved = sorted((folder / "checkpoints").glob("*.pt"))
+    config = {
+        "training": {"steps": STEPS, "batch_size": 4},
+        "data": {"workers": workers, "prefetch": 3},
+        "checkpoints": {"every_steps": 100},
+    }
+    resume = f"checkpoints/{saved[-1].name}" if saved else None
+    write_job(folder, recipe=RECIPE, config=config, attempt=attempt, resume=resume)
+    return start(folder, attempt)
+
+
+def children(process: psutil.Process) -> list[psutil.Process]:
+    """The workers, as long as the training is there."""
+    try:
+        return process.children()
+    except psutil.NoSuchProcess:
+        return []

@@ -1,0 +1,243 @@
+"""Datasets that workers read: the same bits whoever reads them, and however often it is resumed."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from halfstep.recipe import Recipe, RecipeError
+from halfstep.run_config import ConfigError, parse_config
+from tests.reading import EXAMPLES, Noisy, Reading
+from tests.trainer.conftest import CPU, Regression, assert_same_bits
+from trainer.examples import DataError
+from trainer.train import make_recipe
+
+STEPS = 11
+
+
+def settings(workers, **groups):
+    """A run that goes over the end of an epoch, with a few saves."""
+    training = {"steps": STEPS, "batch_size": 4, "accumulation_steps": 2}
+    data = {"workers": workers, "prefetch": 3}
+    return {"training": training, "data": data, "checkpoints": {"every_steps": 4}} | groups
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_the_number_of_workers_changes_no_bit(run_loop, tmp_path, workers):
+    """Nor does a resume with another number: losses and weights are those of no worker at all."""
+    alone = run_loop(Reading, settings(0), tmp_path / "alone")
+    read = run_loop(Reading, settings(workers), tmp_path / "read")
+    assert read.records["loss"].tolist() == alone.records["loss"].tolist()
+    resumed = run_loop(
+        Reading,
+        settings(workers),
+        tmp_path / "resumed",
+        resume=tmp_path / "alone" / "step-00000004.pt",
+    )
+    assert resumed.of("resumed")[0]["exact"]
+    assert resumed.records["loss"].tolist() == alone.records["loss"][4:].tolist()
+    assert_same_bits(resumed.weights(), alone.weights())
+
+
+def test_a_recipe_has_one_kind_of_data():
+    """Neither, or both, is a sentence; the size is the dataset's."""
+
+    class Neither(Regression):
+        batch = Recipe.batch
+
+    class Both(Reading):
+        batch = Regression.batch
+
+    for wrong, message in ((Neither, "no training data"), (Both, "overrides batch")):
+        with pytest.raises(RecipeError, match=message):
+            make_recipe(wrong, parse_config(wrong, {}), CPU)
+    assert make_recipe(Reading, parse_config(Reading, {}), CPU).train_size == EXAMPLES
+
+
+class Counting(IterableDataset):
+    """A stream of 10 examples that shuffles four at a time, and knows how many are gone."""
+
+    def __init__(self):
+        self.gone = 0
+
+    def __iter__(self):
+        while self.gone < 10:
+            value = self.gone + torch.rand(6)
+            self.gone += 1
+            yield value, value.sum(dim=0, keepdim=True)
+        self.gone = 0
+
+    def state_dict(self):
+        return {"gone": self.gone}
+
+    def load_state_dict(self, state):
+        self.gone = state["gone"]
+
+
+class Streaming(Reading):
+    """The regression on a stream."""
+
+    made = Counting
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_goes_on_after_the_batch_that_was_trained_on(run_loop, tmp_path, workers):
+    """However far it was read ahead, over its end, and whoever reads it after a resume."""
+    whole = run_loop(Streaming, settings(workers), tmp_path / "a")
+    resumed = run_loop(
+        Streaming,
+        settings(2 - workers),
+        tmp_path / "b",
+        resume=tmp_path / "a" / "step-00000004.pt",
+    )
+    assert resumed.of("resumed")[0]["exact"]
+    assert resumed.records["loss"].tolist() == whole.records["loss"][4:].tolist()
+    assert_same_bits(resumed.weights(), whole.weights())
+
+
+def test_a_stream_says_what_it_lacks(run_loop):
+    """A place to resume at, a length for epochs, an example."""
+
+    class Forgetful(IterableDataset):
+        def __iter__(self):
+            return iter(range(8))
+
+    class Lost(Streaming):
+        made = Forgetful
+
+    class Empty(Streaming):
+        class made(Counting):  # noqa: N801
+            def __iter__(self):
+                return iter(())
+
+    with pytest.raises(RecipeError, match=r"Forgetful, an IterableDataset: .* no state_dict"):
+        run_loop(Lost)
+    with pytest.raises(ConfigError, match=r"epochs is 2.0, but the dataset is a stream"):
+        run_loop(Streaming, {"training": {"epochs": 2}})
+    with pytest.raises(DataError, match=r"place 0 .*: it ends before its first example"):
+        run_loop(Empty, settings(1))
+
+
+class Broken(Noisy):
+    """One example cannot be read, as often as it is tried."""
+
+    def __getitem__(self, index):
+        if index == 20:
+            raise OSError("image 20 is truncated")
+        return super().__getitem__(index)
+
+
+class Uneven(Noisy):
+    """One example is longer than the others."""
+
+    def __getitem__(self, index):
+        inputs, targets = super().__getitem__(index)
+        return (torch.cat([inputs, inputs]) if index == 20 else inputs), targets
+
+
+class Leaving(Noisy):
+    """One example ends the process that reads it."""
+
+    def __getitem__(self, index):
+        if index == 20 and get_worker_info():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def reading(dataset):
+    """The regression on such a dataset."""
+    return type("Reading", (Reading,), {"made": dataset})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_reading_raises_names_the_example_with_its_traceback(run_loop, workers):
+    """The last line of the traceback, which a run's page shows first, says all."""
+    with pytest.raises(DataError) as raised:
+        run_loop(reading(Broken), settings(workers))
+    text = "".join(traceback.format_exception(raised.value))
+    assert text.splitlines()[-1] == (
+        "trainer.examples.DataError: example 20 cannot be read (Broken): "
+        "OSError: image 20 is truncated"
+    )
+    assert 'raise OSError("image 20 is truncated")' in text
+
+
+def test_examples_of_different_shape_are_named(run_loop):
+    """Two of them, with their shapes, and what collate said."""
+    with pytest.raises(
+        DataError, match=r"example \d+ has the shape .*example 20 \(12,\), \(1,\); coll"
+    ):
+        run_loop(reading(Uneven), settings(2) | {"training": {"shuffle": False, "batch_size": 32}})
+
+
+def test_a_collate_that_fails_is_told(run_loop):
+    """With the examples of the batch."""
+
+    class Failing(Reading):
+        def collate(self, examples):
+            raise KeyError("labels")
+
+    with pytest.raises(DataError, match=r"examples \d+, .* make no batch: KeyError: 'labels'"):
+        run_loop(Failing, settings(1))
+
+
+def test_a_worker_that_is_killed_is_named_with_its_example(run_loop):
+    """A worker does not come back, as one that the kernel killed for memory does not."""
+    with pytest.raises(
+        DataError, match=r"data worker \d .*, at example 20\) was killed by SIGKILL"
+    ):
+        run_loop(reading(Leaving), settings(2))
+    assert not multiprocessing.active_children()
+
+
+def test_a_long_wait_shows_where_the_worker_is(run_loop, capfd, tmp_path):
+    """It is told once, with the worker's stack and its example, and the run goes on."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    class Hanging(Noisy):
+        def __getitem__(self, index):
+            if index == 20:
+                gate.read_bytes()
+            return super().__getitem__(index)
+
+    written = []
+
+    def open_gate():
+        while "read_bytes" not in "".join(written):
+            written.append(capfd.readouterr().err)
+        gate.write_bytes(b"")
+
+    opener = threading.Thread(target=open_gate)
+    opener.start()
+    values = settings(1, data={"workers": 1, "wait_seconds": 0.2})
+    values["training"] |= {"steps": 4, "shuffle": False}
+    run = run_loop(reading(Hanging), values)
+    opener.join()
+    text = "".join(written)
+    assert "training has waited 0.2 seconds for a batch" in text
+    assert ", at example 20):\nStack (most recent call first):" in text
+    assert len(run.records) == 4
+
+
+def test_too_small_a_dataset_is_told(run_loop):
+    """In the words that any recipe's data get."""
+    with pytest.raises(ConfigError, match="has 37 training examples: choose at most 37"):
+        run_loop(Reading, {"training": {"batch_size": 38}})
+
+
+def test_workers_end_with_the_training(run_loop):
+    """Also when a step raises; and the training's own random numbers are not theirs."""
+
+    class Raising(Reading):
+        def training_step(self, batch):
+            raise RuntimeError("a step")
+
+    with pytest.raises(RuntimeError, match="a step"):
+        run_loop(Raising, settings(2))
+    assert not multiprocessing.active_children()

@@ -1,0 +1,122 @@
+"""The worker processes that read data: where each of them is, and whether it still lives.
+
+What a worker does stands in memory that it shares with the training, so that it can be told of a
+worker that was killed or hangs, too.
+"""
+
+import ctypes
+import faulthandler
+import mmap
+import os
+import signal
+import time
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+
+import numpy as np
+import psutil
+from torch.utils.data import get_worker_info
+
+from trainer.examples import NOTHING, DataError
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+STACK_SECONDS = 2.0  # a process has for the telling of its stack
+LOOP = b"_utils/worker.py"  # DataLoader's, in which a worker stands for all its life
+HINTS: dict[int, str] = {
+    signal.SIGKILL: ": the machine was short of memory, perhaps",
+    signal.SIGBUS: ": /dev/shm, through which batches pass, is full, perhaps",
+}
+
+
+class Crew:
+    """The workers of one loader. Make it before they are forked from this process."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        shared = mmap.mmap(-1, 16 * size)
+        self._seen = np.frombuffer(shared, np.int64).reshape(size, 2)  # process, example
+        self._seen[:] = NOTHING
+        self._stacks = [os.memfd_create(f"halfstep-stack-{number}") for number in range(size)]
+        self._starter = os.getpid()
+        self._processes: list[BaseProcess] = []
+
+    def join(self, number: int) -> None:
+        """Become a worker; in its process."""
+        # Linux sends it when the thread that forked us ends, which lives as long as its loader.
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self._starter:  # it had died before the line above
+            os._exit(1)
+        # A terminal sends the one to all processes, systemd the other. The training leaves a
+        # checkpoint then, for which it needs a batch, and says itself when it wants no more.
+        for ending in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(ending, signal.SIG_IGN)
+        faulthandler.register(signal.SIGUSR1, self._stacks[number], all_threads=False)
+        self._seen[number, 0] = os.getpid()
+
+    def began(self, example: int) -> None:
+        """Note what this worker reads; in its process."""
+        worker = get_worker_info()
+        if worker is not None:
+            self._seen[worker.id, 1] = example
+
+    def watch(self, processes: list[BaseProcess]) -> None:
+        """Remember the processes, now that they are there."""
+        self._processes = processes
+
+    def check(self) -> None:
+        """Raise DataError if a worker is dead."""
+        for process in self._processes:
+            if process.exitcode is not None:
+                raise DataError(f"{self._named(process)} {_death(process.exitcode)}")
+
+    def stacks(self) -> str:
+        """Have each worker tell where it stands; return it."""
+        return "\n".join(map(self._stack, self._processes))
+
+    def end(self) -> None:
+        """Kill who has not ended by then, and give back what this process holds of the crew."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        for each in self._stacks:
+            os.close(each)
+        self._stacks = []
+
+    def _stack(self, process: BaseProcess) -> str:
+        number = self._number(process)
+        if process.exitcode is not None:
+            return f"{self._named(process)} {_death(process.exitcode)}"
+        if number is None:
+            return f"{self._named(process)} has not begun"
+        file = self._stacks[number]
+        before = os.fstat(file).st_size
+        with suppress(ProcessLookupError):  # it has ended since
+            os.kill(process.pid or 0, signal.SIGUSR1)
+        until = time.monotonic() + STACK_SECONDS
+        while LOOP not in (told := os.pread(file, 2**16, before)) and time.monotonic() < until:
+            time.sleep(0.01)
+        # Below stands how it was forked, which is the same of all.
+        frames = told.partition(LOOP)[0].rpartition(b"\n")[0].decode(errors="replace")
+        if not frames:  # it waits for a disk, say, and hears no signal
+            with suppress(psutil.Error):
+                state = psutil.Process(process.pid).status()
+                frames = f"it does not answer, and is in the state {state}"
+        return f"{self._named(process)}:\n{frames}"
+
+    def _named(self, process: BaseProcess) -> str:
+        number = self._number(process)
+        if number is None:
+            return f"a data worker (process {process.pid})"
+        example = int(self._seen[number, 1])
+        place = "" if example == NOTHING else f", at example {example}"
+        return f"data worker {number} (process {process.pid}{place})"
+
+    def _number(self, process: BaseProcess) -> int | None:
+        found = np.flatnonzero(self._seen[:, 0] == process.pid)
+        return int(found[0]) if len(found) else None
+
+
+def _death(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    return f"was killed by {signal.Signals(-exit_code).name}{HINTS.get(-exit_code, '')}"

@@ -1,0 +1,235 @@
+"""Reading ahead: worker processes read batches, a thread brings them to the device.
+
+torch's DataLoader does the work between processes. Its workers are forked: a dataset need not be
+pickled, the memory that it lies in is shared, and they are there in milliseconds; see decision 12.
+Batches come in the order in which they are asked for, whoever reads them.
+"""
+
+import atexit
+import multiprocessing
+import queue
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from halfstep.run_config import Data
+from trainer.crew import Crew
+from trainer.examples import DataError, Read, taken
+from trainer.to_device import OnTheWay, ToDevice
+
+LOOK_SECONDS = 0.5  # between looks at whether all workers live
+AHEAD = 1  # batches that lie on the device, or are on their way to it, besides the one in training
+
+
+Found = tuple[OnTheWay, Any] | Exception  # a batch and the state after it, or what was raised
+
+
+class Plan(Protocol):
+    """How a recipe's dataset is read."""
+
+    workers: int
+
+    def begin(
+        self, start: int, state: Any, began: Callable[[int], None]
+    ) -> tuple[Dataset[Any], Iterator[Any] | None]:
+        """Return a dataset of micro-batches from this place on, and its items' keys, if it has any.
+
+        state: of a stream, that before this place.  began: is told of each example to be read.
+        """
+
+
+class Loader:
+    """Hands out micro-batches that workers read ahead, beginning wherever it is asked to."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stride: int,
+        data: Data,
+        device: torch.device,
+        on_wait: Callable[[str], None],
+    ) -> None:
+        """stride: from micro-batch to micro-batch.
+
+        on_wait: is told of a wait that is too long, and where the workers stand.
+        """
+        self.state: Any = None
+        self._plan, self._stride = plan, stride
+        self._data, self._device, self._on_wait = data, device, on_wait
+        self._reader: _Reader | None = None
+        self._comes_next = 0
+
+    def take(self, start: int) -> Any:
+        """Return the micro-batch that begins there, on the device. Raises DataError."""
+        if self._reader is None or self._comes_next != start:
+            self.close()
+            crew = Crew(self._plan.workers)
+            batches = self._plan.begin(start, self.state, crew.began)
+            self._reader = _Reader(*batches, crew, self._data, self._device)
+        batch, self.state = self._reader.take(self._data.wait_seconds, self._on_wait)
+        self._comes_next = start + self._stride
+        return batch
+
+    def go_on_from(self, state: Any) -> None:
+        """Begin anew, a stream in this state."""
+        self.close()
+        self.state = state
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+class _Reader:
+    """The workers from one place in the stream on, and the thread that hears them."""
+
+    def __init__(
+        self,
+        batches: Dataset[Any],
+        wanted: Iterator[Any] | None,
+        crew: Crew,
+        data: Data,
+        device: torch.device,
+    ) -> None:
+        self._crew = crew
+        self._ready: queue.Queue[Found] = queue.Queue(AHEAD)
+        self._over = threading.Event()
+        begun = threading.Event()
+        begin = partial(_begin, batches, wanted, crew, data, pin=data.pin and device.type == "cuda")
+        # Not this thread: in the main one DataLoader raises a worker's death wherever the training
+        # is just then. Nor does it hold this object, so that one forgotten is closed all the same.
+        self._thread = threading.Thread(
+            target=_bring,
+            args=(begin, crew, device, self._ready, begun, self._over),
+            name="data",
+            daemon=True,
+        )
+        weakref.finalize(self, self._over.set).atexit = False
+        # Before multiprocessing, at its own exit, waits for workers that do not heed its SIGTERM.
+        self._at_exit = partial(_end, self._over, self._thread)
+        atexit.register(self._at_exit)
+        self._thread.start()
+        begun.wait()  # so that while it forks, this thread is in the middle of nothing
+
+    def take(self, wait_seconds: float, on_wait: Callable[[str], None]) -> Read:
+        """Return the next batch, on the device; say so if it does not come for so long."""
+        try:
+            found = self._ready.get(timeout=wait_seconds)
+        except queue.Empty:
+            on_wait(
+                f"training has waited {wait_seconds:g} seconds for a batch (data.wait_seconds), "
+                f"and goes on waiting. This is where its workers are:\n{self._crew.stacks()}"
+            )
+            found = self._ready.get()
+        if isinstance(found, Exception):
+            raise found
+        batch, state = found
+        return batch.take(), state
+
+    def close(self) -> None:
+        """End the thread, and with it the workers."""
+        _end(self._over, self._thread)
+        atexit.unregister(self._at_exit)
+        self._crew.end()
+
+
+def _end(over: threading.Event, thread: threading.Thread) -> None:
+    over.set()
+    thread.join()
+
+
+def _bring(
+    begin: Callable[[], Iterator[Any]],
+    crew: Crew,
+    device: torch.device,
+    ready: "queue.Queue[Found]",
+    begun: threading.Event,
+    over: threading.Event,
+) -> None:
+    """Take batches from the workers and begin to copy them, until it is over or one raises."""
+    batches: Iterator[Any] | None = None
+    try:
+        if device.type == "cuda":  # each thread has one of its own, and so it would be the first
+            torch.cuda.set_device(device)
+        to_device = ToDevice(device)
+        others = set(multiprocessing.active_children())
+        batches = begin()
+        crew.watch(sorted(set(multiprocessing.active_children()) - others, key=_pid))
+        begun.set()
+        while not over.is_set():
+            read = _next(batches, crew)
+            if read is NOTHING_YET:
+                continue
+            batch, state = taken(read)
+            _put((to_device.begin(batch), state), ready, over)
+            del read, batch  # or it would live as long as the wait for the next one
+    except Exception as error:  # whatever it is, it is the training's to raise
+        is_told = isinstance(error, DataError)  # its cause says where
+        _put(error.with_traceback(None) if is_told else error, ready, over)
+    finally:
+        begun.set()
+        batches = None  # with which the workers end, if no error's traceback holds it
+
+
+def _begin(
+    batches: Dataset[Any], wanted: Iterator[Any] | None, crew: Crew, data: Data, *, pin: bool
+) -> Iterator[Any]:
+    """Fork the workers; return what they read."""
+    with warnings.catch_warnings():  # of more workers than processors: they may wait for a disk
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        return iter(
+            DataLoader(
+                batches,
+                batch_size=None,  # an item is a batch
+                collate_fn=_as_it_is,
+                sampler=wanted,
+                num_workers=crew.size,
+                prefetch_factor=data.prefetch,
+                pin_memory=pin,
+                timeout=LOOK_SECONDS,
+                worker_init_fn=crew.join,
+                multiprocessing_context="fork",
+                generator=torch.Generator(),  # or it would draw from the training's
+            )
+        )
+
+
+NOTHING_YET = object()
+
+
+def _next(batches: Iterator[Any], crew: Crew) -> Any:
+    """Return the next batch, or NOTHING_YET after LOOK_SECONDS. Raises what a worker died of."""
+    started = time.monotonic()
+    try:
+        return next(batches)
+    except RuntimeError:  # DataLoader's word for a wait that is over, and for a death
+        crew.check()
+        if time.monotonic() - started < LOOK_SECONDS:
+            raise
+        return NOTHING_YET
+
+
+def _put(found: "Found", ready: "queue.Queue[Found]", over: threading.Event) -> None:
+    is_put = False
+    while not (is_put or over.is_set()):
+        with suppress(queue.Full):
+            ready.put(found, timeout=LOOK_SECONDS)
+            is_put = True
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _pid(process: Any) -> int:
+    return process.pid or 0

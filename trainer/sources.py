@@ -1,0 +1,139 @@
+"""Where micro-batches come from: the recipe draws them, or they are read of its dataset."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from halfstep.recipe import Recipe
+from halfstep.run_config import RunConfig, Training
+from trainer.examples import Examples, Share, as_in_a_worker, taken
+from trainer.loader import Loader, Plan
+from trainer.sampler import Sampler
+from trainer.stream import StreamPlan
+from trainer.to_device import ToDevice
+
+
+class Source(Protocol):
+    """Where micro-batches come from."""
+
+    state: Any  # of a stream, after the micro-batch that was taken last
+
+    def take(self, start: int) -> Any:
+        """Return the micro-batch that begins at this place in the run, on the device."""
+
+    def go_on_from(self, state: Any) -> None:
+        """Take a stream up in this state."""
+
+    def close(self) -> None:
+        """End what reads ahead, if anything does."""
+
+
+def make_sources(
+    recipe: Recipe,
+    sampler: Sampler,
+    config: RunConfig[Any],
+    device: torch.device,
+    on_wait: Callable[[str], None],
+) -> tuple[Source, Source | None]:
+    """Return what draws a recipe's batches, and what draws past ones once more, if anything can.
+
+    on_wait: is told of a wait for workers that is too long, and where they stand.
+    """
+    if recipe.dataset is None:
+        drawn = Drawn(recipe, sampler)
+        return drawn, drawn
+    training, data, stride = config.training, config.data, sampler.examples_in_a_pass
+    is_stream = isinstance(recipe.dataset, IterableDataset)
+    plan: Plan
+    if is_stream:
+        plan = StreamPlan(recipe, training, data.workers, sampler.rank, sampler.world_size)
+    else:
+        plan = ExamplesPlan(recipe, sampler, training.seed, data.workers)
+    source: Source = ReadHere(plan, stride, device, pin=data.pin)
+    if plan.workers:
+        source = Loader(plan, stride, data, device, on_wait)
+    # What a stream has told it does not tell again, and not in the middle.
+    return source, None if is_stream else ReadHere(plan, stride, device, pin=data.pin)
+
+
+def drawn(recipe: Recipe, indices: Tensor, device: torch.device) -> Any:
+    """Return the batch of these examples, as it is at the beginning of a run. Raises DataError.
+
+    Of a stream, the examples that come next, as many.
+    """
+    if recipe.dataset is None:
+        return recipe.batch(indices, torch.Generator().manual_seed(0))
+    if isinstance(recipe.dataset, IterableDataset):
+        training = Training(batch_size=len(indices))
+        read = next(iter(StreamPlan(recipe, training, 0, 0, 1).begin(0, None, _ignore)[0]))
+    else:
+        read = Examples(recipe, 0, _ignore)[0, indices.tolist()]
+    return ToDevice(device).begin(taken(read)[0]).take()
+
+
+class Drawn:
+    """Batches that the recipe draws, of data that lie on the device."""
+
+    state = None
+
+    def __init__(self, recipe: Recipe, sampler: Sampler) -> None:
+        self._recipe, self._sampler = recipe, sampler
+
+    def take(self, start: int) -> Any:
+        """Have the recipe draw it."""
+        return self._recipe.batch(self._sampler.indices(start), self._sampler.generator(start))
+
+    def go_on_from(self, state: Any) -> None:
+        """The place decides alone."""
+
+    def close(self) -> None:
+        """Nothing reads ahead."""
+
+
+class ExamplesPlan:
+    """How a dataset whose examples have indices is read."""
+
+    def __init__(self, recipe: Recipe, sampler: Sampler, seed: int, workers: int) -> None:
+        self.workers = workers
+        self._recipe, self._sampler, self._seed = recipe, sampler, seed
+
+    def begin(
+        self, start: int, state: Any, began: Callable[[int], None]
+    ) -> tuple[Examples, Iterator[Share]]:
+        """Return the dataset of micro-batches, and which come from here on."""
+        return Examples(self._recipe, self._seed, began), self._sampler.shares_from(start)
+
+
+class ReadHere:
+    """Batches of a dataset that are read by the training itself."""
+
+    def __init__(self, plan: Plan, stride: int, device: torch.device, *, pin: bool) -> None:
+        self.state: Any = None
+        self._plan, self._stride = plan, stride
+        self._to_device = ToDevice(device, pin=pin)
+        self._read: Iterator[Any] | None = None
+        self._comes_next = 0
+
+    def take(self, start: int) -> Any:
+        """Read it and copy it to the device. Raises DataError."""
+        with as_in_a_worker():
+            if self._read is None or self._comes_next != start:
+                batches, keys = self._plan.begin(start, self.state, _ignore)
+                self._read = iter(batches) if keys is None else map(batches.__getitem__, keys)
+            read = next(self._read)
+        batch, self.state = taken(read)
+        self._comes_next = start + self._stride
+        return self._to_device.begin(batch).take()
+
+    def go_on_from(self, state: Any) -> None:
+        """Begin anew, a stream in this state."""
+        self._read, self.state = None, state
+
+    def close(self) -> None:
+        """Nothing reads ahead."""
+
+
+def _ignore(_: object) -> None: ...

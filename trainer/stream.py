@@ -1,0 +1,98 @@
+"""Reading an IterableDataset that knows where it is, so that a run resumes where it was.
+
+One process reads it, the training itself or one worker; the state of the dataset comes with each
+batch, and a checkpoint holds that after the last batch that was trained on, however far it has
+been read ahead. Of several ranks each reads all of the stream and keeps its share.
+"""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from halfstep.recipe import Recipe
+from halfstep.run_config import Training
+from trainer.examples import NOTHING, Failure, Read, collated, failed, seed_by_place
+
+
+class StreamPlan:
+    """How a stream is read: by one worker at most."""
+
+    def __init__(
+        self, recipe: Recipe, training: Training, workers: int, rank: int, world_size: int
+    ) -> None:
+        self.workers = min(workers, 1)
+        self._recipe, self._training = recipe, training
+        self._rank, self._world_size = rank, world_size
+
+    def begin(
+        self, start: int, state: Any, began: Callable[[int], None]
+    ) -> tuple["Stream", Iterator[Any] | None]:
+        """Return the stream of micro-batches from this state on."""
+        size = self._training.batch_size
+        shares = self._rank, self._world_size, size
+        first = start - self._rank * size
+        return Stream(self._recipe, self._training.seed, shares, first, state, began), None
+
+
+class Stream(IterableDataset[Any]):
+    """A recipe's stream of examples as one of micro-batches, over and over, without an end."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        seed: int,
+        shares: tuple[int, int, int],
+        place: int,
+        state: Any,
+        began: Callable[[int], None],
+    ) -> None:
+        """shares: rank, ranks and batch size.  place: where in the run the stream is.
+
+        state: in which it is there; None: at its beginning.
+        """
+        self._dataset: Any = recipe.dataset
+        self._collate, self._seed, self._shares = recipe.collate, seed, shares
+        self._place, self._state, self._began = place, state, began
+
+    def __iter__(self) -> Iterator[Read | Failure]:
+        rank, ranks, size = self._shares
+        place = self._place
+        try:
+            if self._state is not None:
+                self._dataset.load_state_dict(deepcopy(self._state))
+            examples = self._examples()
+        except (Exception, SystemExit) as error:
+            yield failed("the stream cannot go on", self._dataset, error)
+            return
+        while True:
+            read: list[Any] = []
+            try:
+                for each in range(place, place + ranks * size):
+                    self._began(each)
+                    seed_by_place(self._seed, each)
+                    read.append(next(examples))
+                state = deepcopy(self._dataset.state_dict())
+            except (Exception, SystemExit) as error:
+                yield failed(f"the example at place {place + len(read)}", self._dataset, error)
+                return
+            first = place + rank * size
+            own = read[rank * size : (rank + 1) * size]
+            batch = collated(
+                self._collate, own, list(range(first, first + size)), self._seed, first
+            )
+            self._began(NOTHING)
+            yield batch if isinstance(batch, Failure) else (batch[0], state)
+            place += ranks * size
+
+    def _examples(self) -> Iterator[Any]:
+        is_resumed = self._state is not None
+        while True:
+            count = 0
+            for example in self._dataset:
+                yield example
+                count += 1
+            if not (count or is_resumed):
+                raise ValueError("it ends before its first example")
+            is_resumed = False  # it may have stood at its end

@@ -1,0 +1,48 @@
+"""Bringing batches from the host to the device, beside the device's own work."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+class ToDevice:
+    """Copies batches on a stream of its own. On the CPU a batch is where it belongs."""
+
+    def __init__(self, device: torch.device, *, pin: bool = False) -> None:
+        """pin: put what comes into pinned memory first, from where the host need not wait."""
+        self._device, self._pin = device, pin and device.type == "cuda"
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def begin(self, batch: Any) -> "OnTheWay":
+        """Queue the copy of a batch; the host goes on, if it lies in pinned memory."""
+        if self._stream is None:
+            return OnTheWay(tree_map(self._moved, batch), None)
+        with torch.cuda.stream(self._stream):
+            moved = tree_map(self._moved, batch)
+        return OnTheWay(moved, self._stream.record_event())
+
+    def _moved(self, leaf: Any) -> Any:
+        if self._pin and isinstance(leaf, Tensor) and not leaf.is_cuda:
+            leaf = leaf.pin_memory()
+        return leaf.to(self._device, non_blocking=True) if hasattr(leaf, "to") else leaf
+
+
+class OnTheWay:
+    """A batch whose copy is queued."""
+
+    def __init__(self, batch: Any, arrives: "torch.cuda.Event | None") -> None:
+        self._batch, self._arrives = batch, arrives
+
+    def take(self) -> Any:
+        """Return the batch: what is queued from here on waits for the copy, on the device."""
+        if self._arrives is not None:
+            stream = torch.cuda.current_stream()
+            stream.wait_event(self._arrives)
+            for leaf in tree_leaves(self._batch):
+                if isinstance(leaf, Tensor):
+                    leaf.record_stream(stream)  # its memory is the copying stream's
+        return self._batch
