@@ -62,6 +62,7 @@ def _steps(numbers: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
     made = np.zeros(len(numbers), STEP_DTYPE)
     made["step"], made["elapsed_ms"] = numbers, numbers * 5
     made["step_us"] = 4800 + rng.integers(0, 400, len(numbers))
+    made["data_us"] = rng.integers(20, 100, len(numbers))
     made["loss"] = 2 * np.exp(-numbers / LONG_STEPS * 3) + rng.lognormal(-2, 0.5, len(numbers))
     made["scale"] = 65536.0 / (1 + (numbers - 1) // (SKIP_EVERY // 2) % 2)
     made["grad_norm"] = rng.lognormal(-1.5, 0.4, len(numbers))

@@ -8,10 +8,12 @@ That batch is drawn once: the step that follows the checkpoint takes it.
 
 import hashlib
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from halfstep.recipe import Recipe
@@ -26,6 +28,7 @@ class Batches:
     def __init__(self, recipe: Recipe, sampler: Sampler) -> None:
         self._recipe, self._sampler = recipe, sampler
         self._ahead: tuple[Any, Iterator[Any], int] | None = None
+        self.waited_seconds = 0.0  # for the data of the step drawn last
 
     @property
     def position(self) -> int:
@@ -38,6 +41,7 @@ class Batches:
 
     def step(self) -> Iterator[Any]:
         """Yield the micro-batches of the next step, each drawn when it is asked for."""
+        self.waited_seconds = 0.0
         if self._ahead is None:
             yield from self._drawn()
             return
@@ -59,14 +63,20 @@ class Batches:
 
     def _drawn(self) -> Iterator[Any]:
         for indices, generator in self._sampler.step():
-            yield self._recipe.batch(indices, generator)
+            yield self._timed(indices, generator)
+
+    def _timed(self, indices: Tensor, generator: torch.Generator) -> Any:
+        started = time.perf_counter()
+        batch = self._recipe.batch(indices, generator)
+        self.waited_seconds += time.perf_counter() - started
+        return batch
 
 
 def fingerprint(batch: Any) -> str:
     """Return a 64-bit hash of a batch: of its tensors' bytes, types and shapes, and of the rest."""
     digest = hashlib.blake2b(digest_size=8)
     for leaf in tree_leaves(batch):
-        if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, Tensor):
             digest.update(f"{leaf.dtype} {tuple(leaf.shape)} ".encode())
             content = leaf.detach().cpu().contiguous().reshape(-1)
             digest.update(content.view(torch.uint8).numpy().data)
