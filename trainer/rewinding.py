@@ -42,9 +42,10 @@ class Rewinding:
         looks = (self._settings.look_every_steps, self._between)
         return step == self._last or any(step % every == 0 for every in looks)
 
-    def look(self) -> Path | None:
+    def look(self, finish_saves: Callable[[], None]) -> Path | None:
         """Return the checkpoint to go back to, None to go on.
 
+        finish_saves: waits for the disk, which may still be busy with that very checkpoint.
         Of a spike without one, and of one too many, nothing comes but its event; or SpikeError.
         """
         spike, self._spikes.pending = self._spikes.pending, None
@@ -60,6 +61,7 @@ class Rewinding:
             return None
         before = (spike["step"] - 1) // self._between * self._between
         path = self._folder / f"step-{before:08d}.pt"
+        finish_saves()
         if not self._ranks.gather(path.is_file())[0]:
             return None
         self._going_from, self._rewinds = spike, self._spikes.rewinds + 1

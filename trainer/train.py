@@ -240,8 +240,7 @@ def train(
             # With spike.rewind the host waits here, at fixed steps, to know of a spike by then.
             if rewinding.is_due(step):
                 observers.drain()
-                if back := rewinding.look():
-                    saver.finish()
+                if back := rewinding.look(saver.finish):
                     progress = go_back_to(back, rig, modules, config, device, peaks, parts)
                     schedule, telemetry.skipped = parts["schedule"], progress.skipped
                     rewinding.tell(progress, step, batches, followers.replay, on_event)
