@@ -258,3 +258,17 @@ def test_a_viewer_is_told_the_parts_that_it_asks_for(
     assert (asked["steps"], asked["log"]) == (everything["steps"], everything["log"])
     assert asked["run"]["step"] == 5
     assert same == cursor
+
+
+def test_a_spike_is_told_to_who_looks(database: Database, settings: Settings, running: Run) -> None:
+    """For the chart and the table; steps without one bring neither."""
+    look = news.of_run(database, settings, running.id)
+    record(database, running, make_steps([1.0] * 5))
+    first, cursor = _told(look(""))
+    assert "spikes" not in first
+    assert "spikes" not in first["fragments"]
+    spike = {"event": "spike", "step": 4, "loss": 20.5, "z": 99.5}
+    record(database, running, events=[spike])
+    second, _cursor = _told(look(cursor))
+    assert second["spikes"] == [{"step": 4, "loss": 20.5, "z": 99.5, "rewound_to": None}]
+    assert "99.5" in second["fragments"]["spikes"]

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.spool import STEP_DTYPE, Position, SpoolPart, SpoolReader, SpoolWriter
+from halfstep.spool import (
+    STEP_DTYPE,
+    STEPS,
+    UNKNOWN_US,
+    Position,
+    SpoolPart,
+    SpoolReader,
+    SpoolWriter,
+    frame,
+)
 from tests.db.telemetry_made import make_metric
 
 
@@ -218,3 +227,17 @@ def test_a_part_of_a_file_is_read_as_the_file_is(tmp_path: Path) -> None:
             starts.append(part.offset)
     frame_bytes = (len(content) - 16) // 3
     assert starts == [0, *(16 + frame_bytes * number for number in range(4))]
+
+
+def test_steps_whose_wait_nobody_knows_are_as_before(tmp_path, write):
+    """A server of the version before reads what a loop of somebody's own spools."""
+    made = steps(1, 3)
+    made["data_us"] = UNKNOWN_US
+    writer = write(1)
+    writer.steps(made)
+    content = (tmp_path / "1-0.spool").read_bytes()
+    assert content[16:] == frame(STEPS, b"".join(each.tobytes()[:48] for each in made))
+    writer.steps(steps(4, 1))
+    first, last = SpoolReader(tmp_path).poll()
+    assert first.tobytes() == made.tobytes()
+    assert last["data_us"].tolist() == [0]
