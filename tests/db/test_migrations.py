@@ -170,5 +170,5 @@ def test_steps_of_before_have_no_wait_and_summaries_are_read_both_ways(
     with database.reading() as session:
         drawn = window(session, running.id)
     assert drawn is not None
-    assert drawn.series["data_us"].y[-1] == 80 % 11 * 400
+    assert drawn.series["data_us"].y[-1] == 80 % 11 * 40
     assert drawn.series["data_us"].y[:70] == [None] * 70
