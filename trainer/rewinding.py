@@ -13,7 +13,6 @@ from halfstep.run_config import RunConfig
 from halfstep.spool import Event
 from trainer.batches import Batches
 from trainer.checkpoint import Progress
-from trainer.diagnosis.replay import Replay
 from trainer.ranks import Ranks
 from trainer.spikes import Spikes
 
@@ -72,7 +71,6 @@ class Rewinding:
         back: Progress,
         step: int,
         batches: Batches,
-        replay: Replay,
         on_event: Callable[[Event], None],
     ) -> None:
         """Have it known that the run went back from a step, and from where in the data it goes on.
@@ -81,7 +79,7 @@ class Rewinding:
         """
         spike, examples = self._going_from, batches.position - back.position
         self._spikes.pending, self._spikes.rewinds = None, self._rewinds
-        replay.left_out(back.step, examples)
+        self._spikes.left_out.append((back.step, examples))
         rewound = {"event": "rewound", "step": back.step, "from_step": step, "spike": spike["step"]}
         rewound |= {"loss": spike["loss"], "z": spike["z"]}
         on_event({**rewound, "examples": examples, "rewinds": self._rewinds})

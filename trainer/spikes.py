@@ -40,6 +40,8 @@ class Spikes(Observer):
         self._quiet_until = 0  # the step after which another is told
         self.pending: Event | None = None
         self.rewinds = 0  # how often the run went back
+        #: Of each time that counts still: after which step, and how many examples are left out.
+        self.left_out: list[tuple[int, int]] = []
 
     def arrived(self, records: Steps) -> None:
         """Look at steps, in order."""
@@ -61,6 +63,7 @@ class Spikes(Observer):
             "quiet_until": self._quiet_until,
             "pending": self.pending,
             "rewinds": self.rewinds,
+            "left_out": list(self.left_out),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -68,6 +71,7 @@ class Spikes(Observer):
         self._losses = state["losses"].numpy().copy()[-self._window :]
         self._quiet_until, self.pending = state["quiet_until"], state["pending"]
         self.rewinds = state["rewinds"]
+        self.left_out[:] = state["left_out"]  # others look at this very list
 
     def _lost(self, records: Steps, is_finite: NDArray[np.bool_]) -> dict[int, tuple[float, float]]:
         """Return the steps whose loss is not finite and that were applied all the same."""

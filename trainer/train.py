@@ -243,7 +243,7 @@ def train(
                 if back := rewinding.look(saver.finish):
                     progress = go_back_to(back, rig, modules, config, device, peaks, parts)
                     schedule, telemetry.skipped = parts["schedule"], progress.skipped
-                    rewinding.tell(progress, step, batches, followers.replay, on_event)
+                    rewinding.tell(progress, step, batches, on_event)
                     step, retried = progress.step, progress.retried
                     continue
 
@@ -314,11 +314,12 @@ def make_rig(
         prepare_momentum(recipe.optimizers)
 
     rig = Rig(recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers)
+    spikes = Spikes(config.spike, on_event)
     followers = Followers(
         StopRule(config.scaler),
-        Replay(rig, modules, sampler, batches, config, device, on_event),
+        Replay(rig, modules, sampler, batches, config, device, on_event, spikes.left_out),
         Histogram(optimizers, diagnosis, device, on_event),
-        Spikes(config.spike, on_event),
+        spikes,
         Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at),
     )
     if training.static_graph and ranks.world_size > 1:
@@ -601,13 +602,13 @@ def inherited_parts(
     is_scaled: this run's scaler is enabled.  is_fork: the checkpoint is another run's.
     """
     parts: Mapping[str, Any] = state.get("parts", {})
+    if is_fork and "spikes" in parts:  # it goes back for spikes of its own
+        parts = {**parts, "spikes": parts["spikes"] | {"pending": None, "rewinds": 0}}
     if not (is_scaled and state["scaler"]):
         # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
         return {name: parts[name] for name in ("schedule", "spikes") if name in parts}
     if is_fork:  # it tells of its own scales, and replays skips of its own
         own: dict[str, Any] = {"telemetry": None}
-        if "spikes" in parts:
-            own["spikes"] = parts["spikes"] | {"pending": None, "rewinds": 0}
         if "replay" in parts:
             own["replay"] = parts["replay"] | {"replayed": 0}
         return {**parts, **own}

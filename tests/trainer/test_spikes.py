@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from halfstep.run_config import ConfigError, Spike, parse_config
 from halfstep.spool import SKIPPED, STEP_DTYPE
 from tests.trainer.conftest import Regression, assert_same_bits
+from trainer.ranks import Control, Request
 from trainer.rewinding import SpikeError
 from trainer.spikes import Spikes, robust_z
+from trainer.train import inherited_parts
 
 WINDOW = 16
 
@@ -167,6 +169,45 @@ def test_the_same_seed_goes_back_alike_and_so_does_a_resumed_run(run_loop, tmp_p
         resumed = run_loop(Poisoned, VALUES, folder, resume=folder / name)
         assert resumed.of("resumed")[0]["exact"]
         assert_same_bits(resumed.weights(), whole.weights())
+
+
+def test_a_step_from_before_a_rewind_is_replayed_with_its_own_examples(run_loop, tmp_path):
+    """Examples left out since then do not shift it; nor does a resume in between."""
+    drawn = []
+
+    class Noting(Poisoned):
+        def batch(self, indices, generator):
+            drawn.append(indices.tolist())
+            return super().batch(indices, generator)
+
+    run = run_loop(Noting, VALUES, tmp_path / "a")
+    assert undone(run)[0][0] >= 15
+    first = drawn[14]
+    asked = iter([Control(None, Request(1, "replay", 15.0))])
+    drawn.clear()
+    resume = tmp_path / "a" / "step-00000050.pt"
+    resumed = run_loop(
+        Noting, VALUES, tmp_path / "a", resume=resume, control=lambda: next(asked, Control())
+    )
+    [replay] = resumed.of("replay")
+    assert (replay["step"], replay["requested"]) == (15, True)
+    assert drawn.count(first) == 1
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_a_fork_goes_back_for_spikes_of_its_own(is_scaled):
+    """It has the losses before it for a window, and all its rewinds; a resumed run has those left."""
+    spikes = Spikes(Spike(), print)
+    spikes.pending, spikes.rewinds = {"step": 7}, 2
+    state = {"parts": {"spikes": spikes.state_dict()}, "scaler": {}}
+    left = {
+        is_fork: inherited_parts(state, is_scaled=is_scaled, is_fork=is_fork)["spikes"]
+        for is_fork in (True, False)
+    }
+    assert [(each["pending"], each["rewinds"]) for each in left.values()] == [
+        (None, 0),
+        ({"step": 7}, 2),
+    ]
 
 
 def test_after_so_many_rewinds_a_run_goes_on_or_fails_as_set(run_loop, tmp_path):

@@ -117,7 +117,10 @@ class Replay(Observer):
         config: RunConfig[Any],
         device: torch.device,
         on_event: Callable[[Event], None],
+        left_out: list[tuple[int, int]],
     ) -> None:
+        """left_out: steps after which the stream goes on so many examples later; it may grow."""
+        self._left_out = left_out
         self._rig, self._modules = rig, dict(modules)
         self._sampler, self._batches = sampler, batches
         self._device, self._on_event = device, on_event
@@ -130,7 +133,6 @@ class Replay(Observer):
         self._watched_until = 0  # the last step to watch
         self._scales: dict[int, float] = {}  # of skipped steps
         self._asked: dict[int, list[int]] = {}  # steps to come: the requests for them
-        self._gaps: list[tuple[int, int]] = []  # steps after which examples are left out: so many
         self._now = 0
         self._coming: _Step | None = None
         self._kept: _Step | None = None
@@ -151,7 +153,6 @@ class Replay(Observer):
             "scales": self._scales,
             "heard": list(self._heard),
             "watched_until": self._watched_until,
-            "gaps": self._gaps,
             "flags": [(each.step, bool(each.skipped().any())) for each in self._flags],
         }
 
@@ -161,7 +162,6 @@ class Replay(Observer):
         self._replayed, self._scales = state["replayed"], dict(state["scales"])
         self._heard = deque(state.get("heard", ()))
         self._watched_until = state.get("watched_until", 0)
-        self._gaps = list(state.get("gaps", ()))
         self._flags = deque(
             _Flags(step, torch.tensor([float(skipped)]), None)
             for step, skipped in state.get("flags", ())
@@ -232,7 +232,7 @@ class Replay(Observer):
             return
         stride = self._sampler.examples_in_a_step
         position = self._batches.position - (self._now - step + 1) * stride
-        position -= sum(examples for last, examples in self._gaps if step <= last)
+        position -= sum(examples for last, examples in self._left_out if step <= last)
         if position < 0:  # before this run's data: it began from another run's checkpoint
             self._tell([request])
             return
@@ -242,10 +242,6 @@ class Replay(Observer):
         if step not in self._scales:
             notes.append("the scale is the present one")
         self._replay(past, notes, [request])
-
-    def left_out(self, after: int, examples: int) -> None:
-        """Hear that after a step so many examples of the stream come no more."""
-        self._gaps.append((after, examples))
 
     def _replay(self, kept: _Step, notes: list[str], requests: list[int]) -> None:
         try:
