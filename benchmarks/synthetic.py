@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from alembic.script import ScriptDirectory
 from numpy.typing import NDArray
 
 from db import accounts, queue, runs, telemetry, workers
@@ -99,7 +100,10 @@ def long_run() -> Database:
 
     It takes a minute to make, so it is kept in the temporary folder for the next benchmark.
     """
-    path = Path(tempfile.gettempdir()) / "halfstep-bench-long.db"
+    scripts = ScriptDirectory.from_config(Database("sqlite:///unused.db").migrations())
+    # Of an earlier schema there may be one too.
+    name = f"halfstep-bench-long-{scripts.get_current_head()}.db"
+    path = Path(tempfile.gettempdir()) / name
     database = Database(f"sqlite:///{path}")
     if not path.exists():
         making = path.with_suffix(".making")
