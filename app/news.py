@@ -17,7 +17,9 @@ from app.summary import RunSummary, summarise, summarise_all
 from db import artifacts, checkpoints, findings, history, runs, series, waiting, windows
 from db.database import Database
 from db.settings import Settings
+from db.spikes import spikes
 from db.tables import ENDED, LARGEST_ID, Artifact, Run, ScalerEvent, Status
+from db.telemetry import SPIKE
 from db.waiting import Queue
 
 #: Rows of the table of skipped steps; the API has all of them.
@@ -112,6 +114,8 @@ def _message(
         "has_histograms": any(row.kind == "histogram" for row in changes.diagnoses),
         "has_layers": any(row.kind == "layer_norms" for row in changes.diagnoses),
     }
+    if any(row.kind == SPIKE for row in changes.diagnoses):
+        message["spikes"] = spikes(session, run.id)
     if "steps" in parts:
         message["steps"] = changes.steps if changes.steps["step"] else None
     for name, model, rows in (
@@ -140,6 +144,9 @@ def _words(
     if changes.events or changes.diagnoses or changes.is_over:
         found = findings.of_run(session, run)
         fragments["findings"] = fragment("_findings.html", findings=found)
+    is_listed = not summary.is_watched
+    if is_listed and (changes.goes_back or any(row.kind == SPIKE for row in changes.diagnoses)):
+        fragments["spikes"] = fragment("_spikes.html", spikes=spikes(session, run.id))
     if changes.goes_back:
         skipped = skipped_steps(session, run.id)
         fragments["skips"] = fragment("_skips.html", run=summary, skipped=skipped)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, PlainSerializer
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db import runs, waiting
+from db import runs, starvation, waiting
 from db import verdict as verdicts
 from db.database import now
 from db.series import json_number
@@ -27,6 +27,16 @@ class RunVerdict(BaseModel):
     word: str
     reason: str
     figures: Annotated[dict[str, Any], Field(description="What led to it; see db/verdict.py")]
+
+
+class DataWait(BaseModel):
+    """What the latest steps waited for data."""
+
+    steps: Annotated[int, Field(description="The latest of which it is known, at most 100")]
+    waited: Annotated[int, Field(description="Those that did for a fifth of their time or more")]
+    share: Annotated[float, Field(description="Of the time of all of them")]
+    is_real: Annotated[bool, Field(description="Whether it is worth doing something about")]
+    per_cent: Annotated[int, Field(description="Of the steps, those that waited")]
 
 
 class RunSummary(BaseModel):
@@ -58,6 +68,14 @@ class RunSummary(BaseModel):
     verdict: Annotated[RunVerdict | None, Field(description="Null where nothing is scaled")]
     is_scaled: Annotated[bool, Field(description="Whether it has a loss scale")]
     steps_per_second: Number
+    examples_per_second: Annotated[Number, Field(description="Null where they are not known")]
+    tokens_per_second: Annotated[Number, Field(description="Null where a recipe has none")]
+    utilisation: Annotated[
+        Number, Field(description="Model FLOPs a second, of the most that its devices can do")
+    ]
+    data_wait: Annotated[
+        DataWait | None, Field(description="Null where it is not known, and in lists")
+    ] = None
     seconds: Annotated[float | None, Field(description="Since the first start, until the end")]
     seconds_left: Annotated[float | None, Field(description="Estimate, at the present speed")]
     waiting: Annotated[str | None, Field(description="What a queued run waits for")]
@@ -105,7 +123,10 @@ class RunSummary(BaseModel):
 
 def summarise(session: Session, run: Run, owner: str, settings: Settings) -> RunSummary:
     """Sum up a run."""
-    return summarise_all(session, [(run, owner)], settings)[0]
+    summary = summarise_all(session, [(run, owner)], settings)[0]
+    if found := starvation.starvation(session, run):
+        summary.data_wait = DataWait.model_validate(found, from_attributes=True)
+    return summary
 
 
 def summarise_all(
@@ -138,6 +159,7 @@ def summarise_all(
             seconds=None if run.started_at is None else (run.ended_at or moment) - run.started_at,
             seconds_left=_seconds_left(run),
             silent_seconds=runs.silent_seconds(run, moment),
+            **_throughput(run),
             **_waiting(run, queue, settings),
         )
         for run, owner in rows
@@ -152,6 +174,17 @@ def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, Any
         return {"waiting": None, "ahead": None}
     reason = waiting.reason(run, queue, runs_per_user=settings.runs_per_user)
     return {"waiting": reason, "ahead": queue.places.get(run.id, 0)}
+
+
+def _throughput(run: Run) -> dict[str, float | None]:
+    """Return what a second brings, at the pace of the latest steps."""
+    work, pace = run.workload or {}, run.steps_per_second or 0.0
+    flops, peak = float(work.get("flops") or 0), float(work.get("peak_flops") or 0)
+    return {
+        "examples_per_second": pace * work["examples"] if work and pace else None,
+        "tokens_per_second": pace * work["tokens"] if work.get("tokens") and pace else None,
+        "utilisation": pace * flops / peak if flops and peak and pace else None,
+    }
 
 
 def _verdict(found: verdicts.Verdict | None) -> RunVerdict | None:

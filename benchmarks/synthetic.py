@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from alembic.script import ScriptDirectory
 from numpy.typing import NDArray
 
 from db import accounts, queue, runs, telemetry, workers
@@ -62,6 +63,7 @@ def _steps(numbers: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
     made = np.zeros(len(numbers), STEP_DTYPE)
     made["step"], made["elapsed_ms"] = numbers, numbers * 5
     made["step_us"] = 4800 + rng.integers(0, 400, len(numbers))
+    made["data_us"] = rng.integers(20, 100, len(numbers))
     made["loss"] = 2 * np.exp(-numbers / LONG_STEPS * 3) + rng.lognormal(-2, 0.5, len(numbers))
     made["scale"] = 65536.0 / (1 + (numbers - 1) // (SKIP_EVERY // 2) % 2)
     made["grad_norm"] = rng.lognormal(-1.5, 0.4, len(numbers))
@@ -98,7 +100,10 @@ def long_run() -> Database:
 
     It takes a minute to make, so it is kept in the temporary folder for the next benchmark.
     """
-    path = Path(tempfile.gettempdir()) / "halfstep-bench-long.db"
+    scripts = ScriptDirectory.from_config(Database("sqlite:///unused.db").migrations())
+    # Of an earlier schema there may be one too.
+    name = f"halfstep-bench-long-{scripts.get_current_head()}.db"
+    path = Path(tempfile.gettempdir()) / name
     database = Database(f"sqlite:///{path}")
     if not path.exists():
         making = path.with_suffix(".making")

@@ -60,7 +60,7 @@ def diagnoses(
 ) -> list[Diagnosis]:
     """List what was found out, in order of step: all, or that of some steps.
 
-    kind: histogram, replay, retry, shapes, schedule or failed_diagnosis.
+    kind: histogram, replay, retry, shapes, schedule, spike or failed_diagnosis.
     """
     query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
     if steps is not None:

@@ -1,5 +1,6 @@
 """Files that runs leave behind, to resume from and to download."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,11 @@ from db.database import now
 from db.errors import NotFound
 from db.paging import Page, page
 from db.queue import held
+from db.spikes import spikes
 from db.tables import Checkpoint, Diagnosis, Metric, Request, Run
+
+#: So many spikes keep a checkpoint: a loss that never rests must not fill the disk.
+SPIKES_HEEDED = 10
 
 
 def publish(
@@ -100,8 +105,9 @@ def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) 
     """Delete the rows that a run's policy does not keep; return the keys of their files.
 
     policy: the configuration's checkpoints; keep_last, keep_every_steps and keep_best, each None
-    for no say. Only checkpoints saved at an interval are ever deleted, never the newest, and none
-    that another run started from. Raises Fenced.
+    for no say. Only checkpoints saved at an interval are ever deleted, never the newest, none that
+    another run started from, and none that is the last before one of the latest spikes of the loss.
+    Raises Fenced.
     """
     run = held(session, run_id, attempt)
     if policy.get("keep_last") is None:
@@ -111,6 +117,7 @@ def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) 
     kept = {*steps[-policy["keep_last"] :], *steps[-1:], *_best(session, run_id, steps, policy)}
     if every := policy.get("keep_every_steps"):
         kept |= {step for step in steps if step % every == 0}
+    kept |= _before_spikes(session, run_id, steps)
     kept |= set(session.scalars(select(Run.parent_step).where(Run.parent_id == run_id)))
     gone = [row for row in rows if row.reason == "interval" and row.step not in kept]
     for row in gone:
@@ -119,6 +126,13 @@ def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) 
     if gone:
         run.files_revision = run.revision
     return [row.key for row in gone]
+
+
+def _before_spikes(session: Session, run_id: int, steps: list[int]) -> set[int]:
+    """Return the last step before each of the latest spikes, of those that have a checkpoint."""
+    latest = spikes(session, run_id, most=SPIKES_HEEDED)
+    places = {bisect_left(steps, spike["step"]) for spike in latest}
+    return {steps[place - 1] for place in places if place}
 
 
 def _best(session: Session, run_id: int, steps: list[int], policy: dict[str, Any]) -> Sequence[int]:

@@ -111,6 +111,7 @@ def _names(culprits: list[dict[str, Any]]) -> list[str]:
 
 _IN_CSV: dict[type, Callable[[Any], Any]] = {
     float: _in_words,
+    int: _in_words,
     object: lambda culprits: " ".join(_names(culprits)),
 }
 _IN_PARQUET: dict[type, Callable[[Any], Any]] = {float: _nan_for_null, object: _names}

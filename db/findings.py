@@ -8,6 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db import artifacts, groups, histograms, series, workers
+from db.starvation import Starvation, starvation
 from db.tables import FLAGGED, SKIPPED, Run, ScalerEvent, Step, Worker
 from db.verdict import Verdict, verdict
 
@@ -32,7 +33,8 @@ class Evidence:
     lost_losses: applied steps whose loss was not finite.  skips: the latest, with their culprits.
     modules: of the newest histogram.  shapes: what misses tensor cores, as the spool's event has
     it.  schedule: in how many skipped steps it advanced, likewise.  failed: diagnoses that raised,
-    likewise.  seconds: by variant, of the finished runs of the group.
+    likewise.  seconds: by variant, of the finished runs of the group.  starvation: of the latest
+    steps.
     """
 
     verdict: Verdict | None
@@ -46,6 +48,7 @@ class Evidence:
     failed: Sequence[dict[str, Any]] = ()
     variant: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
+    starvation: Starvation | None = None
 
 
 def of_run(session: Session, run: Run) -> list[Finding]:
@@ -66,6 +69,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         failed=[each.content for each in artifacts.diagnoses(session, run.id, FAILED)],
         variant=groups.variant(run.settings),
         seconds=groups.seconds(session, run.group_id) if run.group_id else {},
+        starvation=starvation(session, run),
     )
     return list(find(evidence))
 
@@ -79,6 +83,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _underflow(evidence)
     yield from _bf16(evidence)
     yield from _schedule(evidence)
+    yield from _starving(evidence)
     yield from _slower(evidence)
     yield from _shapes(evidence)
     yield from _failed(evidence)
@@ -178,6 +183,23 @@ def _schedule(evidence: Evidence) -> Iterator[Finding]:
             "the weights, through its warm-up above all. Step it only if the scaler did not skip. "
             "(Accelerate does not notice skips of a fused optimizer, and so advances it.)",
         )
+
+
+def _starving(evidence: Evidence) -> Iterator[Finding]:
+    found = evidence.starvation
+    if found and found.is_real:
+        yield Finding(
+            "Training waits for data",
+            f"{found.per_cent} % of the last {_steps(found.steps)} waited for data, for "
+            f"{100 * found.share:.2g} % of their time in all. Of a recipe with a dataset, raise "
+            "data.workers, up to the machine's cores, then data.prefetch; decode and resize once, "
+            "ahead of training, and keep small files together in few large ones. A batch() that "
+            "draws from tensors does so fastest where they lie on the device (docs/recipes.md).",
+        )
+
+
+def _steps(count: int) -> str:
+    return "step" if count == 1 else f"{count:,} steps"
 
 
 def _slower(evidence: Evidence) -> Iterator[Finding]:

@@ -90,4 +90,5 @@ def cursor_now(session: Session, run: Run, *, waiting: int = 0) -> Cursor:
         status=newest(RunStatus.id),
         files=run.files_revision,
         waiting=waiting,
+        rewinds=run.rewinds,
     )

@@ -42,6 +42,7 @@ STEP_SERIES = (
     Series("grad_norm_clipped", "f4"),
     Series("lr", "f8"),
     Series("step_us", "i4", mean=True),
+    Series("data_us", "i4", mean=True),  # since the last; summaries of before lack it
 )
 METRIC_SERIES = (Series("value", "f8", mean=True),)
 

@@ -52,9 +52,10 @@ class Recording:
         self.pending = telemetry.Flush()
         self.checkpoints: list[Event] = []  # to publish with what is pending
         self.artifacts: list[Event] = []  # likewise
+        self._rewound: list[Event] = []  # where the training went back
 
     def __bool__(self) -> bool:
-        return bool(self.pending or self.has_files)
+        return bool(self.pending or self._rewound or self.has_files)
 
     @property
     def has_files(self) -> bool:
@@ -64,7 +65,7 @@ class Recording:
     @property
     def is_taken(self) -> bool:
         """Whether there is anything that a spool told."""
-        return bool(self.pending.steps or self.has_files)
+        return bool(self.pending.steps or self._rewound or self.has_files)
 
     def log(self, line: dict[str, Any]) -> None:
         """Add a line to the run's log."""
@@ -81,6 +82,8 @@ class Recording:
         for item in items:
             if not isinstance(item, dict):
                 self.pending.steps += [item] if len(item) else []
+            elif item["event"] == "rewound":
+                self._take_back(item)
             elif item["event"] == "artifact":
                 self.artifacts.append(item)
             elif item["event"] == "checkpoint":
@@ -107,6 +110,8 @@ class Recording:
         run_id, attempt = self._run_id, self._attempt
         if self._begins:
             self._begin(session)
+        for event in self._rewound:
+            telemetry.take_back(session, run_id, attempt, event)
         telemetry.record(session, run_id, attempt, self.pending)
         self._note_precision(session)
         for event, keys in zip(self.checkpoints, checkpoint_keys, strict=True):
@@ -127,10 +132,11 @@ class Recording:
         """Let go of what was written, once it is committed."""
         self.has_begun = self.has_begun or self._begins
         self.pending, self.checkpoints, self.artifacts = telemetry.Flush(), [], []
+        self._rewound = []
 
     @property
     def _begins(self) -> bool:
-        begins = self.pending.steps or (self._is_known_whence and self.pending)
+        begins = self.pending.steps or self._rewound or (self._is_known_whence and self.pending)
         return bool(begins) and self._is_own and not self.has_begun
 
     @property
@@ -148,10 +154,23 @@ class Recording:
             # What an earlier attempt made of the later steps is not what this one will.
             telemetry.truncate(session, self._run_id, self._attempt, after=step)
 
+    def _take_back(self, event: Event) -> None:
+        """Let go of what waits to be written of the steps that the training went back from."""
+
+        def stays(told: Event) -> bool:
+            return bool(told["step"] <= event["step"]) or told["event"] == telemetry.SPIKE
+
+        self._rewound.append(event)
+        pending = self.pending
+        pending.steps = [steps[steps["step"] <= event["step"]] for steps in pending.steps]
+        pending.steps = [steps for steps in pending.steps if len(steps)]
+        pending.events = [told for told in pending.events if stays(told)]
+        self.early = [told for told in self.early if stays(told)]
+
     def _hold_back(self) -> None:
         """Let events of new steps wait for the first of these, lest `_begin` forget them."""
         after: float = self.resumed["step"] if self.resumed else 0
-        if self.has_begun or self.pending.steps or self._is_known_whence:
+        if self.has_begun or self.pending.steps or self._rewound or self._is_known_whence:
             after = math.inf
         events = self.early + self.pending.events
         self.early = [event for event in events if event["step"] > after]

@@ -33,7 +33,8 @@ LOOKED_UP = 30_000
 class Cursor:
     """How much of a run somebody has seen; `str` and `parse` carry it through an address.
 
-    files: the run's files_revision.  waiting: a mark of what a queued run waits for.
+    files: the run's files_revision.  waiting: a mark of what a queued run waits for.  rewinds: how
+    often the run had gone back.
     """
 
     attempt: int = 0
@@ -46,11 +47,12 @@ class Cursor:
     status: int = 0
     files: int = 0
     waiting: int = 0
+    rewinds: int = 0
 
     @property
     def _is_possible(self) -> bool:
         ids = (self.attempt, self.event, self.metric, self.diagnosis, self.status)
-        counts = (self.revision, self.step, self.log, self.files, self.waiting)
+        counts = (self.revision, self.step, self.log, self.files, self.waiting, self.rewinds)
         return all(0 <= n <= LARGEST_ID for n in ids) and all(
             -1 <= n <= LARGEST_COUNT for n in counts
         )
@@ -97,16 +99,21 @@ def changes(
 ) -> Changes | None:
     """Return what is new since a cursor, at most `most` rows of each kind, or None.
 
-    After a resume the cursor is taken back to the step of its checkpoint: whoever applies the
-    changes replaces from their first step on.
+    After a resume or a rewind the cursor is taken back to the step of its checkpoint: whoever
+    applies the changes replaces from their first step on.
     """
     run = session.get(Run, run_id, populate_existing=True)
     if run is None or (run.revision, waiting) == (since.revision, since.waiting):
         return None
     seen, attempt = since.step, since.attempt
-    goes_back = run.attempt != attempt and run.resumed_step is not None
-    if goes_back and run.resumed_step is not None:
-        seen, attempt = min(seen, run.resumed_step), run.attempt
+    goes_back = False
+    if run.attempt != attempt and run.resumed_step is not None:
+        goes_back, seen, attempt = True, min(seen, run.resumed_step), run.attempt
+    if run.rewinds != since.rewinds and run.rewound_step is not None:
+        # Of rewinds before the last it is not known how far they went.
+        is_next = run.rewinds == since.rewinds + 1
+        goes_back, seen = True, min(seen, run.rewound_step) if is_next else 0
+    if goes_back:
         since = replace(
             since,
             event=_newest_id(session, ScalerEvent, run_id, seen),
@@ -134,6 +141,7 @@ def changes(
         status=statuses[-1].id if statuses else since.status,
         files=run.files_revision,
         waiting=waiting,
+        rewinds=run.rewinds,
     )
     return Changes(
         run=run,
@@ -167,6 +175,7 @@ def raw_steps(
             func.coalesce(Step.grad_norm_clipped, Step.grad_norm).label("grad_norm_clipped"),
             Step.lr,
             Step.flags,
+            Step.data_us,
         )
         .where(Step.run_id == run_id, Step.step >= first)
         .order_by(Step.step)

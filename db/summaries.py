@@ -134,9 +134,11 @@ def pack(summaries: Summaries, series: tuple[Series, ...], size: int) -> list[by
     packed = np.zeros(len(summaries), layout(series, size))
     for name in ("steps", "skips", "elapsed_ms"):
         packed[name] = getattr(summaries, name)
-    for index, (name, _, mean) in enumerate(series):
-        packed[f"{name}_min"] = summaries.low[:, index]
-        packed[f"{name}_max"] = summaries.high[:, index]
+    for index, (name, kind, mean) in enumerate(series):
+        low, high = summaries.low[:, index], summaries.high[:, index]
+        if kind.startswith("i"):  # which has no NaN
+            low, high = np.nan_to_num(low), np.nan_to_num(high)
+        packed[f"{name}_min"], packed[f"{name}_max"] = low, high
         packed[f"{name}_min_at"] = summaries.low_step[:, index] - summaries.start
         packed[f"{name}_max_at"] = summaries.high_step[:, index] - summaries.start
         packed[f"{name}_nonfinite"] = summaries.nonfinite[:, index]
@@ -146,8 +148,14 @@ def pack(summaries: Summaries, series: tuple[Series, ...], size: int) -> list[by
 
 
 def unpack(start: Ints, packed: list[bytes], series: tuple[Series, ...], size: int) -> Summaries:
-    """Read what `pack` has laid out. A mean that is not kept is NaN."""
-    rows = np.frombuffer(b"".join(packed), layout(series, size))
+    """Read what `pack` has laid out. A mean that is not kept is NaN.
+
+    Where the last series was not kept yet, it has no finite value.
+    """
+    joined, record = b"".join(packed), layout(series, size)
+    if len(joined) < len(packed) * record.itemsize:
+        joined = _with_last(packed, series, size)
+    rows = np.frombuffer(joined, record)
 
     def column(part: str) -> NDArray[Any]:
         return np.column_stack([rows[f"{name}_{part}"] for name, _, _ in series])
@@ -156,18 +164,32 @@ def unpack(start: Ints, packed: list[bytes], series: tuple[Series, ...], size: i
     for index, (name, _, has_mean) in enumerate(series):
         if has_mean:
             mean[:, index] = rows[f"{name}_mean"]
+    low, high = column("min").astype(np.float64), column("max").astype(np.float64)
+    nonfinite = column("nonfinite").astype(np.int64)
+    never = nonfinite == rows["steps"][:, None]
+    low[never] = high[never] = np.nan
     return Summaries(
         start=start,
         steps=rows["steps"].astype(np.int64),
         skips=rows["skips"].astype(np.int64),
         elapsed_ms=rows["elapsed_ms"].astype(np.int64),
-        low=column("min").astype(np.float64),
-        high=column("max").astype(np.float64),
+        low=low,
+        high=high,
         mean=mean,
         low_step=start[:, None] + column("min_at"),
         high_step=start[:, None] + column("max_at"),
-        nonfinite=column("nonfinite").astype(np.int64),
+        nonfinite=nonfinite,
     )
+
+
+def _with_last(packed: list[bytes], series: tuple[Series, ...], size: int) -> bytes:
+    """Return summaries joined, those made before the last series was kept as long as the others."""
+    record, before, name = layout(series, size), layout(series[:-1], size), series[-1].name
+    rows = np.frombuffer(b"".join(each.ljust(record.itemsize, b"\0") for each in packed), record)
+    rows = rows.copy()
+    lacking = np.array([len(each) == before.itemsize for each in packed])
+    rows[f"{name}_nonfinite"][lacking] = rows["steps"][lacking]
+    return rows.tobytes()
 
 
 @cache

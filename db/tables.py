@@ -203,6 +203,8 @@ class Run(Table):
     resumed_step is the last step before this attempt's own, NULL until it has made one.
     files_revision is the revision at which its checkpoints or artifacts last changed.
     idempotency_key names the request that submitted it, so that a repeated one does not.
+    workload is what a step is made of, as the spool's event of that name has it. rewinds counts how
+    often it went back within an attempt, rewound_step is the last step before the latest of these.
 
     A watched run has no recipe (empty), no worker and no lease; precision is empty and steps_total
     0 until they are known, and config is whatever its script says. watch_id: its own name for
@@ -263,6 +265,9 @@ class Run(Table):
     loss: Mapped[float | None]
     scale: Mapped[float | None]
     steps_per_second: Mapped[float | None]
+    workload: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    rewinds: Mapped[int] = mapped_column(default=0, server_default="0")
+    rewound_step: Mapped[int | None] = mapped_column(BigInteger)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -334,6 +339,7 @@ class Step(Table):
     scale is the one used for this step; the norms are L2 over all parameters, unscaled, before and
     after the clip (grad_norm_clipped is NULL where the clip changed nothing). elapsed_ms and
     step_us are whole numbers, not seconds, because SQLite stores those in 2 to 4 bytes, not 8.
+    data_us is what of step_us the loop waited for data, NULL where that is not known.
     The indexes hold only the few steps that have a flag, so that each is found in the longest run.
     run_id has no foreign key, which PostgreSQL would check row by row, at half the speed: whoever
     writes steps holds the run's row.
@@ -362,6 +368,7 @@ class Step(Table):
     grad_norm_clipped: Mapped[float | None]
     lr: Mapped[float | None]
     flags: Mapped[int]
+    data_us: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class StepBucket(Table):

@@ -24,6 +24,7 @@ from db.tables import (
     Request,
     Run,
     RunNode,
+    RunStatus,
     ScalerEvent,
     Step,
     SystemSample,
@@ -41,7 +42,13 @@ STEP_COLUMNS = (
     "grad_norm_clipped",
     "lr",
     "flags",
+    "data_us",
 )
+
+
+SPIKE = "spike"
+#: Of a step, as the spool's event has it.
+WORKLOAD = ("examples", "tokens", "flops", "peak_flops", "device")
 
 
 @dataclass
@@ -78,11 +85,42 @@ def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None
     Raises Fenced.
     """
     run = held(session, run_id, attempt)
-    for table in (Step, ScalerEvent, Metric, Diagnosis):
-        session.execute(delete(table).where(table.run_id == run_id, table.step > after))
-    pyramid.rebuild(session, run_id, since=after)
+    _forget(session, run, after=after)
+
+
+def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]) -> None:
+    """Forget the steps that a training went back from, and say so; the spike itself stays known.
+
+    event: rewound, as the spool has it. Told again, of a spool that is read again, it is said once.
+    Raises Fenced.
+    """
+    run = held(session, run_id, attempt)
+    after = event["step"]
+    _forget(session, run, after=after, kept=(SPIKE,))
+    run.rewinds, run.rewound_step = run.rewinds + 1, after
+    run.revision += 1
+    reason = (
+        f"rewind {event['rewinds']}: back from step {event['from_step']} to step {after}, for the "
+        f"loss of {float(event['loss']):.4g} at step {event['spike']}; on without "
+        f"{event['examples']:,} examples"
+    )
+    known = select(RunStatus.id).where(
+        RunStatus.run_id == run_id, RunStatus.attempt == attempt, RunStatus.reason == reason
+    )
+    if session.scalar(known.limit(1)) is None:
+        change = {"run_id": run_id, "attempt": attempt, "status": run.status}
+        session.add(RunStatus(**change, reason=reason))
+
+
+def _forget(session: Session, run: Run, *, after: int, kept: Sequence[str] = ()) -> None:
+    """Delete what lies beyond a step. kept: kinds of diagnoses that stay."""
+    for table in (Step, ScalerEvent, Metric):
+        session.execute(delete(table).where(table.run_id == run.id, table.step > after))
+    found = delete(Diagnosis).where(Diagnosis.run_id == run.id, Diagnosis.step > after)
+    session.execute(found.where(Diagnosis.kind.not_in(kept)))
+    pyramid.rebuild(session, run.id, since=after)
     run.step = after
-    run.skipped = pyramid.count_skips(session.connection(), run_id)
+    run.skipped = pyramid.count_skips(session.connection(), run.id)
 
 
 def newest_attempt(session: Session, run_id: int, attempt: int) -> int:
@@ -108,13 +146,15 @@ def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, A
         steps[name].astype(np.float64)
         for name in ("loss", "scale", "grad_norm", "grad_norm_clipped", "lr")
     )
+    data = steps["data_us"].astype(np.float64)
+    data[data < 0] = np.nan  # not known
     # Where the clip changed nothing, its norm says nothing new.
     clipped[clipped == norm] = np.nan
     # The index finds a loss that is not finite by its flag, so the flag follows the loss.
     flags = steps["flags"].astype(np.int64) & ~NONFINITE_LOSS
     flags[~np.isfinite(loss)] |= NONFINITE_LOSS
     floats = {"loss": loss, "scale": scale, "grad_norm": norm, "grad_norm_clipped": clipped}
-    columns = {**whole, **floats, "lr": lr, "flags": flags}
+    columns = {**whole, **floats, "lr": lr, "flags": flags, "data_us": data}
     # Nobody else adds any: the run is locked.
     last = connection.scalar(select(func.max(Step.step)).where(Step.run_id == run_id))
     are_new = last is None or int(whole["step"][0]) > last
@@ -166,6 +206,8 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
             )
         elif event["event"] == "length":
             run.steps_total = event["steps"]
+        elif event["event"] == "workload":
+            run.workload = {key: event[key] for key in WORKLOAD}
         elif event["event"] == "obeyed":
             obeyed.append(event["request"])
         else:

@@ -95,6 +95,9 @@ def window(
     stretch = _Stretch.read(connection, source, span, most)
     lines = dict(stretch.lines())
     skips, loss = stretch.ticks(stretch.parts.skips), lines["loss"]
+    total = int(stretch.parts.steps.sum())
+    if lines["data_us"].nonfinite.total == total:  # nobody knows what it waited for
+        lines["data_us"] = Line([], [], Ticks())
     if stretch.bucket > 1:
         skips = _located(connection, run_id, span, "skipped", skips, most)
         nonfinite = _located(connection, run_id, span, "nonfinite", loss.nonfinite, most)
@@ -102,7 +105,7 @@ def window(
         lines["scale"] = _scale(connection, run_id, stretch, lines["scale"], most)
     return Window(
         *span,
-        total=int(stretch.parts.steps.sum()),
+        total=total,
         points=max(len(line.x) for line in lines.values()),
         bucket=stretch.bucket,
         series=lines,

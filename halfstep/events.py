@@ -284,6 +284,14 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "layers": Listed(WORDS),
         "batch_size": _or_nothing(COUNT),
     },
+    "workload": {
+        "step": SINCE,
+        "examples": COUNT,
+        "tokens": _or_nothing(COUNT),
+        "flops": _or_nothing(NUMBER),
+        "peak_flops": _or_nothing(NUMBER),
+        "device": WORDS,
+    },
     "retry": {"step": STEP, "loss": NUMBER, "grad_norm": NUMBER, "applied": YES_OR_NO},
     "histogram": {"step": STEP, "scale": SCALE, "modules": Listed(MODULE)},
     "replay": {
@@ -308,6 +316,21 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "modules": Listed({"name": WORDS, "activation": NUMBER, "gradient": _or_nothing(NUMBER)}),
     },
     "layer_norms": {"step": STEP, "layers": Listed(WORDS), "norms": Listed(NUMBER)},
+    "spike": {
+        "step": STEP,
+        "loss": NUMBER,
+        "z": NUMBER,
+        "rewound_to": Plain(SINCE.allowed, SINCE.holds, is_needed=False),
+    },
+    "rewound": {
+        "step": SINCE,
+        "from_step": STEP,
+        "spike": STEP,
+        "loss": NUMBER,
+        "z": NUMBER,
+        "examples": COUNT,
+        "rewinds": COUNT,
+    },
     "schedule": {"step": STEP, "advanced": COUNT, "skipped": COUNT},
     "failed_diagnosis": {"step": SINCE, "diagnosis": NAME, "error": WORDS},
 }

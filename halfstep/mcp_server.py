@@ -47,6 +47,7 @@ SUMMARY = [
     "scale",
     "verdict",
     "steps_per_second",
+    "examples_per_second",
     "seconds",
     "created_at",
     "error",

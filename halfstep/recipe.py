@@ -59,6 +59,7 @@ class Recipe(ABC):
     modules: dict[str, nn.Module]
     optimizers: dict[str, Optimizer]
     dataset: Dataset[Any] | None = None  # the training data; or override `batch`
+    tokens_per_example: int | None = None  # for tokens/s, where an example is made of them
     scaler: GradScaler  # the loop's own; a gradient penalty needs it
 
     @abstractmethod
@@ -106,6 +107,14 @@ class Recipe(ABC):
         With accumulation it runs several times a step, so what belongs to a step as a whole, such
         as a moving average of the weights, goes into `after_step`.
         """
+
+    def flops(self) -> float | None:
+        """Return the floating-point operations that an example takes, forward and backward.
+
+        They say how much of the device the run uses. `halfstep.flops.count_flops` counts them. The
+        loop asks once, before the first step.
+        """
+        return None
 
     def after_step(self) -> None:  # noqa: B027 - most recipes have no use for it
         """Do what is due once a step, when it has been queued; skipped or not, the host cannot say.

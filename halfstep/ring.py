@@ -21,15 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halfstep.clock import clock
-from halfstep.spool import STEP_DTYPE, Steps
+from halfstep.spool import STEP_DTYPE, UNKNOWN_US, Steps
 
 RING_ROWS = 1024  # must exceed what is drained at once plus what may be in flight
 DRAIN_ROWS = 256
 DRAIN_SECONDS = 0.25
 POLL_SECONDS = 0.001
 
-#: What the host knows of a step, in the layout of STEP_DTYPE: step, elapsed_ms, step_us and lr.
-KNOWN = struct.Struct("<qqi16xd4x")
+#: What the host knows of a step, in the layout of STEP_DTYPE: step, elapsed_ms, step_us, lr and
+#: data_us.
+KNOWN = struct.Struct("<qqi16xd4xi")
 LONGEST_US = 2**31 - 1
 
 #: What takes rows that have arrived: the first one's number, the rows in fp32, and their records.
@@ -73,17 +74,22 @@ class Ring:
         at = self.number % RING_ROWS * self._row_bytes + 4 * first
         layout.pack_into(self._bytes, at, *values)
 
-    def close(self, step: int, started: float, rate: float) -> None:
+    def close(
+        self, step: int, started: float, rate: float, waited_seconds: float | None = None
+    ) -> None:
         """End the open row, and hand over what is due. started: the step, by perf_counter.
+
+        waited_seconds: of the step, for data; None if nobody knows.
 
         On CUDA the host runs ahead of the device until the launch queue is full: a single time is
         how long queueing took, and the mean of many is the device's own pace.
         """
         step_us = min(int((time.perf_counter() - started) * 1e6), LONGEST_US)
+        data_us = UNKNOWN_US if waited_seconds is None else min(int(waited_seconds * 1e6), step_us)
         now = clock()
         elapsed_ms = int((now - self._started_at) * 1000)
         at = self.number % RING_ROWS * KNOWN.size
-        KNOWN.pack_into(self._known, at, step, elapsed_ms, step_us, rate)
+        KNOWN.pack_into(self._known, at, step, elapsed_ms, step_us, rate, data_us)
         self.number += 1
         if self._sent != self._read:
             self._receive(wait=self.number - self._read == RING_ROWS)

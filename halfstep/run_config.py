@@ -360,6 +360,52 @@ class Data(Group):
     )
 
 
+class Spike(Group):
+    """Sudden rises of the loss: when one is told, and whether to go back from it."""
+
+    threshold: Annotated[float, Field(gt=1, le=10**6)] | None = Field(
+        10.0,
+        title="Threshold",
+        description="Robust standard deviations above the median of the window from which on a "
+        "loss above all of the window is a spike. Empty: none is.",
+    )
+    window_steps: int = Field(
+        100,
+        ge=16,
+        le=10_000,
+        title="Window",
+        description="Steps before one that it is compared with.",
+    )
+    rewind: bool = Field(
+        False,
+        title="Rewind",
+        description="Go back from a spike to the last checkpoint saved at an interval before it, "
+        "and on from there without the examples of the steps in between.",
+    )
+    look_every_steps: int = Field(
+        50,
+        ge=1,
+        le=MOST_STEPS,
+        title="Look every … steps",
+        description="With rewinding: steps after which the host waits for the device to look for a "
+        "spike; it does so before each checkpoint too.",
+    )
+    most_rewinds: int = Field(
+        3, ge=1, le=1000, title="At most … rewinds", description="In the whole run."
+    )
+    afterwards: Literal["go on", "fail"] = Field(
+        "go on",
+        title="Afterwards",
+        description="What a run does at a spike after as many rewinds.",
+    )
+
+    @model_validator(mode="after")
+    def _a_rewind_needs_a_threshold(self) -> Self:
+        if self.rewind and self.threshold is None:
+            raise ValueError("rewind needs a threshold")
+        return self
+
+
 class RecipeConfig(Group):
     """A recipe's own fields; recipes extend it."""
 
@@ -389,7 +435,14 @@ class RunConfig(Group, Generic[Own]):
     checkpoints: Checkpoints = Field(Checkpoints(), title="Checkpoints")
     evaluation: Evaluation = Field(Evaluation(), title="Evaluation")
     diagnosis: Diagnosis = Field(Diagnosis(), title="Diagnosis")
+    spike: Spike = Field(Spike(), title="Loss spikes")
     recipe: Own = Field(title="Recipe")
+
+    @model_validator(mode="after")
+    def _a_rewind_needs_checkpoints(self) -> Self:
+        if self.spike.rewind and self.checkpoints.every_steps is None:
+            raise ValueError("spike.rewind is True, but checkpoints.every_steps is empty: set it")
+        return self
 
 
 class ConfigError(ValueError):

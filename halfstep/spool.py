@@ -6,7 +6,9 @@ that is away costs training nothing: the folder grows.
 
     file     magic "HSSPOOL\\0", u16 version, zeros up to 16 bytes; then frames
     frame    u32 payload length, u8 kind, 3 zero bytes, u32 crc32(kind + payload), payload
-    payload  kind 1: packed STEP_DTYPE records; kind 2: one event, a JSON object in UTF-8
+    payload  kind 1: packed STEP_DTYPE records without their last field, data_us, as earlier
+             versions wrote them, and as they are written where it is not known; kind 2: one event,
+             a JSON object in UTF-8; kind 3: packed STEP_DTYPE records
 
 All numbers are little-endian.
 
@@ -28,6 +30,8 @@ of every field; what is not within them is not written, and read as Unrecordable
     length      step 0, steps: how many the run will attempt, as its epochs come to
     artifact    step, name, path "artifacts/step-00000400/<name>", size_bytes, sha256
     obeyed      step, request: a scale was set, or a step replayed, as asked
+    workload    step 0, examples, tokens, flops: of a step, over all devices; peak_flops: what these
+                do at most in a second, in the run's precision; device. Null where it is not known
     shapes      step 0, share, count, layers, batch_size: sizes that miss tensor cores; share of
                 the weights, count of layers, the largest in words; batch_size: null if it fits
     retry       step, loss, grad_norm, applied: the second attempt, in fp32, at a skipped step
@@ -39,6 +43,11 @@ of every field; what is not within them is not written, and read as Unrecordable
     replay      step, exact, notes, requested, scale, found, module, direction "forward" |
                 "backward", operation, dtype, largest_input, limit, loss_nonfinite, culprits
                 [{"optimizer", "name", "inf", "nan"}]; see replay.py
+    spike       step, loss, z: a sudden rise of the loss, see trainer/spikes.py; rewound_to: the
+                step that the run went back to for it, told once it did
+    rewound     step, from_step, spike, loss, z, examples, rewinds: after from_step the run went
+                back to step, for the spike; what was told of steps beyond it counts no more, and
+                so many examples are left out; rewinds: so far
     schedule    step, advanced, skipped: of the steps skipped so far, in how many the learning-rate
                 schedule advanced nevertheless; see schedule.py
     failed_diagnosis  step, diagnosis, error: one that raised, and is asked no more
@@ -71,7 +80,7 @@ from halfstep import events
 MAGIC, VERSION = b"HSSPOOL\x00", 1
 FILE_HEADER = struct.Struct("<8sH6x")
 FRAME_HEADER = struct.Struct("<IB3xI")
-STEPS, EVENT = 1, 2
+STEPS, EVENT, TIMED_STEPS = 1, 2, 3
 FILE_NAME = re.compile(r"[0-9]{1,10}-[0-9]{1,10}\.spool")
 
 STEP_DTYPE = np.dtype(
@@ -85,8 +94,12 @@ STEP_DTYPE = np.dtype(
         ("grad_norm_clipped", "<f4"),
         ("lr", "<f8"),
         ("flags", "<u4"),
+        ("data_us", "<i4"),  # of step_us, what the loop waited for data
     ]
 )
+UNKNOWN_US = -1  # a loop that is not ours tells nobody what it waits for
+#: Of records without data_us: the same bytes up to there.
+UNTIMED_DTYPE = np.dtype([(name, STEP_DTYPE[name]) for name in (STEP_DTYPE.names or ())[:-1]])
 SKIPPED, NONFINITE_LOSS, NORM_OVERFLOW = 1, 2, 4
 
 
@@ -136,7 +149,11 @@ class SpoolWriter:
 
     def steps(self, records: Steps) -> None:
         """Append records of STEP_DTYPE, in one frame."""
-        self._append(STEPS, records.astype(STEP_DTYPE, copy=False).tobytes())
+        if (records["data_us"] < 0).all():  # a server of an earlier version takes these too
+            untimed = records[list(UNTIMED_DTYPE.names or ())].astype(UNTIMED_DTYPE)
+            self._append(STEPS, untimed.tobytes())
+        else:
+            self._append(TIMED_STEPS, records.astype(STEP_DTYPE, copy=False).tobytes())
 
     def event(self, event: Event) -> None:
         """Append one event; floats that JSON lacks become "NaN", "Infinity" or "-Infinity".
@@ -356,13 +373,14 @@ def _next_frame(file: BinaryIO) -> tuple[int, bytes] | None:
 
 def _decode(kind: int, payload: bytes) -> Steps | Event | Unrecordable:
     """Return what a frame holds, as far as it can be recorded."""
-    if kind == STEPS and len(payload) % STEP_DTYPE.itemsize == 0:
-        steps = np.frombuffer(payload, STEP_DTYPE)
+    record = {STEPS: UNTIMED_DTYPE, TIMED_STEPS: STEP_DTYPE}.get(kind)
+    if record is not None and len(payload) % record.itemsize == 0:
+        steps = _timed(np.frombuffer(payload, record))
         wrong = events.fault_of_steps(steps)
         return steps if wrong is None else Unrecordable(wrong, kind, payload)
     if kind != EVENT:
         text = f"a frame of kind {kind} has {len(payload)} bytes; allowed: whole records of kind 1"
-        return Unrecordable(f"{text}, and events of kind 2", kind, payload)
+        return Unrecordable(f"{text} or 3, and events of kind 2", kind, payload)
     if len(payload) > events.EVENT_BYTES:
         return Unrecordable(_too_long("an event", payload), kind, payload)
     try:
@@ -371,6 +389,17 @@ def _decode(kind: int, payload: bytes) -> Steps | Event | Unrecordable:
     except (ValueError, RecursionError) as error:
         wrong = f"an event is no JSON: {events.shown(payload)}: {error}"
     return event if wrong is None else Unrecordable(wrong, kind, payload)
+
+
+def _timed(steps: Steps) -> Steps:
+    """Return records of STEP_DTYPE, whichever these are."""
+    if steps.dtype == STEP_DTYPE:
+        return steps
+    timed = np.empty(len(steps), STEP_DTYPE)
+    timed["data_us"] = UNKNOWN_US
+    for name in UNTIMED_DTYPE.names or ():
+        timed[name] = steps[name]
+    return timed
 
 
 def _too_long(what: str, payload: bytes) -> str:

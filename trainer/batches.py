@@ -69,6 +69,7 @@ class Batches:
 
     def step(self) -> Iterator[Any]:
         """Yield the micro-batches of the next step, each drawn when it is asked for."""
+        self.waited_seconds = 0.0
         if self._ahead is None:
             yield from self._drawn()
             return
@@ -100,7 +101,6 @@ class Batches:
         return fingerprint(self._ahead.first)
 
     def _drawn(self) -> Iterator[Any]:
-        self.waited_seconds = 0.0
         for start in self._sampler.starts():
             started = time.perf_counter()
             batch = self._source.take(start)

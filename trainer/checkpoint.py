@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
@@ -144,7 +145,7 @@ def restore(
 
     CheckpointError: the state does not fit this recipe or configuration.
     """
-    saved_config = state["config"]
+    saved_config = _with_defaults(state["config"], config)
     if saved_config["training"]["fused"] != config.training.fused:
         # The step counter of an optimizer's state lies on the host or on the device accordingly.
         raise CheckpointError(
@@ -242,6 +243,14 @@ def _environment(device: torch.device) -> dict[str, Any]:
         "device": machine.device_name(device),
         "thread count": torch.get_num_threads(),
     }
+
+
+def _with_defaults(saved: dict[str, Any], config: RunConfig[Any]) -> dict[str, Any]:
+    """Return a saved configuration with the settings that came since: they had their defaults."""
+    try:
+        return type(config).model_validate(saved).model_dump(mode="json")
+    except ValidationError:  # of another recipe, or with a setting that is no more
+        return saved
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:

@@ -100,6 +100,10 @@ def print_event(event: Event) -> None:
             _print(
                 f"step {step:>6}  {'retried' if applied else 'not finite'} in fp32: loss {loss:g}"
             )
+        case {"event": "spike", "step": step, "loss": loss, "z": z} if "rewound_to" not in event:
+            _print(f"step {step:>6}  the loss rose to {loss:.4g}, z {z:.3g}")
+        case {"event": "rewound", "step": step, "from_step": now, "examples": examples}:
+            _print(f"step {now:>6}  back to step {step}, on without {examples} examples")
         case {"event": "artifact", "step": step, "path": path, "size_bytes": size}:
             _print(f"step {step:>6}  saved {path} ({size} bytes)")
         case {"event": "metric", "name": "run/seconds", "value": value}:

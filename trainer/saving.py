@@ -134,6 +134,11 @@ class Saver:
             self._writer.begin(partial(self._write, self._folder, snapshot, event))
         gather(None)  # the others wait on the host: a slow disk must not outlast NCCL's patience
 
+    def finish(self) -> None:
+        """Wait until what is under way is on the disk, for all ranks. Raises what it raised."""
+        self._writer.wait()
+        self._ranks.gather(None)
+
     def save_artifacts(self, step: int, found: Mapping[str, bytes | str]) -> None:
         """Save what the recipe made to look at, and tell of it."""
         if self._folder is not None and self._ranks.rank == 0:

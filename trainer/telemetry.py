@@ -116,9 +116,9 @@ class Telemetry(Observer):
             values = torch.cat([update.norms for update in updates]).tolist()
             ring.pack(self._norms, values, first=len(scalars))
 
-    def tick(self) -> None:
-        """End the step's time, and hand over what is due."""
-        self.ring.close(self._step, self._step_started, self._rate)
+    def tick(self, waited_seconds: float | None = None) -> None:
+        """End the step's time, and hand over what is due. waited_seconds: of it, for data."""
+        self.ring.close(self._step, self._step_started, self._rate, waited_seconds)
 
     def drain(self) -> None:
         """Wait for the device and hand over every row written so far."""

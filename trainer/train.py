@@ -41,10 +41,12 @@ from trainer.observers import Observers, courtesy
 from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Control, Ranks
 from trainer.repeatability import choose_fp32, make_deterministic, seed_everything
+from trainer.rewinding import Rewinding
 from trainer.sampler import UNKNOWN_SIZE, Sampler, check_batch
 from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
 from trainer.sources import make_sources
+from trainer.spikes import Spikes
 from trainer.stopwatch import Stopwatch
 from trainer.telemetry import Telemetry
 from trainer.watched import (
@@ -54,6 +56,7 @@ from trainer.watched import (
     prepare_momentum,
     watched_optimizers,
 )
+from trainer.workload import workload
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Followers:
     stop_rule: StopRule
     replay: Replay
     histogram: Histogram
+    spikes: Spikes
     telemetry: Telemetry
 
 
@@ -188,18 +192,20 @@ def train(
     schedule = make_schedule(training, recipe.optimizers, peaks, device)
 
     telemetry.skipped = progress.skipped
+    with courtesy("count of the work", 0, on_event):
+        on_event(workload(recipe, config, device, ranks.world_size))
     with courtesy("look at the shapes", 0, on_event):
         if misfits := shapes.misfits(modules, config):
             on_event(misfits)
 
     # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
     parts: dict[str, Any] = {"scale_rule": scale_rule, "schedule": schedule, **observers.members}
-    for name, part in parts.items():
-        if inherited.get(name):
-            part.load_state_dict(inherited[name])
+    load_parts(parts, inherited)
     saver = Saver(
         checkpoint_folder, recipe, modules, batches, config, device, ranks, parts, on_event
     )
+
+    rewinding = Rewinding(config, followers.spikes, checkpoint_folder, ranks)
 
     # ---- The loop -----------------------------------------------------------------------------
     stopwatch = Stopwatch(device, seconds_before)
@@ -231,9 +237,19 @@ def train(
                 second = retry_in_fp32(rig, drawn, step, device)
                 on_event(second)
                 retried += second["applied"]
-            telemetry.tick()
+            telemetry.tick(batches.waited_seconds)
             if step == first and config.checkpoints.every_steps is not None:
                 saver.prepare()
+
+            # With spike.rewind the host waits here, at fixed steps, to know of a spike by then.
+            if rewinding.is_due(step):
+                observers.drain()
+                if back := rewinding.look(saver.finish):
+                    progress = go_back_to(back, rig, modules, config, device, peaks, parts)
+                    schedule, telemetry.skipped = parts["schedule"], progress.skipped
+                    rewinding.tell(progress, step, batches, on_event)
+                    step, retried = progress.step, progress.retried
+                    continue
 
             is_last = step == training.steps
             if is_last or _is_due(config.evaluation.every_steps, step):
@@ -302,10 +318,12 @@ def make_rig(
         prepare_momentum(recipe.optimizers)
 
     rig = Rig(recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers)
+    spikes = Spikes(config.spike, on_event)
     followers = Followers(
         StopRule(config.scaler),
-        Replay(rig, modules, batches, config, device, on_event),
+        Replay(rig, modules, batches, config, device, on_event, spikes.left_out),
         Histogram(optimizers, diagnosis, device, on_event),
+        spikes,
         Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at),
     )
     if training.static_graph and ranks.world_size > 1:
@@ -528,13 +546,7 @@ def go_on_from(
     The notes say why the run may not go on bit-exactly; none is a proof that it does, as far as
     one can be had: the same settings, software and device, and the same batch comes next.
     """
-    # One rank's check is enough, and each reads the file once.
-    # (On a CPU mapped tensors would go on lying in the file, so there they are read.)
-    is_cuda = device.type == "cuda"
-    state = checkpoint.load(resume, is_mapped=is_cuda, is_checked=ranks.rank > 0)
-    progress, notes = checkpoint.restore(
-        state, recipe, modules, config, device, ranks.rank, ranks.world_size
-    )
+    state, progress, notes = restored(resume, recipe, modules, config, device, ranks)
     batches.go_on_at(progress.position, state.get("data"))
     fingerprints = state.get("next_batch", [])
     if len(fingerprints) != ranks.world_size:
@@ -545,6 +557,47 @@ def go_on_from(
     return progress, inherited, notes
 
 
+def go_back_to(
+    path: Path,
+    rig: Rig,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    device: torch.device,
+    peaks: Mapping[str, list[float]],
+    parts: dict[str, Any],
+) -> Progress:
+    """Put a checkpoint of this very run in place, but for its place in the data.
+
+    Return how far it was.
+
+    parts: what counts on, whose schedule is made anew: optimizers have got other groups.
+    """
+    recipe = rig.recipe
+    state, progress, _notes = restored(path, recipe, modules, config, device, rig.ranks)
+    parts["schedule"] = make_schedule(config.training, recipe.optimizers, peaks, device)
+    load_parts(parts, inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=False))
+    return progress
+
+
+def restored(
+    path: Path,
+    recipe: Recipe,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    device: torch.device,
+    ranks: Ranks,
+) -> tuple[dict[str, Any], Progress, list[str]]:
+    """Load a checkpoint and put it in place; return it, and what checkpoint.restore does."""
+    # One rank's check is enough, and each reads the file once.
+    # (On a CPU mapped tensors would go on lying in the file, so there they are read.)
+    is_cuda = device.type == "cuda"
+    state = checkpoint.load(path, is_mapped=is_cuda, is_checked=ranks.rank > 0)
+    progress, notes = checkpoint.restore(
+        state, recipe, modules, config, device, ranks.rank, ranks.world_size
+    )
+    return state, progress, notes
+
+
 def inherited_parts(
     state: Mapping[str, Any], *, is_scaled: bool, is_fork: bool
 ) -> Mapping[str, Any]:
@@ -553,15 +606,24 @@ def inherited_parts(
     is_scaled: this run's scaler is enabled.  is_fork: the checkpoint is another run's.
     """
     parts: Mapping[str, Any] = state.get("parts", {})
+    if is_fork and "spikes" in parts:  # it goes back for spikes of its own
+        parts = {**parts, "spikes": parts["spikes"] | {"pending": None, "rewinds": 0}}
     if not (is_scaled and state["scaler"]):
         # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
-        return {name: part for name, part in parts.items() if name == "schedule"}
+        return {name: parts[name] for name in ("schedule", "spikes") if name in parts}
     if is_fork:  # it tells of its own scales, and replays skips of its own
         own: dict[str, Any] = {"telemetry": None}
         if "replay" in parts:
             own["replay"] = parts["replay"] | {"replayed": 0}
         return {**parts, **own}
     return parts
+
+
+def load_parts(parts: Mapping[str, Any], inherited: Mapping[str, Any]) -> None:
+    """Put the states of what counts on in place, as far as a checkpoint has them."""
+    for name, part in parts.items():
+        if inherited.get(name):
+            part.load_state_dict(inherited[name])
 
 
 def make_autocast(config: RunConfig[Any], device: torch.device) -> torch.autocast:

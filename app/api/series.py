@@ -13,6 +13,7 @@ from app.json_rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.parameters import RunId, Step
 from db import checkpoints, history, runs, series, windows
 from db.pyramid import STEP_SERIES
+from db.spikes import spikes
 
 router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
 
@@ -45,6 +46,15 @@ class Ticks(BaseModel):
     before: int = 0
 
 
+class Spike(BaseModel):
+    """A sudden rise of the loss. z: robust standard deviations above the median before it."""
+
+    step: int
+    loss: float | str
+    z: float | str
+    rewound_to: Annotated[int | None, Field(description="Step that the run went back to for it")]
+
+
 class SeriesPage(BaseModel):
     """Series over a range of steps, as many points as a screen has use for.
 
@@ -69,6 +79,7 @@ class SeriesPage(BaseModel):
     resumptions: Annotated[
         dict[int, int], Field(description="By attempt, the last step before its own")
     ]
+    spikes: Annotated[list[Spike], Field(description="The latest 200 of the whole run")]
 
 
 class Events(ListPage):
@@ -125,6 +136,7 @@ def get_series(
     run = runs.get(session, run_id)
     cursor = str(history.cursor_now(session, run))
     resumptions = history.resumptions(session, run_id)
+    found = [Spike.model_validate(each) for each in spikes(session, run_id)]
     measured = windows.metrics(session, run_id, first=first, last=last, most=points)
     window = windows.window(session, run_id, first=first, last=last, most=points)
     if window is None:  # of a run that only logs, the steps are those of its metrics
@@ -144,6 +156,7 @@ def get_series(
             skips=Ticks(),
             nonfinite=Ticks(),
             resumptions=resumptions,
+            spikes=found,
         )
     loss = window.series["loss"]
     return SeriesPage(
@@ -161,6 +174,7 @@ def get_series(
         skips=_ticks(window.skips, before=_skips_before(session, run_id, window.first)),
         nonfinite=_ticks(loss.nonfinite),
         resumptions=resumptions,
+        spikes=found,
     )
 
 

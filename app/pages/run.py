@@ -27,6 +27,7 @@ from db import (
     workers,
 )
 from db.errors import NotFound
+from db.spikes import spikes
 from db.tables import Run
 from halfstep import command_line
 
@@ -49,6 +50,7 @@ def show_run(
         cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
         statuses=runs.statuses(session, run_id),
         skipped=skipped_steps(session, run_id),
+        spikes=spikes(session, run_id),
         findings=findings.of_run(session, run),
         histogram=histograms.newest(session, run_id),
         layers=histograms.newest(session, run_id, "layer_norms"),

@@ -3,7 +3,7 @@ import { pause } from 'answers'
 import { figure } from 'figure'
 import { still } from 'still'
 
-const COLORS = { loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', skip: '--chart-skip', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--line' }
+const COLORS = { loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', data: '--chart-data', skip: '--chart-skip', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--line' }
 /** Drawing may take this share of the time, painting by the browser not counted. */
 const SHARE = 0.14
 /** After a failure, as when plotly did not load. */
@@ -82,11 +82,11 @@ const savePicture = (plot, name) => window.Plotly.downloadImage(plot, { format: 
 
 /**
  * @param {HTMLElement} plot
- * @param {{scaled: boolean, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onDraw: () => void}} options
- * scaled: whether there is a loss scale; onZoom is told the axes that changed, rows by name; null: all there is
+ * @param {{scaled: boolean, timed: boolean, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onDraw: () => void}} options
+ * scaled: whether there is a loss scale; timed: whether what steps wait for data will be known; onZoom is told the axes that changed, rows by name; null: all there is
  * @typedef {import('view').Range} Range
  */
-export const createCharts = (plot, { scaled, onZoom, onDraw }) => {
+export const createCharts = (plot, { scaled, timed, onZoom, onDraw }) => {
   let rows = []
   const listen = () => plot.on('plotly_relayout', (change) => {
     const of = (axis) => {
@@ -99,7 +99,7 @@ export const createCharts = (plot, { scaled, onZoom, onDraw }) => {
   })
   const compose = ({ points, view }, colors) => {
     onDraw()
-    const composed = figure(points, view, colors, scaled, plot.clientWidth)
+    const composed = figure(points, view, colors, { scaled, timed }, plot.clientWidth)
     rows = composed.rows
     return { ...composed, drawn: points.count }
   }

@@ -12,13 +12,18 @@ const MARGIN = { l: 62, r: 22, t: 30, b: 42 }
 /** Of every axis. To hide labels that stick out Plotly measures each of them, at a sixth of a redraw. */
 const AXIS = { zeroline: false, ticklabeloverflow: 'allow' }
 const MARKED = 100 // points of a metric that are told apart: each mark is an element
+/** Whether there is a loss scale, and whether what steps wait for data is known, or will be. @typedef {{scaled: boolean, timed: boolean}} Known */
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 
-/** Every row: its name in the address, title, pixels, axis and traces. @param {import('points').Points} points @param {import('view').View} view @param {Record<string, string>} colors @param {boolean} scaled @param {import('pixels').Screen} screen */
-const rowsOf = (points, view, colors, scaled, screen) => {
+/** Every row: its name in the address, title, pixels, axis and traces. @param {import('points').Points} points @param {import('view').View} view @param {Record<string, string>} colors @param {Known} known @param {import('pixels').Screen} screen */
+const rowsOf = (points, view, colors, { scaled, timed }, screen) => {
   const onScreen = ({ x, y }) => folded({ x: points.x(x, view.x), y }, screen)
   const [loss, scale, norm, clipped, lr] = ['loss', 'scale', 'grad_norm', 'grad_norm_clipped', 'lr']
     .map((name) => onScreen(points.lines[name]))
+  const milliseconds = (name) => {
+    const { x, y } = onScreen(points.lines[name])
+    return { x, y: y.map((us) => (us === null ? null : us / 1000)) }
+  }
   const line = (series, name, color, more = {}) => ({
     ...series, name, mode: 'lines', type: 'scatter',
     line: { color, width: 1.6, ...more.line }, hovertemplate: '%{y:.5~g}', ...more.trace,
@@ -47,6 +52,9 @@ const rowsOf = (points, view, colors, scaled, screen) => {
       ({ name, title: name, pixels: METRIC, isMetric: true, axis: { nticks: 4 }, traces: [measured(name, colors.val)] })),
     { name: 'lr', title: 'Learning rate', pixels: 80, axis: { nticks: 3, rangemode: 'tozero', exponentformat: 'power' },
       traces: [line(lr, 'lr', colors.lr)] },
+    ...(points.hasWaits || (timed && !points.total) ? [{ name: 'data', title: `Step, ms${screen.pixels < 400 ? '' : ' (faint): of it waiting for data'}`, pixels: 90, axis: { nticks: 4, rangemode: 'tozero' },
+      traces: [line(milliseconds('step_us'), 'step, ms', colors.data, { trace: { opacity: 0.4 }, line: { width: 1 } }),
+        line(milliseconds('data_us'), 'waiting for data, ms', colors.data)] }] : []),
   ]
 }
 
@@ -99,12 +107,12 @@ const fit = (rows) => {
 
 /**
  * @param {import('points').Points} points @param {import('view').View} view
- * @param {Record<string, string>} colors @param {boolean} scaled @param {number} width pixels of the plot
+ * @param {Record<string, string>} colors @param {Known} known @param {number} width pixels of the plot
  */
-export const figure = (points, view, colors, scaled, width) => {
+export const figure = (points, view, colors, known, width) => {
   const pixels = Math.max(width - MARGIN.l - MARGIN.r, 100)
   const screen = { range: view.range ?? points.x([points.first, points.end], view.x), pixels }
-  const rows = rowsOf(points, view, colors, scaled, screen)
+  const rows = rowsOf(points, view, colors, known, screen)
   const inner = fit(rows)
   let top = inner
   for (const row of rows) {
@@ -129,7 +137,7 @@ export const figure = (points, view, colors, scaled, width) => {
       text: row.title, x: 0, xref: 'paper', xanchor: 'left', y: row.domain[1], yref: 'paper', yanchor: 'bottom',
       yshift: 3, showarrow: false, font: { color: colors.text, size: 12.5 },
     })),
-    shapes: scaled ? [{ type: 'rect', layer: 'below', xref: 'paper', x0: 0, x1: 1, yref: 'y3', y0: 1e-38, y1: 1,
+    shapes: known.scaled ? [{ type: 'rect', layer: 'below', xref: 'paper', x0: 0, x1: 1, yref: 'y3', y0: 1e-38, y1: 1,
       fillcolor: colors.skip, opacity: 0.13, line: { width: 0 } }] : [],
   }
   const data = []

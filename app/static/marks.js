@@ -1,4 +1,4 @@
-// What happened at single steps: skips, losses that are not finite, resumptions. Draws nothing itself.
+// What happened at single steps: skips, losses that spiked or are not finite, resumptions. Draws nothing itself.
 import { count as countText } from 'formats'
 import { merged } from 'pixels'
 
@@ -13,6 +13,7 @@ const LETTER = 6 // pixels of a digit on it
 export const marksOf = (points, view, rows, inner, colors, screen) => {
   const skips = merged(points.skips, points.x(points.skips.steps, view.x), screen)
   const nonfinite = merged(points.nonfinite, points.x(points.nonfinite.steps, view.x), screen)
+  const spikes = points.spikes.filter(({ step }) => points.first <= step && step <= points.last)
   const resumed = resumedSteps(points)
   const resumedAt = points.x([...resumed.keys()], view.x)
   return {
@@ -24,6 +25,7 @@ export const marksOf = (points, view, rows, inner, colors, screen) => {
       said('skipped', skips.map(({ x }) => x), skips.map((tick) => told(tick, 'step', 'steps from'))),
       said('resumed', resumedAt, [...resumed].map(([step, attempts]) => `attempt ${attempts.join(', ')}, after step ${countText(step)}`)),
       skipCounts(skips, rows[0], inner, colors, screen),
+      spikesOf(spikes, points.x(spikes.map(({ step }) => step), view.x), rows[0], inner, colors),
       nonfiniteLosses(nonfinite, points.words, rows[0], inner, colors),
     ],
   }
@@ -66,6 +68,17 @@ const skipCounts = (ticks, row, inner, colors, { range, pixels }) => {
     name: 'skips counted', mode: 'text', type: 'scatter', hoverinfo: 'skip', cliponaxis: false,
   }
 }
+
+/** What is not finite comes as a word. @param {number|string|null} value */
+const words = (value) => (typeof value === 'number' ? String(Number(value.toPrecision(4))) : value ?? 'NaN')
+
+/** @param {import('points').Spike[]} spikes */
+const spikesOf = (spikes, at, row, inner, colors) => ({
+  x: at, y: at.map(() => row.domain[1] - 6 / inner),
+  text: spikes.map(({ step, loss, z }) => `${words(loss)} at step ${countText(step)}, z ${words(z)}`),
+  name: 'loss spike', mode: 'markers', type: 'scatter', hovertemplate: '%{text}',
+  marker: { symbol: 'diamond', size: 8, color: colors.skip },
+})
 
 const nonfiniteLosses = (ticks, words, row, inner, colors) => ({
   x: ticks.map(({ x }) => x),

@@ -5,7 +5,8 @@
  * @typedef {{x: number[], y: (number|null)[]}} Line
  * @typedef {{steps: number[], counts: number[]}} Ticks
  * @typedef {{x: number[]|null, y: any[], mean_x: number[]|null, mean_y: any[]}} SentLine null: the page's
- * @typedef {{parent_step: number, first: number, total: number, bucket: number, x: number[], mean_x: number[], series: Record<string, SentLine>, metrics: Record<string, SentLine>, skips: Ticks & {before: number}, nonfinite: Ticks, resumptions: Record<string, number>}} Page
+ * @typedef {{step: number, loss: number|string|null, z: number|string}} Spike
+ * @typedef {{parent_step: number, first: number, total: number, bucket: number, x: number[], mean_x: number[], series: Record<string, SentLine>, metrics: Record<string, SentLine>, skips: Ticks & {before: number}, nonfinite: Ticks, resumptions: Record<string, number>, spikes: Spike[]}} Page
  */
 
 const SKIPPED = 1
@@ -47,6 +48,8 @@ export class Points {
     this.nonfinite = page.nonfinite
     /** By attempt, the last step before its own. @type {Record<string, number>} */
     this.resumptions = page.resumptions
+    /** Where the loss rose suddenly. @type {Spike[]} */
+    this.spikes = page.spikes
     /** What a loss was that is not finite, by step; in buckets it is not told. @type {Map<number, string>} */
     this.words = new Map()
     this.addWords(page.x, page.series.loss.y)
@@ -71,6 +74,8 @@ export class Points {
   get last() { return this.lines.elapsed_ms.x.at(-1) ?? 0 }
   /** Where charts end: of a run that only logs, at its last metric. */
   get end() { return this.last || Math.max(0, ...[...this.metrics.values()].map(({ x }) => x.at(-1) ?? 0)) }
+  /** Whether it is known what steps waited for data. */
+  get hasWaits() { return this.lines.data_us.y.some(isNumber) }
   get isWhole() { return this.asked[0] <= 1 && this.asked[1] === Infinity }
 
   /** Whether these are all steps of a range. @param {[number, number]} range */

@@ -31,6 +31,7 @@ let newest = points.last // step that is known
 let skipped = Number(article.dataset.skipped)
 const charts = createCharts(section.querySelector('[data-plot]'), {
   scaled: section.dataset.scaled !== undefined,
+  timed: section.dataset.timed !== undefined,
   onZoom: (x, rows) => {
     if (x !== undefined) view.range = x
     for (const [name, range] of Object.entries(rows)) {
@@ -171,6 +172,7 @@ if (article.dataset.over === 'false') {
     skipped = news.run.skipped
     points.resumptions = news.resumptions
     points.addMetrics(news.metrics)
+    if (news.spikes) points.spikes = news.spikes
     if (!news.steps) return draw()
     // After a resume steps run again, and a bucket cannot be cut.
     const runsAgain = points.bucket > 1 && news.steps.step[0] <= newest

@@ -19,7 +19,7 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Damaged, Found, Point
 from halfstep.run_folder import FORMAT, plain, slug, write_json, write_outcome
-from halfstep.spool import NONFINITE_LOSS, STEP_DTYPE, BadEvent, SpoolWriter, Steps
+from halfstep.spool import NONFINITE_LOSS, STEP_DTYPE, UNKNOWN_US, BadEvent, SpoolWriter, Steps
 
 FROM = uuid.UUID("6f1c51c8-0f0c-4f0e-9c0f-2c1a58ab4c11")  # of the ids that are made of identities
 IMPORTED = "imported.json"  # what of a source lies in a folder
@@ -141,6 +141,7 @@ class _Writing:
         rows["elapsed_ms"] = (elapsed * 1000).astype(np.int64)
         gaps = np.diff(elapsed, prepend=elapsed[:1]) / np.maximum(np.diff(steps, prepend=-1), 1)
         rows["step_us"] = (gaps * 1e6).clip(0, 2**31 - 1)
+        rows["data_us"] = UNKNOWN_US
         rows["flags"] = np.where(np.isfinite(rows["loss"]), 0, NONFINITE_LOSS)
         return rows
 

@@ -32,7 +32,7 @@ def test_run_tells_what_was_recorded_since(
     assert first["steps"]["grad_norm"][1] == "Infinity"
     assert [event["kind"] for event in first["events"]] == ["skip", "backoff"]
     assert first["run"]["applied"] == 4
-    assert first["fragments"].keys() == {"facts", "problem", "findings", "skips"}
+    assert first["fragments"].keys() == {"facts", "problem", "findings", "skips", "spikes"}
     assert first["rows"].keys() == {"history"}
     assert look(cursor) is None
 
@@ -258,3 +258,19 @@ def test_a_viewer_is_told_the_parts_that_it_asks_for(
     assert (asked["steps"], asked["log"]) == (everything["steps"], everything["log"])
     assert asked["run"]["step"] == 5
     assert same == cursor
+
+
+def test_a_spike_is_told_to_who_looks(database: Database, settings: Settings, running: Run) -> None:
+    """For the chart and the table; steps without one bring neither."""
+    look = news.of_run(database, settings, running.id)
+    record(database, running, make_steps([1.0] * 5))
+    _first, cursor = _told(look(""))
+    record(database, running, make_steps([1.0], first=6))
+    plain, cursor = _told(look(cursor))
+    assert "spikes" not in plain
+    assert "spikes" not in plain["fragments"]
+    spike = {"event": "spike", "step": 4, "loss": 20.5, "z": 99.5}
+    record(database, running, events=[spike])
+    second, _cursor = _told(look(cursor))
+    assert second["spikes"] == [{"step": 4, "loss": 20.5, "z": 99.5, "rewound_to": None}]
+    assert "99.5" in second["fragments"]["spikes"]

@@ -23,6 +23,7 @@ def make_steps(
     steps = np.zeros(len(losses), STEP_DTYPE)
     step = np.arange(first, first + len(losses))
     steps["step"], steps["elapsed_ms"], steps["step_us"] = step, step * 5, 5000 + step % 7
+    steps["data_us"] = step % 11 * 40
     steps["loss"], steps["lr"] = losses, 0.1 / step
     steps["scale"] = scale_at(step, skipped)
     steps["grad_norm"] = 1 + step % 5

@@ -15,6 +15,7 @@ from db.settings import Settings
 from db.storage import get_file, open_store, put_file
 from db.tables import Metric, Run, Status, User
 from tests.db.conftest import config, submit
+from tests.db.telemetry_made import record
 
 
 def saved(step: int, sha256: str = "aa", request: int | None = None) -> dict[str, Any]:
@@ -91,6 +92,18 @@ def test_a_checkpoint_that_another_run_started_from_is_kept(
         fork = submit(session, ada, parent_id=running.id, parent_step=10)
         assert checkpoints.retire(session, running.id, 1, {"keep_last": 1}) == ["key-20"]
         assert [row.key for row in checkpoints.to_resume(session, fork)] == ["key-10"]
+
+
+def test_the_last_checkpoint_before_a_spike_is_kept(database: Database, running: Run) -> None:
+    """Of the latest spikes: while others come, and when the run is over."""
+    spikes = [{"event": "spike", "step": step, "loss": 9.0, "z": 50.0} for step in (5, 25, 40)]
+    record(database, running, events=spikes)
+    with database.writing() as session:
+        for step in range(10, 80, 10):
+            checkpoints.publish(session, running.id, 1, saved(step), [f"key-{step}"])
+            checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        kept = [row.step for row in checkpoints.of_run(session, running.id)]
+    assert kept == [70, 30, 20]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from pyarrow import parquet
 from db import export
 from db.database import Database
 from db.tables import Run
+from halfstep import series
+from halfstep.spool import UNKNOWN_US
 from tests.db.telemetry_made import make_events, make_metric, make_steps, record
 
 
@@ -91,3 +93,17 @@ def test_run_without_rows_gives_an_empty_table(database: Database, running: Run,
     """Nothing recorded: a header alone, and a Parquet file that can be read."""
     assert read_csv(database, running, name) == []
     assert read_parquet(database, running, name) == []
+
+
+def test_what_a_step_waited_for_data_is_a_number_or_not_known(
+    database: Database, running: Run
+) -> None:
+    """What nobody knows is NaN in CSV, so that all of a column are numbers, and null in Parquet."""
+    steps = make_steps([1.0] * 3)
+    steps["data_us"][0] = UNKNOWN_US
+    record(database, running, steps)
+    assert [row["data_us"] for row in read_csv(database, running, "steps")] == ["NaN", "80", "120"]
+    assert [row["data_us"] for row in read_parquet(database, running, "steps")] == [None, 80, 120]
+    text = b"".join(export.as_csv(database, running.id, "steps")).decode()
+    waits = series.of_steps([text], 1, 3)["data_us"].value
+    assert (math.isnan(waits[0]), waits[1:].tolist()) == (True, [80, 120])

@@ -22,10 +22,15 @@ from sqlalchemy import (
 
 from db import accounts, ingest
 from db.database import Database
-from db.tables import Worker
+from db.pyramid import SIZES, STEP_SERIES
+from db.summaries import layout
+from db.tables import Run, StepBucket, Worker
+from db.windows import window
+from halfstep.spool import UNKNOWN_US
 from tests.db.conftest import submit_command
+from tests.db.telemetry_made import make_steps, record
 
-REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"]
+REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011"]
 
 
 def a_value(column: Any) -> Any:
@@ -109,7 +114,7 @@ def test_sql_is_printed_without_a_change(database: Database) -> None:
     text = io.StringIO()
     command.upgrade(database.migrations(text), "0001:head", sql=True)
     assert "CREATE INDEX ix_metrics_run_id_id ON metrics (run_id, id)" in text.getvalue()
-    assert "'0010'" in text.getvalue()
+    assert "'0011'" in text.getvalue()
 
 
 def test_a_watched_run_is_one_that_an_earlier_version_can_list(database: Database) -> None:
@@ -138,3 +143,32 @@ def test_an_earlier_version_neither_waits_for_a_command_nor_runs_it(database: Da
     assert (row["source"], row["status"]) == ("watch", "cancelled")
     assert row["ended_at"] == row["created_at"]
     command.upgrade(database.migrations(), "head")
+
+
+def test_steps_of_before_have_no_wait_and_summaries_are_read_both_ways(
+    database: Database, running: Run
+) -> None:
+    """There and back the numbers that the version before knew are the same, to the byte."""
+    steps = make_steps([1.0] * 70)
+    steps["data_us"] = UNKNOWN_US
+    record(database, running, steps)
+    buckets = select(StepBucket.summary).order_by(StepBucket.size, StepBucket.bucket)
+    with database.reading() as session:
+        whole = window(session, running.id)
+        summaries = session.scalars(buckets).all()
+    command.downgrade(database.migrations(), "0010")
+    [table] = [each for each in tables(database) if each.name == "steps"]
+    assert "data_us" not in table.columns
+    with database.engine.connect() as connection:
+        before = [bytes(each) for each in connection.execute(buckets).scalars()]
+    for short, long, size in zip(before, summaries, (64, 64, *SIZES[1:]), strict=True):
+        assert short == long[: layout(STEP_SERIES[:-1], size).itemsize]
+    command.upgrade(database.migrations(), "head")
+    with database.reading() as session:
+        assert window(session, running.id) == whole
+    record(database, running, make_steps([1.0] * 10, first=71))
+    with database.reading() as session:
+        drawn = window(session, running.id)
+    assert drawn is not None
+    assert drawn.series["data_us"].y[-1] == 80 % 11 * 40
+    assert drawn.series["data_us"].y[:70] == [None] * 70

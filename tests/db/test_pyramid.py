@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -10,8 +11,9 @@ from sqlalchemy import select
 
 from db import pyramid, telemetry
 from db.database import Database
-from db.summaries import Points, Summaries, merge
+from db.summaries import Points, Summaries, layout, merge
 from db.tables import MetricBucket, Run, StepBucket
+from halfstep.spool import UNKNOWN_US
 from tests.db.telemetry_made import forget, make_metric, make_steps, record
 
 #: A function-scoped database may serve every example: each begins with a run of its own.
@@ -156,3 +158,39 @@ def _stones(database: Database) -> list[tuple[Any, ...]]:
             for table in (StepBucket.__table__, MetricBucket.__table__)
             for row in session.execute(select(table).order_by(*table.primary_key))
         ]
+
+
+def test_summaries_made_before_a_series_was_kept_are_read(database: Database, running: Run) -> None:
+    """They have none of its values, and merge with those that do; all else is as it was."""
+    steps = make_steps([1.0 + step % 3 for step in range(300)])
+    record(database, running, steps)
+    source = pyramid.steps_of(running.id)
+    with database.writing() as session:
+        for row in session.scalars(select(StepBucket).where(StepBucket.bucket == 0)):
+            length = layout(pyramid.STEP_SERIES[:-1], row.size).itemsize
+            row.summary = row.summary[:length]
+    everything = [(size, 0, 300 // size) for size in pyramid.SIZES]
+    with database.reading() as session:
+        found = pyramid.read_buckets(session.connection(), source, everything)
+    small = found[64]
+    assert np.isnan(small.low[0, -1])
+    assert small.nonfinite[:, -1].tolist() == [63, 0, 0, 0, 0]
+    assert small.low[0, 0] == 1.0
+    whole = merge(small, pyramid.END)
+    known = steps["data_us"][steps["step"] >= 64]
+    assert (whole.low[0, -1], whole.high[0, -1]) == (known.min(), known.max())
+    assert whole.mean[0, -1] == pytest.approx(known.mean())
+    assert np.isnan(found[512].high[0, -1])
+
+
+def test_a_series_that_is_nowhere_known_has_no_extremes(database: Database, running: Run) -> None:
+    """What is kept as whole numbers has no NaN: its count says that there is no value."""
+    steps = make_steps([1.0] * 130)
+    steps["data_us"][:64] = UNKNOWN_US
+    record(database, running, steps)
+    with database.reading() as session:
+        source = pyramid.steps_of(running.id)
+        [found] = pyramid.read_buckets(session.connection(), source, [(64, 0, 2)]).values()
+    assert np.isnan(found.high[0, -1])
+    assert found.nonfinite[:, -1].tolist() == [63, 1, 0]
+    assert found.low[1, -1] == steps["data_us"][64:127].min()

@@ -13,8 +13,8 @@ from tests.db.conftest import claim
 
 
 def steps(first: int, last: int, loss: float = 0.5) -> np.ndarray[Any, Any]:
-    fields = [(name, "f8") for name in telemetry.STEP_COLUMNS[:-1]] + [("flags", "u4")]
-    rows = [(step, step, 900, loss, 1.0, 1.0, 1.0, 1e-3, 0) for step in range(first, last + 1)]
+    fields = [(name, "u4" if name == "flags" else "f8") for name in telemetry.STEP_COLUMNS]
+    rows = [(step, step, 900, loss, 1.0, 1.0, 1.0, 1e-3, 0, 90) for step in range(first, last + 1)]
     return np.array(rows, fields)
 
 
@@ -86,7 +86,7 @@ def test_a_cursor_that_makes_no_sense_is_as_good_as_none() -> None:
         "",
         "1.1.99999999999999999999.0.0.0",
         "-2",
-        ".".join(["1"] * 11),
+        ".".join(["1"] * 12),
         "²",
     ):
         assert Cursor.parse(text) == Cursor()

@@ -22,7 +22,7 @@ from tests.db.telemetry_made import (
     record,
 )
 
-SERIES = ("loss", "grad_norm", "grad_norm_clipped", "lr", "step_us")
+SERIES = ("loss", "grad_norm", "grad_norm_clipped", "lr", "step_us", "data_us")
 
 
 def look(database: Database, run: Run, **zoom: Any) -> Window:

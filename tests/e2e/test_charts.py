@@ -8,7 +8,9 @@ from playwright.sync_api import Page, Route, expect
 
 from db import checkpoints, queue, runs
 from db.database import Database
+from db.recording import Recording
 from db.tables import Run, Status, User
+from halfstep.spool import UNKNOWN_US
 from tests.app.conftest import CONFIG, start_run
 from tests.db.telemetry_made import make_events, make_steps, record
 from tests.e2e.conftest import refuse_once
@@ -269,3 +271,48 @@ def test_comparison_asks_again_for_what_it_missed(
     record(database, running, make_steps([1.0] * 2, first=4))
     page.wait_for_selector('[data-drawn="5"]')
     assert len(refused) == 1
+
+
+def test_waits_for_data_and_spikes_are_drawn(database: Database, running: Run, page: Page) -> None:
+    """A row for the step and its wait, in milliseconds, from a run's first steps on, live too."""
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    expect(page.get_by_text("Step, ms (faint): of it waiting for data")).to_be_visible()
+    spike = {"event": "spike", "step": 7, "loss": 77.0, "z": 99.5}
+    record(database, running, make_steps([1.0] * 6 + [77.0] + [1.0] * 3), events=[spike])
+    until(lambda: len(_trace(page, "loss spike")["x"]) == 1)
+    assert _trace(page, "loss spike")["text"] == ["77 at step 7, z 99.5"]
+    assert _trace(page, "waiting for data, ms")["y"] == [s % 11 * 40 / 1000 for s in range(1, 11)]
+    assert _trace(page, "step, ms")["y"] == [(5000 + s % 7) / 1000 for s in range(1, 11)]
+    expect(page.locator("#spikes td").first).to_have_text("7")
+
+
+def test_steps_of_before_have_no_row_of_waits(database: Database, running: Run, page: Page) -> None:
+    """What an earlier version recorded says nothing of them."""
+    steps = make_steps([1.0] * 10)
+    steps["data_us"] = UNKNOWN_US
+    record(database, running, steps)
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    expect(page.get_by_text("Learning rate", exact=True)).to_be_visible()
+    expect(page.get_by_text("waiting for data")).to_have_count(0)
+
+
+def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, page: Page) -> None:
+    """What the run went back from is no more; the history says so without a reload."""
+    recording = Recording(1, 1, has_begun=True, last_line=0)
+
+    def tell(*items: Any) -> None:
+        recording.take(items)
+        with database.writing() as session:
+            recording.write(session, [], [])
+        recording.forget()
+
+    tell(make_steps([1.0] * 30))
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn='30']")
+    back = {"event": "rewound", "step": 20, "from_step": 30, "spike": 29, "loss": 9.0, "z": 50.0}
+    tell(back | {"examples": 640, "rewinds": 1}, make_steps([2.0] * 4, first=21))
+    page.wait_for_selector("[data-drawn='24']")
+    assert _trace(page, "loss")["y"] == [1.0] * 20 + [2.0] * 4
+    expect(page.locator("#history")).to_contain_text("rewind 1: back from step 30 to step 20")

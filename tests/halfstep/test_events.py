@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from halfstep import events
-from halfstep.spool import STEP_DTYPE, STEPS, BadEvent, SpoolReader, SpoolWriter, Unrecordable
+from halfstep.spool import (
+    STEP_DTYPE,
+    STEPS,
+    TIMED_STEPS,
+    BadEvent,
+    SpoolReader,
+    SpoolWriter,
+    Unrecordable,
+)
 from tests.db.telemetry_made import (
     make_events,
     make_histogram,
@@ -47,6 +55,24 @@ HONEST: dict[str, dict[str, Any]] = {
     },
     "layer_norms": {"step": 50, "layers": ["head"], "norms": [float("inf")]},
     "schedule": {"step": 40, "advanced": 9, "skipped": 10},
+    "workload": {
+        "step": 0,
+        "examples": 128,
+        "tokens": None,
+        "flops": 1e12,
+        "peak_flops": None,
+        "device": "cpu",
+    },
+    "spike": {"step": 7, "loss": float("nan"), "z": float("inf"), "rewound_to": 5},
+    "rewound": {
+        "step": 5,
+        "from_step": 10,
+        "spike": 7,
+        "loss": 20.5,
+        "z": 99.5,
+        "examples": 320,
+        "rewinds": 1,
+    },
     "failed_diagnosis": {"step": 0, "diagnosis": "replay", "error": "KeyError: 'x'"},
 }
 for kind, made in HONEST.items():
@@ -145,7 +171,8 @@ def test_a_frame_of_steps_is_whole_records_within_bounds(tmp_path: Path) -> None
     """A column's range is kept to; half a record, or a kind that there is not, is set apart."""
     records = np.zeros(2, STEP_DTYPE)
     records["step"] = 1, -5
-    spool_raw(tmp_path, 1, records.tobytes(), b"half", kind=STEPS)
+    spool_raw(tmp_path, 1, records.tobytes(), kind=TIMED_STEPS)
+    spool_raw(tmp_path, 1, b"half", kind=STEPS)
     spool_raw(tmp_path, 1, b"", kind=9)
     faults = [each.fault for each in SpoolReader(tmp_path).poll() if isinstance(each, Unrecordable)]
     assert faults[0] == f"steps: step is -5; allowed: a whole number from 1 to {2**53}"

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.spool import STEP_DTYPE, Position, SpoolPart, SpoolReader, SpoolWriter
+from halfstep.spool import (
+    STEP_DTYPE,
+    STEPS,
+    UNKNOWN_US,
+    Position,
+    SpoolPart,
+    SpoolReader,
+    SpoolWriter,
+    frame,
+)
 from tests.db.telemetry_made import make_metric
 
 
@@ -60,11 +69,11 @@ def test_non_finite_numbers_survive_json(tmp_path, write):
 
 
 def test_a_step_record_is_packed(tmp_path, write):
-    """A step takes 48 bytes, and 12 more a frame: nothing is padded."""
+    """A step takes 52 bytes, and 12 more a frame: nothing is padded."""
     writer = write(1)
     writer.steps(steps(1, 10))
-    assert STEP_DTYPE.itemsize == 48
-    assert (tmp_path / "1-0.spool").stat().st_size == 16 + 12 + 10 * 48
+    assert STEP_DTYPE.itemsize == 52
+    assert (tmp_path / "1-0.spool").stat().st_size == 16 + 12 + 10 * 52
 
 
 def test_files_rotate_and_are_read_in_order_over_attempts(tmp_path, write):
@@ -96,7 +105,7 @@ def test_a_reader_goes_on_from_a_stored_position(tmp_path, write):
     reader.poll()
     stored = reader.position()._asdict()
     writer.steps(steps(3, 2))
-    assert stored == {"attempt": 2, "sequence": 0, "offset": 16 + 12 + 2 * 48}
+    assert stored == {"attempt": 2, "sequence": 0, "offset": 16 + 12 + 2 * 52}
     assert numbers(SpoolReader(tmp_path, stored).poll()) == [3, 4]
     assert numbers(SpoolReader(tmp_path, Position(**stored)).poll()) == [3, 4]
 
@@ -186,7 +195,7 @@ def test_a_torn_tail_counts_once_though_its_attempt_takes_a_poll_of_its_own(tmp_
     assert reader.torn == 1
 
 
-@given(cut=st.integers(16, 16 + 3 * 60), flip=st.integers(0, 7))
+@given(cut=st.integers(16, 16 + 3 * 64), flip=st.integers(0, 7))
 def test_damage_never_yields_wrong_records(tmp_path_factory, cut, flip):
     """Wherever a file is cut, or a bit flipped, only whole and true records come out."""
     folder = tmp_path_factory.mktemp("spool")
@@ -196,11 +205,11 @@ def test_damage_never_yields_wrong_records(tmp_path_factory, cut, flip):
     path = folder / "1-0.spool"
     whole = bytearray(path.read_bytes())
     path.write_bytes(whole[:cut])
-    assert numbers(SpoolReader(folder).poll()) == list(range(1, 1 + (cut - 16) // 60))
-    if cut < len(whole) and (cut - 16) % 60 not in (5, 6, 7):  # the three zero bytes say nothing
+    assert numbers(SpoolReader(folder).poll()) == list(range(1, 1 + (cut - 16) // 64))
+    if cut < len(whole) and (cut - 16) % 64 not in (5, 6, 7):  # the three zero bytes say nothing
         whole[cut] ^= 1 << flip
         path.write_bytes(whole)
-        assert numbers(SpoolReader(folder).poll()) == list(range(1, 1 + (cut - 16) // 60))
+        assert numbers(SpoolReader(folder).poll()) == list(range(1, 1 + (cut - 16) // 64))
 
 
 def test_a_part_of_a_file_is_read_as_the_file_is(tmp_path: Path) -> None:
@@ -218,3 +227,17 @@ def test_a_part_of_a_file_is_read_as_the_file_is(tmp_path: Path) -> None:
             starts.append(part.offset)
     frame_bytes = (len(content) - 16) // 3
     assert starts == [0, *(16 + frame_bytes * number for number in range(4))]
+
+
+def test_steps_whose_wait_nobody_knows_are_as_before(tmp_path, write):
+    """A server of the version before reads what a loop of somebody's own spools."""
+    made = steps(1, 3)
+    made["data_us"] = UNKNOWN_US
+    writer = write(1)
+    writer.steps(made)
+    content = (tmp_path / "1-0.spool").read_bytes()
+    assert content[16:] == frame(STEPS, b"".join(each.tobytes()[:48] for each in made))
+    writer.steps(steps(4, 1))
+    first, last = SpoolReader(tmp_path).poll()
+    assert first.tobytes() == made.tobytes()
+    assert last["data_us"].tolist() == [0]

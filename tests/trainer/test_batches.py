@@ -115,3 +115,23 @@ def test_a_fingerprint_sees_every_value_type_and_shape():
     ]
     assert len({fingerprint(each) for each in [batch, *others]}) == 6
     assert fingerprint(torch.zeros(0)) != fingerprint(torch.zeros(0, 1))
+
+
+class Slow(Regression):
+    """Takes its time, by a clock that does what it says."""
+
+    def batch(self, indices, generator):
+        clock[0] += 0.25
+        return super().batch(indices, generator)
+
+
+clock = [0.0]
+
+
+def test_what_a_step_waits_for_its_data_is_in_its_record(run_loop, monkeypatch):
+    """All its micro-batches count, and no more than the step itself took."""
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    training = {"steps": 3, "batch_size": 8, "accumulation_steps": 2}
+    run = run_loop(Slow, {"training": training})
+    assert run.records["data_us"].tolist() == [500_000] * 3
+    assert run.records["step_us"].tolist() == [500_000] * 3

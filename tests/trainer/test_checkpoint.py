@@ -234,3 +234,19 @@ def test_a_folder_without_write_permission_is_named(run_loop, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="file"):
         run_loop(Regression, folder=tmp_path / "file")
+
+
+def test_a_checkpoint_of_a_version_with_fewer_settings_is_gone_on_from_exactly(
+    run_loop, saved, tmp_path
+):
+    """What it does not name had its default then; what is set otherwise now is named."""
+    state = torch.load(saved, weights_only=True)
+    del state["config"]["spike"], state["parts"]["spikes"]
+    old = tmp_path / "old" / saved.name
+    old.parent.mkdir()
+    torch.save(state, old)
+    values = {"training": {"steps": 3}}
+    [told] = run_loop(Regression, values, resume=old).of("resumed")
+    assert told["exact"], told["notes"]
+    [told] = run_loop(Regression, values | {"spike": {"threshold": 5.0}}, resume=old).of("resumed")
+    assert told["notes"] == ["spike.threshold was 10.0, is 5.0"]

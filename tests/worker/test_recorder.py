@@ -31,7 +31,8 @@ from db.tables import (
     User,
     Worker,
 )
-from halfstep.spool import EVENT, STEPS, SpoolWriter
+from db.windows import window
+from halfstep.spool import EVENT, STEPS, UNTIMED_DTYPE, SpoolWriter
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.db.telemetry_made import make_events, make_metric, make_steps
 from tests.halfstep.test_events import HONEST
@@ -441,3 +442,93 @@ def test_the_recorder_takes_whatever_a_spool_holds(
         assert summarise(session, *runs.get_with_owner(session, attempts.run_id), attempts.settings)
         changes(session, attempts.run_id, Cursor())
         findings.of_run(session, runs.get(session, attempts.run_id))
+
+
+def rewound(step: int, now: int, rewinds: int = 1) -> list[dict[str, Any]]:
+    """What a training tells when it goes back from a spike in its last step."""
+    spike = {"event": "spike", "step": now, "loss": 20.5, "z": 99.5}
+    back = {"event": "rewound", "step": step, "from_step": now, "spike": now}
+    back |= {"loss": 20.5, "z": 99.5, "examples": 320, "rewinds": rewinds}
+    return [spike, back, {**spike, "rewound_to": step}]
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_what_a_training_went_back_from_is_taken_back(attempts: Attempts, is_at_once: bool) -> None:
+    """Whether it was recorded already or comes with it: steps, skips and metrics beyond are gone.
+
+    The spike stays, the history says it once, also where the spool is read a second time, and a
+    viewer goes on from where the run does.
+    """
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.steps(attempts.steps(1, 30))
+    for event in [make_metric(25, 0.5), *make_events({24}), HONEST["histogram"] | {"step": 22}]:
+        spool.event(event)
+    if not is_at_once:
+        drain(recorder)
+    with attempts.database.reading() as session:
+        news = changes(session, attempts.run_id, Cursor())
+        cursor = news.cursor if news else Cursor()
+    for event in rewound(20, 30):
+        spool.event(event)
+    attempts.number = 7  # as what was made after it
+    spool.steps(attempts.steps(21, 24))
+    attempts.number = 1
+    drain(recorder)
+    expected = span(1, 20, 1) | span(21, 24, 7)
+    assert attempts.made_by() == expected
+    assert [attempts.steps_of(table) for table in (Metric, ScalerEvent, Diagnosis)] == [
+        [],
+        [],
+        [30],
+    ]
+    drain(attempts.recorder())  # which stands in for one that died
+    assert attempts.made_by() == expected
+    with attempts.database.reading() as session:
+        reasons = [each.reason for each in runs.statuses(session, attempts.run_id)]
+        news = changes(session, attempts.run_id, cursor)
+        [spike] = session.scalars(select(Diagnosis.content))
+    assert spike["rewound_to"] == 20
+    assert [each for each in reasons if each and each.startswith("rewind")] == [
+        "rewind 1: back from step 30 to step 20, for the loss of 20.5 at step 30; on without 320 "
+        "examples"
+    ]
+    assert news is not None
+    assert news.goes_back
+    assert news.steps["step"][-4:] == [21, 22, 23, 24]
+    assert news.cursor.step == 24
+
+
+def test_two_rewinds_unseen_are_both_followed(attempts: Attempts) -> None:
+    """Of the earlier it is not known how far it went: a viewer gets all from the beginning."""
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.steps(attempts.steps(1, 30))
+    drain(recorder)
+    with attempts.database.reading() as session:
+        news = changes(session, attempts.run_id, Cursor())
+    for event in [*rewound(10, 30), *rewound(10, 30, rewinds=2)]:
+        spool.event(event)
+    spool.steps(attempts.steps(11, 12))
+    drain(recorder)
+    with attempts.database.reading() as session:
+        assert news is not None
+        news = changes(session, attempts.run_id, news.cursor)
+    assert news is not None
+    assert news.steps["step"] == list(range(1, 13))
+
+
+def test_a_spool_of_the_version_before_is_recorded_and_added_to(attempts: Attempts) -> None:
+    """Its steps have no wait for data; those of the same run after the upgrade have theirs."""
+    steps = attempts.steps(1, 70)
+    before = steps[:40][list(UNTIMED_DTYPE.names or ())].astype(UNTIMED_DTYPE)
+    spool = attempts.next(sequence=1)
+    spool_raw(attempts.spool, 1, before.tobytes(), kind=STEPS)
+    spool.steps(steps[40:])
+    drain(attempts.supervisor())
+    with attempts.database.reading() as session:
+        found = raw_steps(session, attempts.run_id)["data_us"]
+        drawn = window(session, attempts.run_id)
+    assert found == [None] * 40 + steps["data_us"][40:].tolist()
+    assert drawn is not None
+    assert drawn.series["data_us"].y == found

@@ -115,7 +115,10 @@ class Replay(Observer):
         config: RunConfig[Any],
         device: torch.device,
         on_event: Callable[[Event], None],
+        left_out: list[tuple[int, int]],
     ) -> None:
+        """left_out: steps after which the stream goes on so many examples later; it may grow."""
+        self._left_out = left_out
         self._rig, self._modules = rig, dict(modules)
         self._batches, self._device, self._on_event = batches, device, on_event
         is_possible = rig.scaler.is_enabled() and batches.can_be_repeated
@@ -230,6 +233,7 @@ class Replay(Observer):
             return
         stride = self._batches.examples_in_a_step
         position = self._batches.position - (self._now - step + 1) * stride
+        position -= sum(examples for last, examples in self._left_out if step <= last)
         if position < 0:  # before this run's data: it began from another run's checkpoint
             self._tell([request])
             return

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from halfstep.flops import count_flops
 from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig
 
 VOCABULARY = 256
@@ -88,7 +89,8 @@ class GPT(Recipe):
                 f"recipe.width is {settings.width}: choose a multiple of recipe.heads, "
                 f"{settings.heads}"
             )
-        self.device, self.context = device, settings.context
+        self.device, self.context, self.settings = device, settings.context, settings
+        self.tokens_per_example = settings.context  # a byte is a token
         text = read_text(Path(settings.text) if settings.text else None, settings.max_bytes)
         split = len(text) * 9 // 10
         self.train_text, self.val_text = text[:split].to(device), text[split:].to(device)
@@ -126,6 +128,13 @@ class GPT(Recipe):
     def training_step(self, batch: Any) -> Iterator[Loss]:
         """Yield the mean cross-entropy, in nats a byte."""
         yield Loss(self._cross_entropy(*batch), optimizer="adamw")
+
+    def flops(self) -> float:
+        """Count the operations of one window of T bytes, attention to what follows included."""
+        with torch.device("meta"):
+            model = Transformer(self.settings)
+            text = torch.zeros(1, self.context, dtype=torch.int64)
+        return count_flops(lambda: F.cross_entropy(model(text).flatten(0, 1), text.flatten()))
 
     def evaluate(self) -> dict[str, float]:
         """Return the cross-entropy of up to 64 windows: in nats, and in bits a byte."""

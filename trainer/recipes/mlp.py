@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from halfstep.flops import count_flops
 from halfstep.recipe import Loss, Recipe, RecipeConfig, RunConfig
 
 
@@ -68,10 +69,8 @@ class MLP(Recipe):
         self.inputs = torch.randn(self.train_size, width, device=device)
         self.targets = torch.randn(self.train_size, width, device=device)
 
-        layers: list[nn.Module] = []
-        for _ in range(settings.layers - 1):
-            layers += [nn.Linear(width, width), nn.ReLU()]
-        model = nn.Sequential(*layers, nn.Linear(width, width)).to(device)
+        self.settings = settings
+        model = make_layers(settings).to(device)
         self.modules = {"model": model}
         self.optimizers = {
             "sgd": torch.optim.SGD(
@@ -88,6 +87,20 @@ class MLP(Recipe):
         """Yield the mean squared error."""
         inputs, targets = batch
         yield Loss(F.mse_loss(self.modules["model"](inputs), targets), optimizer="sgd")
+
+    def flops(self) -> float:
+        """Count the operations of one row."""
+        with torch.device("meta"):
+            model, row = make_layers(self.settings), torch.zeros(1, self.settings.width)
+        return count_flops(lambda: F.mse_loss(model(row), row))
+
+
+def make_layers(settings: MLPConfig) -> nn.Sequential:
+    """Return the network."""
+    layers: list[nn.Module] = []
+    for _ in range(settings.layers - 1):
+        layers += [nn.Linear(settings.width, settings.width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(settings.width, settings.width))
 
 
 ROWS = {  # the tutorial's three, and bf16

@@ -188,3 +188,48 @@ def test_codes_for_a_terminal_are_not_shown(
     page = browser.get(f"/runs/{running.id}").text
     assert '<div class="stderr" data-number="1">Warning: slow</div>' in page
     assert "\x1b" not in page
+
+
+WORKLOAD = {"event": "workload", "step": 0, "examples": 128, "tokens": 4096, "device": "NVIDIA"}
+
+
+def test_what_a_second_brings_stands_on_the_page(
+    database: Database, running: Run, browser: TestClient, script: TestClient
+) -> None:
+    """Examples, tokens and the share of the device's peak; what is not known is left out."""
+    steps = make_steps([1.0] * 10)
+    steps["step_us"], steps["data_us"] = 4000, 1000
+    plain = WORKLOAD | {"tokens": None, "flops": None, "peak_flops": None}
+    record(database, running, steps, events=[plain])
+    page = browser.get("/runs/1").text
+    assert "10 steps waited for data · 32,000 examples/s</p>" in page
+    assert "MFU" not in page
+    known = WORKLOAD | {"flops": 1e12, "peak_flops": 1e15}
+    record(database, running, events=[known])
+    page = browser.get("/runs/1").text
+    assert "tokens/s · 25 % of the device's peak (MFU)" in page
+    assert "<b>input-bound</b>: 100 % of the last 10 steps waited for data" in page
+    summary = script.get("/api/v1/runs/1").json()
+    assert summary["examples_per_second"] == 250 * 128
+    assert summary["tokens_per_second"] == 250 * 4096
+    assert summary["utilisation"] == 0.25
+    assert (summary["data_wait"]["waited"], summary["data_wait"]["share"]) == (10, 0.25)
+
+
+def test_spikes_are_listed_with_where_the_run_went_back_to(
+    database: Database, running: Run, browser: TestClient, script: TestClient
+) -> None:
+    """On the page, and for the chart in the series; none is said to be none."""
+    assert "None: the loss never rose suddenly." in browser.get("/runs/1").text
+    spikes = [
+        {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rewound_to": 5},
+        {"event": "spike", "step": 9, "loss": "NaN", "z": "Infinity"},
+    ]
+    record(database, running, make_steps([1.0] * 10), events=spikes)
+    page = browser.get("/runs/1").text
+    assert '<td class="number">20.5</td><td class="number">99.5</td><td>step 5</td>' in page
+    assert '<td class="number">NaN</td><td class="number">∞</td><td>–</td>' in page
+    assert script.get("/api/v1/runs/1/series").json()["spikes"] == [
+        {"step": 7, "loss": 20.5, "z": 99.5, "rewound_to": 5},
+        {"step": 9, "loss": "NaN", "z": "Infinity", "rewound_to": None},
+    ]

@@ -1,0 +1,21 @@
+"""Sudden rises of a run's loss, as its training told them."""
+
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from db.tables import Diagnosis
+from db.telemetry import SPIKE
+
+#: A page's table and its chart have the latest; the table `diagnoses` has all.
+MOST = 200
+
+
+def spikes(session: Session, run_id: int, *, most: int = MOST) -> list[dict[str, Any]]:
+    """Return the latest spikes, in order of step: step, loss, z; rewound_to, where it went back."""
+    query = select(Diagnosis.step, Diagnosis.content).where(
+        Diagnosis.run_id == run_id, Diagnosis.kind == SPIKE
+    )
+    rows = session.execute(query.order_by(Diagnosis.step.desc()).limit(most)).all()
+    return [{"rewound_to": None, **content, "step": step} for step, content in reversed(rows)]
