@@ -139,7 +139,7 @@ def _words(
     }
     if changes.events or changes.diagnoses or changes.is_over:
         found = findings.of_run(session, run)
-        fragments["findings"] = fragment("_findings.html", findings=found)
+        fragments["findings"] = fragment("_findings.html", run=summary, findings=found)
     if changes.goes_back:
         skipped = skipped_steps(session, run.id)
         fragments["skips"] = fragment("_skips.html", run=summary, skipped=skipped)

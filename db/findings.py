@@ -1,28 +1,35 @@
 """What the figures of a run say is wrong, in words, and what to do about it."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db import artifacts, groups, histograms, series, workers
-from db.tables import FLAGGED, SKIPPED, Run, ScalerEvent, Step, Worker
+from db.tables import FLAGGED, RECIPE, SKIPPED, Run, ScalerEvent, Step, Worker
 from db.verdict import Verdict, verdict
 
 SKIPS_READ = 50
 UNDERFLOW = 0.01  # share of gradients
 ILL = ("collapsing", "dead")
 FAILED = "failed_diagnosis"
+OUTSIDE = "training_step"  # what a replay calls the place outside of all modules
 
 
 @dataclass(frozen=True)
 class Finding:
-    """title: what is so; text: the figures, and what to do."""
+    """title: what is so; text: the figures, and what to do.
+
+    module: that a fork may run in fp32, to mend it; from before which step, if it is known.
+    """
 
     title: str
     text: str
+    module: str | None = None
+    before: int | None = None
 
 
 @dataclass(frozen=True)
@@ -30,15 +37,16 @@ class Evidence:
     """What findings go by.
 
     lost_losses: applied steps whose loss was not finite.  skips: the latest, with their culprits.
-    modules: of the newest histogram.  shapes: what misses tensor cores, as the spool's event has
-    it.  schedule: in how many skipped steps it advanced, likewise.  failed: diagnoses that raised,
-    likewise.  seconds: by variant, of the finished runs of the group.
+    replays: of those, as the spool's events have them.  modules: of the newest histogram.  shapes:
+    what misses tensor cores, likewise.  schedule: in how many skipped steps it advanced, likewise.
+    failed: diagnoses that raised.  seconds: of the finished runs of the group, by variant.
     """
 
     verdict: Verdict | None
     scale: float | None = None
     lost_losses: int = 0
     skips: Sequence[ScalerEvent] = ()
+    replays: Sequence[dict[str, Any]] = ()
     modules: Sequence[dict[str, Any]] = ()
     has_bf16: bool = False
     shapes: dict[str, Any] | None = None
@@ -54,11 +62,15 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     shapes = artifacts.diagnoses(session, run.id, "shapes")
     schedule = artifacts.diagnoses(session, run.id, "schedule")
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
+    skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
+    steps = {skip.step for skip in skips}
+    replays = artifacts.diagnoses(session, run.id, "replay", steps=steps) if steps else []
     evidence = Evidence(
         verdict=verdict(session, run),
         scale=run.scale,
         lost_losses=_lost_losses(session, run),
-        skips=series.skips(session, run.id, most=SKIPS_READ) if run.skipped else (),
+        skips=skips,
+        replays=[each.content for each in replays],
         modules=newest.content["modules"] if newest else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
         shapes=shapes[0].content if shapes else None,
@@ -67,7 +79,9 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         variant=groups.variant(run.settings),
         seconds=groups.seconds(session, run.group_id) if run.group_id else {},
     )
-    return list(find(evidence))
+    # What a fork may mend it may mend of a recipe's run alone.
+    found = find(evidence)
+    return [each if run.source == RECIPE else replace(each, module=None) for each in found]
 
 
 def find(evidence: Evidence) -> Iterator[Finding]:
@@ -76,6 +90,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _losses(evidence)
     yield from _direction(evidence)
     yield from _one_module(evidence)
+    yield from _replayed(evidence)
     yield from _underflow(evidence)
     yield from _bf16(evidence)
     yield from _schedule(evidence)
@@ -114,8 +129,8 @@ def _direction(evidence: Evidence) -> Iterator[Finding]:
             "The forward pass overflows",
             f"At all of the last {total:,} skips the loss itself was not finite, and the loss "
             "scale has no part in it: backing off cannot help. Look for large activations, log or "
-            "division of a value that fp16 flushed to zero; compute that module in fp32 under "
-            "autocast(enabled=False), or use bf16.",
+            "division of a value that fp16 flushed to zero; run that module in fp32, by "
+            "modules.fp32, or use bf16.",
         )
     elif not forward:
         yield Finding(
@@ -139,9 +154,34 @@ def _one_module(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "Only one module overflows",
             f"At all of the last {len(modules):,} skips the parameters of {name or 'the top'} "
-            "alone had gradients that were not finite. Compute it in fp32, inside "
-            "autocast(enabled=False) with its input as .float(), and the scale can grow.",
+            "alone had gradients that were not finite. Run it in fp32, by modules.fp32, and the "
+            "scale can grow.",
+            module=name or None,
+            before=min(skip.step for skip in evidence.skips),
         )
+
+
+def _replayed(evidence: Evidence) -> Iterator[Finding]:
+    """Name the module that most replays found; going backward, a scale at its limit is no fault."""
+    found = [
+        each
+        for each in evidence.replays
+        if each["found"] and each["exact"] and each["module"] not in (None, "", OUTSIDE)
+        if each["direction"] == "forward" or _is_unwell(evidence)
+    ]
+    if not found:
+        return
+    name, times = Counter(each["module"] for each in found).most_common(1)[0]
+    mine = [each for each in found if each["module"] == name]
+    yield Finding(
+        f"{name} overflows",
+        f"Replays of {times:,} of the {len(evidence.replays):,} skips replayed found the first "
+        f"number that is not finite there, going {mine[-1]['direction']}, in "
+        f"{mine[-1]['operation']}. Run it in fp32, by modules.fp32; the comparison of both runs "
+        "says what that costs in time and saves in skips.",
+        module=name,
+        before=min(each["step"] for each in mine),
+    )
 
 
 def _underflow(evidence: Evidence) -> Iterator[Finding]:

@@ -169,6 +169,28 @@ class Training(Group):
         return self
 
 
+#: The name of a module, or what matches the names of several, as in a shell: model.blocks.*.norm
+Pattern = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)]
+Patterns = Annotated[list[Pattern], Field(max_length=32)]
+
+
+class Modules(Group):
+    """Modules that run otherwise than their network, by their names or patterns such as *.norm."""
+
+    fp32: Patterns = Field(
+        [],
+        title="In fp32",
+        description="Modules that run in fp32 within an fp16 or bf16 run, with all that is in "
+        "them, by the names that a replay tells: model.head, model.blocks.*.norm.",
+    )
+    bf16: Patterns = Field(
+        [],
+        title="In bf16",
+        description="Modules that run in bf16 within an fp16 run, likewise; where both name one, "
+        "fp32 holds.",
+    )
+
+
 class Scaler(Group):
     """The loss scaler. It works in fp16 only."""
 
@@ -350,6 +372,7 @@ class RunConfig(Group, Generic[Own]):
         description="fp16: autocast and loss scaling. bf16: autocast. fp32: neither.",
     )
     training: Training = Field(Training(), title="Training")
+    modules: Modules = Field(Modules(), title="Modules")
     scaler: Scaler = Field(Scaler(), title="Loss scaler")
     checkpoints: Checkpoints = Field(Checkpoints(), title="Checkpoints")
     evaluation: Evaluation = Field(Evaluation(), title="Evaluation")

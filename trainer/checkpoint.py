@@ -9,6 +9,7 @@ import pickle
 import random
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
@@ -174,7 +176,7 @@ def restore(
     notes = [
         f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]
     ]
-    notes += _differences(saved_config, config.model_dump(mode="json"))
+    notes += _differences(_filled(saved_config, config), config.model_dump(mode="json"))
     if not config.training.deterministic:
         notes.append("training.deterministic is off: algorithms may give other last bits")
     saved = state["progress"]
@@ -237,6 +239,13 @@ def _environment(device: torch.device) -> dict[str, Any]:
         "device": machine.device_name(device),
         "thread count": torch.get_num_threads(),
     }
+
+
+def _filled(saved: dict[str, Any], config: RunConfig[Any]) -> dict[str, Any]:
+    """Return a saved configuration with the defaults of settings that there were not yet."""
+    with suppress(ValidationError):  # or as it is, where a field has gone
+        return type(config).model_validate(saved).model_dump(mode="json")
+    return saved
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:

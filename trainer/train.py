@@ -35,6 +35,7 @@ from trainer.checkpoint import Progress
 from trainer.diagnosis import shapes
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.replay import Replay
+from trainer.module_precision import set_precisions
 from trainer.observers import Observers, courtesy
 from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Control, Ranks
@@ -155,6 +156,7 @@ def train(
 
     # DistributedDataParallel replaces the modules that the recipe calls; these are the plain ones.
     modules = dict(recipe.modules)
+    set_precisions(modules, config, device)  # innermost, so that whoever calls one calls it so
     recipe.modules = {name: ranks.wrap(module, training) for name, module in modules.items()}
     if training.compile:  # outermost, so that the compiler can overlap DDP's communication
         compiled: dict[str, Any] = {name: torch.compile(m) for name, m in recipe.modules.items()}

@@ -59,7 +59,7 @@ def show_run(
         forks=runs.forks(session, run_id),
         metrics=windows.measured(session, run_id),
         comparison=comparison.lay_out(session, run.group_id, settings) if run.group_id else None,
-        labels=comparison.MEASURED,
+        labels=comparison.LABELS,
         log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),
         config=run.config,
         meant=run.settings,

@@ -25,7 +25,15 @@ def _verdict(word: str) -> verdict.Verdict:
 
 def _skips(*names: str, loss_nonfinite: bool = False) -> list[ScalerEvent]:
     culprits = [{"name": name} for name in names]
-    return [ScalerEvent(culprits=culprits, loss_nonfinite=loss_nonfinite) for _ in range(3)]
+    return [
+        ScalerEvent(step=step, culprits=culprits, loss_nonfinite=loss_nonfinite)
+        for step in (7, 8, 9)
+    ]
+
+
+def _replay(step: int, module: str = "model.head", **changes: Any) -> dict[str, Any]:
+    found = {"found": True, "exact": True, "direction": "forward", "operation": "addmm"}
+    return {"step": step, "module": module, **found, **changes}
 
 
 MODULES = [make_module("body", -10, [90]), make_module("head", -10, [10])]
@@ -179,3 +187,31 @@ def test_run_that_has_not_begun_shows_nothing(database: Database, ada: User) -> 
         for precision in ("fp16", "bf16", "fp32"):
             run = submit(session, ada, config=config(precision=precision))
             assert findings.of_run(session, run) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "replays", "offered"),
+    [
+        ("healthy", [_replay(7), _replay(9), _replay(8, "model.body")], ("model.head", 7)),
+        ("healthy", [_replay(7, direction="backward")], None),
+        ("dead", [_replay(7, direction="backward")], ("model.head", 7)),
+        ("dead", [_replay(7, "training_step"), _replay(8, exact=False)], None),
+        ("dead", [_replay(7, None, found=False)], None),
+    ],
+)
+def test_a_replayed_module_is_offered_to_a_fork(
+    word: str, replays: list[dict[str, Any]], offered: tuple[str, int] | None
+) -> None:
+    """The one that most exact replays name, from before its first skip; going backward only where
+    the scale is unwell, for a scale at its limit overflows in a healthy run as well."""
+    found = findings.find(Evidence(verdict=_verdict(word), replays=replays))
+    offers = [(each.module, each.before) for each in found if each.module]
+    assert offers == ([offered] if offered else [])
+
+
+def test_one_module_that_overflows_is_offered_to_a_fork() -> None:
+    """Where only its parameters were culprits, too."""
+    evidence = Evidence(
+        verdict=_verdict("oscillating"), skips=_skips("head.weight"), modules=MODULES
+    )
+    assert [(f.module, f.before) for f in findings.find(evidence) if f.module] == [("head", 7)]
