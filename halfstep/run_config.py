@@ -115,6 +115,18 @@ class Training(Group):
         description="Call the networks through torch.compile: faster steps, minutes to start, "
         "other last bits.",
     )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
+        "default",
+        title="Compile mode",
+        description="For torch.compile. reduce-overhead: record the kernels of a pass as a CUDA "
+        "graph, for small batches. max-autotune: that, and try kernels for minutes.",
+    )
+    channels_last: bool = Field(
+        False,
+        title="Channels last",
+        description="Keep the weights of convolutions with their channels last, as tensor cores "
+        "want images. Other last bits.",
+    )
     deterministic: bool = Field(
         True,
         title="Deterministic",
@@ -155,6 +167,16 @@ class Training(Group):
     )
 
     @model_validator(mode="after")
+    def _a_cuda_graph_has_gradients_of_one_pass(self) -> Self:
+        if self.compile and self.compile_mode != "default" and self.accumulation_steps > 1:
+            raise ValueError(
+                f"compile_mode {self.compile_mode} cannot go with accumulation_steps "
+                f"{self.accumulation_steps}: a CUDA graph writes its gradients over those of the "
+                "pass before; allowed: default"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_static_graph_is_the_same_in_every_pass(self) -> Self:
         if self.static_graph and self.accumulation_steps > 1:
             raise ValueError(
@@ -188,6 +210,12 @@ class Modules(Group):
         title="In bf16",
         description="Modules that run in bf16 within an fp16 run, likewise; where both name one, "
         "fp32 holds.",
+    )
+    checkpointed: Patterns = Field(
+        [],
+        title="Activation checkpoints",
+        description="Modules that keep no activations and compute them again going backward: less "
+        "memory for about a third more time, and the same bits.",
     )
 
 

@@ -25,6 +25,7 @@ from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import RunConfig
 from trainer import machine
 from trainer.files import SavedFile, checksum, write_whole
+from trainer.memory_format import lay_out_as_weights
 from trainer.weights import write_weights
 
 FORMAT = 1
@@ -160,6 +161,7 @@ def restore(
             optimizer.load_state_dict(state["optimizers"][name])
             for group, own in zip(optimizer.param_groups, settings, strict=True):
                 group.update(own)
+            lay_out_as_weights(optimizer)
         if state.get("recipe_state"):
             recipe.load_state_dict(state["recipe_state"])
     except (KeyError, RuntimeError, ValueError) as error:

@@ -81,4 +81,4 @@ def wrap_forward(module: nn.Module, around: Callable[..., Any]) -> None:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return around(partial(inner, self), *args, **kwargs)
 
-    module.forward = MethodType(forward, module)  # type: ignore[method-assign]
+    module.forward = MethodType(forward, module)

@@ -29,12 +29,14 @@ from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig, Scaler, Training
 from halfstep.spool import Event, Steps
 from trainer import checkpoint
+from trainer.activation_checkpoints import set_checkpoints
 from trainer.averaging import AveragingCheck
 from trainer.batches import Batches
 from trainer.checkpoint import Progress
 from trainer.diagnosis import shapes
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.replay import Replay
+from trainer.memory_format import set_channels_last
 from trainer.module_precision import set_precisions
 from trainer.observers import Observers, courtesy
 from trainer.policies import ScaleRule, StopRule
@@ -157,10 +159,12 @@ def train(
     # DistributedDataParallel replaces the modules that the recipe calls; these are the plain ones.
     modules = dict(recipe.modules)
     set_precisions(modules, config, device)  # innermost, so that whoever calls one calls it so
+    set_checkpoints(modules, config)
+    if training.channels_last:
+        set_channels_last(modules, recipe.optimizers)
     recipe.modules = {name: ranks.wrap(module, training) for name, module in modules.items()}
     if training.compile:  # outermost, so that the compiler can overlap DDP's communication
-        compiled: dict[str, Any] = {name: torch.compile(m) for name, m in recipe.modules.items()}
-        recipe.modules = compiled
+        recipe.modules = {name: compiled(m, training) for name, m in recipe.modules.items()}
     peaks = peak_rates(recipe.optimizers)
 
     # ---- Mixed precision, and who follows it --------------------------------------------------
@@ -213,6 +217,9 @@ def train(
             # Everything from here to `tick` queues work on the device and returns: the host is
             # some steps ahead of it, and learns what they were like when their rows arrive.
             schedule.apply(step)
+            if training.compile and training.compile_mode != "default":
+                # What the graphs of the step before have written is done with.
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             observers.before_step(step)
             drawn: Iterable[Any] = batches.step()
             if config.scaler.retry_in_fp32:
@@ -586,6 +593,13 @@ def make_scaler(config: RunConfig[Any], device: torch.device) -> GradScaler:
     if scaler.is_enabled() != wanted:
         raise RuntimeError(f"the loss scaler switched itself off on {device}; fp16 needs it")
     return scaler
+
+
+def compiled(module: nn.Module, training: Training) -> Any:
+    """Return a module compiled: in other modes than torch's own, by CUDA graphs."""
+    if training.compile_mode == "default":
+        return torch.compile(module)
+    return torch.compile(module, mode=training.compile_mode)
 
 
 def as_losses(yielded: Loss | tuple[Loss, ...]) -> tuple[Loss, ...]:
