@@ -434,7 +434,8 @@ class Metric(Table):
 class Checkpoint(Table):
     """A file to download: the whole state ("checkpoint") or the weights alone ("weights").
 
-    Of several modules each has its own, of kind "weights.<module>".
+    Of several modules each has its own, of kind "weights.<module>"; averaged weights are of kind
+    "ema" or "ema.<module>".
 
     key is its path in the store, empty while it is on the training machine alone; path is that in
     the run's folder there. reason: interval, end, request, cancel, pause or preempt.

@@ -109,6 +109,12 @@ class Training(Group):
         description="Update all weights in one kernel. Without it, PyTorch's scaler makes the "
         "host wait for the device once a step.",
     )
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        title="EMA decay",
+        description="Keep an exponential moving average of the weights, such as 0.999, evaluate it "
+        "beside them (ema/…) and save it, too. Empty: none.",
+    )
     compile: bool = Field(
         False,
         title="Compile",

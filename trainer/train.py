@@ -36,6 +36,7 @@ from trainer.checkpoint import Progress
 from trainer.diagnosis import shapes
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.replay import Replay
+from trainer.ema import PREFIX, Ema
 from trainer.memory_format import set_channels_last
 from trainer.module_precision import set_precisions
 from trainer.observers import Observers, courtesy
@@ -196,6 +197,9 @@ def train(
 
     # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
     parts: dict[str, Any] = {"scale_rule": scale_rule, "schedule": schedule, **observers.members}
+    ema = Ema(training.ema_decay, modules, rig.optimizers) if training.ema_decay else None
+    if ema is not None:
+        parts["ema"] = ema
     for name, part in parts.items():
         if inherited.get(name):
             part.load_state_dict(inherited[name])
@@ -227,7 +231,10 @@ def train(
             result = train_step(rig, drawn)
             with torch.no_grad():
                 recipe.after_step()
-            schedule.count({name: result.updates[name].found_inf for name in result.stepped})
+            found_inf = {name: result.updates[name].found_inf for name in result.stepped}
+            schedule.count(found_inf)
+            if ema is not None:
+                ema.update(found_inf)
             observers.after_step(result)
 
             # The one policy for which the host waits in every step: it has to know of a skip now.
@@ -236,6 +243,8 @@ def train(
                 second = retry_in_fp32(rig, drawn, step, device)
                 on_event(second)
                 retried += second["applied"]
+                if ema is not None and second["applied"]:
+                    ema.update(dict.fromkeys(found_inf, 0.0))
             telemetry.tick()
             if step == first and config.checkpoints.every_steps is not None:
                 saver.prepare()
@@ -244,6 +253,8 @@ def train(
             if is_last or _is_due(config.evaluation.every_steps, step):
                 observers.drain()  # evaluating waits for the device anyway
                 metrics = evaluate(recipe, autocast)
+                if ema is not None:
+                    metrics |= evaluate_average(ema, recipe, autocast, device)
                 _report(metrics, step, telemetry.elapsed_ms(), on_event)
                 with courtesy("making of artifacts", step, on_event):
                     saver.save_artifacts(step, make_artifacts(recipe, autocast))
@@ -497,6 +508,17 @@ def evaluate(recipe: Recipe, autocast: torch.autocast) -> dict[str, float]:
         return recipe.evaluate()
 
 
+def evaluate_average(
+    ema: Ema, recipe: Recipe, autocast: torch.autocast, device: torch.device
+) -> dict[str, float]:
+    """Return the metrics of the averaged weights; training draws its random numbers as before."""
+    random = checkpoint.random_state(device)
+    with ema.in_place():
+        metrics = evaluate(recipe, autocast)
+    checkpoint.restore_random_state(random, device)
+    return {f"{PREFIX}{name}": value for name, value in metrics.items()}
+
+
 def make_artifacts(recipe: Recipe, autocast: torch.autocast) -> dict[str, bytes | str]:
     """Return the files that the recipe makes to be looked at."""
     with torch.no_grad(), evaluation_mode(recipe), autocast:
@@ -560,7 +582,7 @@ def inherited_parts(
     parts: Mapping[str, Any] = state.get("parts", {})
     if not (is_scaled and state["scaler"]):
         # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
-        return {name: part for name, part in parts.items() if name == "schedule"}
+        return {name: part for name, part in parts.items() if name in ("schedule", "ema")}
     if is_fork:  # it tells of its own scales, and replays skips of its own
         own: dict[str, Any] = {"telemetry": None}
         if "replay" in parts:

@@ -30,7 +30,7 @@ HONEST: dict[str, dict[str, Any]] = {
         "request": None,
         "write_seconds": 1.25,
         "stall_seconds": 0.05,
-        "files": [STATE],
+        "files": [STATE, STATE | {"kind": "ema"}, STATE | {"kind": "ema.generator"}],
     },
     "resumed": {"step": 0, "exact": False, "notes": ["another device"]},
     "artifact": {"step": 400, "name": "a.txt", **FILE},
