@@ -8,7 +8,8 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db import artifacts, groups, histograms, series, workers
+from db import artifacts, groups, histograms, precision_findings, series, workers
+from db.finding import Finding
 from db.tables import FLAGGED, RECIPE, SKIPPED, Run, ScalerEvent, Step, Worker
 from db.verdict import Verdict, verdict
 
@@ -20,25 +21,13 @@ OUTSIDE = "training_step"  # what a replay calls the place outside of all module
 
 
 @dataclass(frozen=True)
-class Finding:
-    """title: what is so; text: the figures, and what to do.
-
-    module: that a fork may run in fp32, to mend it; from before which step, if it is known.
-    """
-
-    title: str
-    text: str
-    module: str | None = None
-    before: int | None = None
-
-
-@dataclass(frozen=True)
 class Evidence:
     """What findings go by.
 
     lost_losses: applied steps whose loss was not finite.  skips: the latest, with their culprits.
-    replays: of those, as the spool's events have them.  modules: of the newest histogram.  shapes:
-    what misses tensor cores, likewise.  schedule: in how many skipped steps it advanced, likewise.
+    replays: of those, as the spool's events have them.  modules: of the newest histogram.  poison:
+    the newest, likewise.  shapes: what misses tensor cores, likewise.  schedule: in how many
+    skipped steps it advanced, likewise.
     failed: diagnoses that raised.  seconds: of the finished runs of the group, by variant.
     """
 
@@ -49,6 +38,7 @@ class Evidence:
     replays: Sequence[dict[str, Any]] = ()
     modules: Sequence[dict[str, Any]] = ()
     has_bf16: bool = False
+    poison: dict[str, Any] | None = None
     shapes: dict[str, Any] | None = None
     schedule: dict[str, Any] | None = None
     failed: Sequence[dict[str, Any]] = ()
@@ -59,6 +49,7 @@ class Evidence:
 def of_run(session: Session, run: Run) -> list[Finding]:
     """Read the evidence of a run and return what it shows."""
     newest = histograms.newest(session, run.id)
+    poison = histograms.newest(session, run.id, "poison")
     shapes = artifacts.diagnoses(session, run.id, "shapes")
     schedule = artifacts.diagnoses(session, run.id, "schedule")
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
@@ -73,6 +64,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         replays=[each.content for each in replays],
         modules=newest.content["modules"] if newest else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
+        poison=poison.content if poison else None,
         shapes=shapes[0].content if shapes else None,
         schedule=schedule[-1].content if schedule else None,
         failed=[each.content for each in artifacts.diagnoses(session, run.id, FAILED)],
@@ -88,6 +80,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     """Yield what the evidence shows, the gravest first."""
     yield from _small_scale(evidence)
     yield from _losses(evidence)
+    yield from precision_findings.poisoned(evidence.poison)
     yield from _direction(evidence)
     yield from _one_module(evidence)
     yield from _replayed(evidence)

@@ -13,7 +13,7 @@ LARGEST_FP16 = 65504.0
 
 
 def newest(session: Session, run_id: int, kind: str = "histogram") -> Diagnosis | None:
-    """Return the last histogram of a run, or its last layer_norms or headroom."""
+    """Return the last histogram of a run, or its last diagnosis of another kind."""
     query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
     return session.scalar(query.order_by(Diagnosis.step.desc()).limit(1))
 

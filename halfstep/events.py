@@ -308,6 +308,7 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "modules": Listed({"name": WORDS, "activation": NUMBER, "gradient": _or_nothing(NUMBER)}),
     },
     "layer_norms": {"step": STEP, "layers": Listed(WORDS), "norms": Listed(NUMBER)},
+    "poison": {"step": STEP, "count": COUNT, "buffers": Listed(WORDS)},
     "schedule": {"step": STEP, "advanced": COUNT, "skipped": COUNT},
     "failed_diagnosis": {"step": SINCE, "diagnosis": NAME, "error": WORDS},
 }

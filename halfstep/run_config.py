@@ -292,6 +292,12 @@ class Scaler(Group):
         title="Stop at the floor",
         description="Fail the run when a step is skipped with the scale at its floor.",
     )
+    restore_buffers: bool = Field(
+        False,
+        title="Restore buffers",
+        description="After a skipped step give buffers, such as running statistics of a BatchNorm, "
+        "their values from before it. Costs copies of them in every step.",
+    )
     retry_in_fp32: bool = Field(
         False,
         title="Retry in fp32",

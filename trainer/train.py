@@ -32,9 +32,11 @@ from trainer import checkpoint
 from trainer.activation_checkpoints import set_checkpoints
 from trainer.averaging import AveragingCheck
 from trainer.batches import Batches
+from trainer.buffers import BufferRule
 from trainer.checkpoint import Progress
 from trainer.diagnosis import shapes
 from trainer.diagnosis.histogram import Histogram
+from trainer.diagnosis.poison import Poison
 from trainer.diagnosis.replay import Replay
 from trainer.ema import PREFIX, Ema
 from trainer.memory_format import set_channels_last
@@ -93,6 +95,7 @@ class Followers:
     replay: Replay
     histogram: Histogram
     telemetry: Telemetry
+    poison: Poison  # last: what telemetry drains it hears of before it is drained itself
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,8 @@ def train(
     for name, part in parts.items():
         if inherited.get(name):
             part.load_state_dict(inherited[name])
+    is_restored = config.scaler.restore_buffers and scaler.is_enabled()
+    buffer_rule = BufferRule(modules, is_on=is_restored)
     saver = Saver(
         checkpoint_folder, recipe, modules, batches, config, device, ranks, parts, on_event
     )
@@ -225,10 +230,12 @@ def train(
                 # What the graphs of the step before have written is done with.
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             observers.before_step(step)
+            buffer_rule.keep()
             drawn: Iterable[Any] = batches.step()
             if config.scaler.retry_in_fp32:
                 drawn = list(drawn)  # they may be wanted twice
             result = train_step(rig, drawn)
+            buffer_rule.restore(update.found_inf for update in result.updates.values())
             with torch.no_grad():
                 recipe.after_step()
             found_inf = {name: result.updates[name].found_inf for name in result.stepped}
@@ -323,6 +330,7 @@ def make_rig(
         Replay(rig, modules, sampler, batches, config, device, on_event),
         Histogram(optimizers, diagnosis, device, on_event),
         Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at),
+        Poison(modules, on_event),
     )
     if training.static_graph and ranks.world_size > 1:
         observers.join(averaging=AveragingCheck(ranks))

@@ -215,3 +215,16 @@ def test_one_module_that_overflows_is_offered_to_a_fork() -> None:
         verdict=_verdict("oscillating"), skips=_skips("head.weight"), modules=MODULES
     )
     assert [(f.module, f.before) for f in findings.find(evidence) if f.module] == [("head", 7)]
+
+
+def test_poisoned_buffers_are_a_finding(database: Database, running: Run) -> None:
+    """The newest event, which has all of them, says which and since when."""
+    events = [
+        {"event": "poison", "step": step, "count": 60, "buffers": [f"model.{step}.running_mean"]}
+        for step in (2, 4)
+    ]
+    record(database, running, make_steps([1.0] * 5, skipped=[2, 4]), events=events)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    [text] = [each.text for each in found if each.title == "Buffers are not finite"]
+    assert "After the skip at step 4: model.4.running_mean and 59 more." in text
