@@ -26,9 +26,9 @@ class Evidence:
 
     lost_losses: applied steps whose loss was not finite.  skips: the latest, with their culprits.
     replays: of those, as the spool's events have them.  modules: of the newest histogram.  poison:
-    the newest, likewise.  shapes: what misses tensor cores, likewise.  schedule: in how many
-    skipped steps it advanced, likewise.
-    failed: diagnoses that raised.  seconds: of the finished runs of the group, by variant.
+    the newest, likewise.  updates: the newest count of them, by module.  shapes: what misses tensor
+    cores, as the event has it.  schedule: in how many skipped steps it advanced, likewise.  failed:
+    diagnoses that raised.  seconds: of the finished runs of the group, by variant.
     """
 
     verdict: Verdict | None
@@ -39,6 +39,7 @@ class Evidence:
     modules: Sequence[dict[str, Any]] = ()
     has_bf16: bool = False
     poison: dict[str, Any] | None = None
+    updates: dict[str, Any] | None = None
     shapes: dict[str, Any] | None = None
     schedule: dict[str, Any] | None = None
     failed: Sequence[dict[str, Any]] = ()
@@ -65,6 +66,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         modules=newest.content["modules"] if newest else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
         poison=poison.content if poison else None,
+        updates=histograms.updates(session, run.id),
         shapes=shapes[0].content if shapes else None,
         schedule=schedule[-1].content if schedule else None,
         failed=[each.content for each in artifacts.diagnoses(session, run.id, FAILED)],
@@ -85,6 +87,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _one_module(evidence)
     yield from _replayed(evidence)
     yield from _underflow(evidence)
+    yield from precision_findings.rounded_away(evidence.updates)
     yield from _bf16(evidence)
     yield from _schedule(evidence)
     yield from _slower(evidence)

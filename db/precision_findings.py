@@ -1,9 +1,11 @@
-"""What half precision has done to the numbers that stay: buffers that took an inf or a NaN."""
+"""What half precision does to what stays: buffers with an inf, weights that do not move."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from db.finding import Finding
+
+LOST = 0.25  # share of the updates
 
 
 def poisoned(found: dict[str, Any] | None) -> Iterator[Finding]:
@@ -20,3 +22,20 @@ def poisoned(found: dict[str, Any] | None) -> Iterator[Finding]:
         "scaler.restore_buffers, or with the module ahead of them in fp32, by modules.fp32.",
         before=found["step"],
     )
+
+
+def rounded_away(updates: dict[str, Any] | None) -> Iterator[Finding]:
+    """Yield what the newest count of updates says, as db.histograms has it."""
+    if not updates or not updates["modules"]:
+        return
+    wanted, lost = (sum(each[name] for each in updates["modules"]) for name in ("wanted", "lost"))
+    worst = updates["modules"][0]
+    if lost > LOST * wanted:
+        yield Finding(
+            "Updates round away",
+            f"At step {updates['step']:,}, {100 * lost / wanted:.2g} % of the weights in bf16 that "
+            f"had a gradient stayed as they were, most in {worst['name'] or 'the top'} "
+            f"({100 * worst['share']:.2g} %): the update is less than half the distance to the "
+            "next bf16 number. Keep the weights in fp32, by training.weights: autocast computes in "
+            "bf16 all the same. A larger learning rate loses fewer.",
+        )

@@ -308,6 +308,10 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "modules": Listed({"name": WORDS, "activation": NUMBER, "gradient": _or_nothing(NUMBER)}),
     },
     "layer_norms": {"step": STEP, "layers": Listed(WORDS), "norms": Listed(NUMBER)},
+    "updates": {
+        "step": STEP,
+        "modules": Listed({"name": WORDS, "wanted": COUNT, "lost": COUNT}),
+    },
     "poison": {"step": STEP, "count": COUNT, "buffers": Listed(WORDS)},
     "schedule": {"step": STEP, "advanced": COUNT, "skipped": COUNT},
     "failed_diagnosis": {"step": SINCE, "diagnosis": NAME, "error": WORDS},

@@ -109,6 +109,12 @@ class Training(Group):
         description="Update all weights in one kernel. Without it, PyTorch's scaler makes the "
         "host wait for the device once a step.",
     )
+    weights: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        title="Weights",
+        description="bf16: in a bf16 run keep weights and the optimizer's moments in bf16. Half "
+        "the memory; small updates round away.",
+    )
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
         title="EMA decay",
@@ -376,6 +382,14 @@ class Diagnosis(Group):
         le=10**9,
         title="Layer norms every … steps",
         description="Steps between records of each layer's gradient norm, at most 2,000 in a run. "
+        "0: none.",
+    )
+    updates_every_steps: int = Field(
+        100,
+        ge=0,
+        le=MOST_STEPS,
+        title="Updates every … steps",
+        description="Steps between counts of the updates that round away, of weights in bf16. "
         "0: none.",
     )
     replay_skips: int = Field(

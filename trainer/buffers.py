@@ -30,7 +30,7 @@ class BufferRule:
         was_skipped = torch.stack(list(found_inf)).amax() > 0
         for group, before in self._kept:
             values = torch.where(was_skipped, before, _in_a_row(group))
-            parts = values.split([buffer.numel() for buffer in group])
+            parts = torch.split(values, [buffer.numel() for buffer in group])
             shaped = [part.view(b.shape) for part, b in zip(parts, group, strict=True)]
             torch._foreach_copy_(group, shaped)
 

@@ -32,12 +32,14 @@ from trainer import checkpoint
 from trainer.activation_checkpoints import set_checkpoints
 from trainer.averaging import AveragingCheck
 from trainer.batches import Batches
+from trainer.bf16_weights import set_bf16_weights
 from trainer.buffers import BufferRule
 from trainer.checkpoint import Progress
 from trainer.diagnosis import shapes
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.poison import Poison
 from trainer.diagnosis.replay import Replay
+from trainer.diagnosis.updates import Updates
 from trainer.ema import PREFIX, Ema
 from trainer.memory_format import set_channels_last
 from trainer.module_precision import set_precisions
@@ -94,6 +96,7 @@ class Followers:
     stop_rule: StopRule
     replay: Replay
     histogram: Histogram
+    updates: Updates
     telemetry: Telemetry
     poison: Poison  # last: what telemetry drains it hears of before it is drained itself
 
@@ -166,6 +169,8 @@ def train(
     set_checkpoints(modules, config)
     if training.channels_last:
         set_channels_last(modules, recipe.optimizers)
+    if training.weights == "bf16" and config.precision == "bf16":
+        set_bf16_weights(modules, recipe.optimizers)
     recipe.modules = {name: ranks.wrap(module, training) for name, module in modules.items()}
     if training.compile:  # outermost, so that the compiler can overlap DDP's communication
         recipe.modules = {name: compiled(m, training) for name, m in recipe.modules.items()}
@@ -313,7 +318,6 @@ def make_rig(
     place = {"rank": ranks.rank, "world_size": ranks.world_size}
     sampler = Sampler(recipe.train_size, training, **place, pin=device.type == "cuda")
     batches = Batches(recipe, sampler)
-    optimizers = watched_optimizers(modules, recipe.optimizers)
     observers = Observers(on_steps, on_event)
 
     # Mixed precision is two objects with two switches. With both off the same loop is plain fp32,
@@ -321,7 +325,9 @@ def make_rig(
     autocast = make_autocast(config, device)
     recipe.scaler = scaler = make_scaler(config, device)
     rule = ScaleRule(config.scaler, device)
-    if scaler.is_enabled():
+    is_scaled = scaler.is_enabled()
+    optimizers = watched_optimizers(modules, recipe.optimizers, is_scaled=is_scaled)
+    if is_scaled:
         prepare_momentum(recipe.optimizers)
 
     rig = Rig(recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers)
@@ -329,6 +335,7 @@ def make_rig(
         StopRule(config.scaler),
         Replay(rig, modules, sampler, batches, config, device, on_event),
         Histogram(optimizers, diagnosis, device, on_event),
+        Updates(optimizers, diagnosis, on_event),
         Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at),
         Poison(modules, on_event),
     )

@@ -53,6 +53,7 @@ def show_run(
         histogram=histograms.newest(session, run_id),
         layers=histograms.newest(session, run_id, "layer_norms"),
         headroom=histograms.headroom(session, run_id),
+        updates=histograms.updates(session, run_id),
         artifacts=by_step(artifacts.of_run(session, run_id)),
         files=checkpoints.of_run(session, run_id),
         saves=checkpoints.saves(session, run_id),

@@ -228,3 +228,26 @@ def test_poisoned_buffers_are_a_finding(database: Database, running: Run) -> Non
         found = findings.of_run(session, session.get_one(Run, running.id))
     [text] = [each.text for each in found if each.title == "Buffers are not finite"]
     assert "After the skip at step 4: model.4.running_mean and 59 more." in text
+
+
+@pytest.mark.parametrize(("lost", "is_told"), [(20, False), (90, True)])
+def test_updates_that_round_away_are_a_finding(
+    database: Database, running: Run, lost: int, *, is_told: bool
+) -> None:
+    """Where they are many, with the module that loses most; of the newest count."""
+    counted = [
+        {"name": "body", "wanted": 100, "lost": lost - 5},
+        {"name": "head", "wanted": 10, "lost": 8},
+        {"name": "idle", "wanted": 0, "lost": 0},
+    ]
+    events = [
+        {"event": "updates", "step": 10, "modules": [counted[2]]},
+        {"event": "updates", "step": 20, "modules": counted},
+    ]
+    record(database, running, make_steps([1.0] * 40), events=events)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    assert [each.title for each in found] == (["Updates round away"] if is_told else [])
+    if is_told:
+        assert "At step 20, 85 % of the weights" in found[0].text
+        assert "most in body (85 %)" in found[0].text
