@@ -21,9 +21,9 @@ def set_bf16_weights(modules: Mapping[str, nn.Module], optimizers: Mapping[str, 
         for module in network.modules():
             if isinstance(module, _NormBase):
                 continue
-            for parameter in module.parameters(recurse=False):
-                if parameter.dtype == torch.float32:
-                    parameter.data = parameter.data.to(torch.bfloat16)
+            for weight in module.parameters(recurse=False):
+                if weight.dtype == torch.float32:
+                    weight.data = weight.data.to(torch.bfloat16)
     for optimizer in optimizers.values():  # of some the moments are there already
         for parameter, state in optimizer.state.items():
             for name, value in state.items():
