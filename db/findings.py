@@ -14,6 +14,7 @@ from db.tables import FLAGGED, RECIPE, SKIPPED, Run, ScalerEvent, Step, Worker
 from db.verdict import Verdict, verdict
 
 SKIPS_READ = 50
+REPLAYS_READ = 50
 UNDERFLOW = 0.01  # share of gradients
 ILL = ("collapsing", "dead")
 FAILED = "failed_diagnosis"
@@ -25,7 +26,7 @@ class Evidence:
     """What findings go by.
 
     lost_losses: applied steps whose loss was not finite.  skips: the latest, with their culprits.
-    replays: of those, as the spool's events have them.  modules: of the newest histogram.  poison:
+    replays: the first, as the spool's events have them.  modules: of the newest histogram.  poison:
     the newest, likewise.  updates: the newest count of them, by module.  shapes: what misses tensor
     cores, as the event has it.  schedule: in how many skipped steps it advanced, likewise.  failed:
     diagnoses that raised.  seconds: of the finished runs of the group, by variant.
@@ -55,14 +56,13 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     schedule = artifacts.diagnoses(session, run.id, "schedule")
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
     skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
-    steps = {skip.step for skip in skips}
-    replays = artifacts.diagnoses(session, run.id, "replay", steps=steps) if steps else []
+    replays = artifacts.replays(session, run.id, limit=REPLAYS_READ).rows if run.skipped else ()
     evidence = Evidence(
         verdict=verdict(session, run),
         scale=run.scale,
         lost_losses=_lost_losses(session, run),
         skips=skips,
-        replays=[each.content for each in replays],
+        replays=[row.content for (row,) in replays],
         modules=newest.content["modules"] if newest else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
         poison=poison.content if poison else None,

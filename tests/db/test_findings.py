@@ -13,6 +13,7 @@ from tests.db.telemetry_made import (
     make_histogram,
     make_metric,
     make_module,
+    make_replay,
     make_skip,
     make_steps,
     record,
@@ -251,3 +252,15 @@ def test_updates_that_round_away_are_a_finding(
     if is_told:
         assert "At step 20, 85 % of the weights" in found[0].text
         assert "most in body (85 %)" in found[0].text
+
+
+def test_replays_of_the_first_skips_are_evidence(database: Database, running: Run) -> None:
+    """However many skips came after them."""
+    skips = range(30, 130)
+    events = [*(make_skip(step, "body.bias", loss_nonfinite=True) for step in skips)]
+    replay = make_replay(30, direction="forward")
+    record(database, running, make_steps([1.0] * 130, skipped=skips), events=[*events, replay])
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    [offer] = [(each.title, each.before) for each in found if each.module]
+    assert offer == ("model.head overflows", 30)
