@@ -27,9 +27,9 @@ class Evidence:
 
     lost_losses: applied steps whose loss was not finite.  skips: the latest, with their culprits.
     replays: the first, as the spool's events have them.  modules: of the newest histogram.  poison:
-    the newest, likewise.  updates: the newest count of them, by module.  shapes: what misses tensor
-    cores, as the event has it.  schedule: in how many skipped steps it advanced, likewise.  failed:
-    diagnoses that raised.  seconds: of the finished runs of the group, by variant.
+    the newest, likewise.  updates: the newest count of them, by module.  uncalled, shapes: what
+    settings name in vain, and what misses tensor cores.  schedule: in how many skipped steps it
+    advanced.  failed: diagnoses that raised.  seconds: of the group's finished runs, by variant.
     """
 
     verdict: Verdict | None
@@ -41,6 +41,7 @@ class Evidence:
     has_bf16: bool = False
     poison: dict[str, Any] | None = None
     updates: dict[str, Any] | None = None
+    uncalled: dict[str, Any] | None = None
     shapes: dict[str, Any] | None = None
     schedule: dict[str, Any] | None = None
     failed: Sequence[dict[str, Any]] = ()
@@ -52,6 +53,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     """Read the evidence of a run and return what it shows."""
     newest = histograms.newest(session, run.id)
     poison = histograms.newest(session, run.id, "poison")
+    uncalled = histograms.newest(session, run.id, "uncalled")
     shapes = artifacts.diagnoses(session, run.id, "shapes")
     schedule = artifacts.diagnoses(session, run.id, "schedule")
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
@@ -66,6 +68,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         modules=newest.content["modules"] if newest else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
         poison=poison.content if poison else None,
+        uncalled=uncalled.content if uncalled else None,
         updates=histograms.updates(session, run.id),
         shapes=shapes[0].content if shapes else None,
         schedule=schedule[-1].content if schedule else None,
@@ -82,6 +85,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     """Yield what the evidence shows, the gravest first."""
     yield from _small_scale(evidence)
     yield from _losses(evidence)
+    yield from precision_findings.uncalled(evidence.uncalled)
     yield from precision_findings.poisoned(evidence.poison)
     yield from _direction(evidence)
     yield from _one_module(evidence)

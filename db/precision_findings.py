@@ -1,11 +1,23 @@
-"""What half precision does to what stays: buffers with an inf, weights that do not move."""
+"""What half precision does to what stays, buffers and weights, and which settings say nothing."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from db.finding import Finding
 
+NAMES_SHOWN = 12
 LOST = 0.25  # share of the updates
+
+
+def uncalled(found: dict[str, Any] | None) -> Iterator[Finding]:
+    """Yield what the spool's event of modules that are not called says."""
+    if found:
+        yield Finding(
+            "A setting names modules that are not called",
+            f"{', '.join(found['modules'][:NAMES_SHOWN])}: what modules.fp32, modules.bf16 or "
+            "modules.checkpointed says of them holds for calls, and another module uses their "
+            "weights by itself, as MultiheadAttention does those of its out_proj. Name that one.",
+        )
 
 
 def poisoned(found: dict[str, Any] | None) -> Iterator[Finding]:

@@ -308,6 +308,7 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "modules": Listed({"name": WORDS, "activation": NUMBER, "gradient": _or_nothing(NUMBER)}),
     },
     "layer_norms": {"step": STEP, "layers": Listed(WORDS), "norms": Listed(NUMBER)},
+    "uncalled": {"step": STEP, "modules": Listed(WORDS)},
     "updates": {
         "step": STEP,
         "modules": Listed({"name": WORDS, "wanted": COUNT, "lost": COUNT}),

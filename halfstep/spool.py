@@ -40,6 +40,7 @@ of every field; what is not within them is not written, and read as Unrecordable
     replay      step, exact, notes, requested, scale, found, module, direction "forward" |
                 "backward", operation, dtype, largest_input, limit, loss_nonfinite, culprits
                 [{"optimizer", "name", "inf", "nan"}]; see replay.py
+    uncalled    step, modules: that a setting names, and that the first step did not call
     updates     step, modules [{"name", "wanted", "lost"}]: of weights in bf16 how many had a
                 gradient, and how many of those have not moved; see updates.py
     poison      step, count, buffers: after the skip of that step these hold an inf or a NaN; of

@@ -39,6 +39,7 @@ from trainer.diagnosis import shapes
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.poison import Poison
 from trainer.diagnosis.replay import Replay
+from trainer.diagnosis.uncalled import Uncalled
 from trainer.diagnosis.updates import Updates
 from trainer.ema import PREFIX, Ema
 from trainer.memory_format import set_channels_last
@@ -98,6 +99,7 @@ class Followers:
     histogram: Histogram
     updates: Updates
     telemetry: Telemetry
+    uncalled: Uncalled
     poison: Poison  # last: what telemetry drains it hears of before it is drained itself
 
 
@@ -337,6 +339,7 @@ def make_rig(
         Histogram(optimizers, diagnosis, device, on_event),
         Updates(optimizers, diagnosis, on_event),
         Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at),
+        Uncalled(modules, config, on_event),
         Poison(modules, on_event),
     )
     if training.static_graph and ranks.world_size > 1:

@@ -264,3 +264,13 @@ def test_replays_of_the_first_skips_are_evidence(database: Database, running: Ru
         found = findings.of_run(session, session.get_one(Run, running.id))
     [offer] = [(each.title, each.before) for each in found if each.module]
     assert offer == ("model.head overflows", 30)
+
+
+def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, running: Run) -> None:
+    """By the modules' names, and with what to name instead."""
+    event = {"event": "uncalled", "step": 1, "modules": ["model.attention.out_proj"]}
+    record(database, running, make_steps([1.0] * 40), events=[event])
+    with database.reading() as session:
+        [found] = findings.of_run(session, session.get_one(Run, running.id))
+    assert found.title == "A setting names modules that are not called"
+    assert found.text.startswith("model.attention.out_proj: what modules.fp32")

@@ -46,6 +46,7 @@ HONEST: dict[str, dict[str, Any]] = {
         "modules": [{"name": "head", "activation": float("inf"), "gradient": None}],
     },
     "layer_norms": {"step": 50, "layers": ["head"], "norms": [float("inf")]},
+    "uncalled": {"step": 1, "modules": ["model.attention.out_proj"]},
     "updates": {"step": 7, "modules": [{"name": "model.0", "wanted": 768, "lost": 700}]},
     "poison": {"step": 7, "count": 1, "buffers": ["model.1.running_mean"]},
     "schedule": {"step": 40, "advanced": 9, "skipped": 10},
