@@ -268,7 +268,8 @@ def train(
                 observers.drain()  # evaluating waits for the device anyway
                 metrics = evaluate(recipe, autocast)
                 if ema is not None:
-                    metrics |= evaluate_average(ema, recipe, autocast, device)
+                    with courtesy("evaluation of the average", step, on_event):
+                        metrics |= evaluate_average(ema, recipe, autocast, device)
                 _report(metrics, step, telemetry.elapsed_ms(), on_event)
                 with courtesy("making of artifacts", step, on_event):
                     saver.save_artifacts(step, make_artifacts(recipe, autocast))
@@ -531,9 +532,11 @@ def evaluate_average(
 ) -> dict[str, float]:
     """Return the metrics of the averaged weights; training draws its random numbers as before."""
     random = checkpoint.random_state(device)
-    with ema.in_place():
-        metrics = evaluate(recipe, autocast)
-    checkpoint.restore_random_state(random, device)
+    try:
+        with ema.in_place():
+            metrics = evaluate(recipe, autocast)
+    finally:
+        checkpoint.restore_random_state(random, device)
     return {f"{PREFIX}{name}": value for name, value in metrics.items()}
 
 

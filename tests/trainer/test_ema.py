@@ -108,30 +108,28 @@ def test_it_is_evaluated_beside_the_weights(run_loop, tmp_path):
     assert averaged["value"] != raw["value"]
 
 
-def test_an_evaluation_that_raises_leaves_the_weights(run_loop):
-    """The networks have their own weights again, however it ended."""
+class Raising(Noisy):
+    """Its second evaluation raises, having drawn a random number."""
 
-    class Raising(Regression):
-        def evaluate(self):
-            self.seen = [weight.clone() for weight in self.modules["model"].parameters()]
-            if hasattr(self, "again"):
-                raise ValueError("no")
-            self.again = True
-            return {}
+    def evaluate(self):
+        metrics = super().evaluate()
+        if hasattr(self, "again"):
+            raise ValueError("no room")
+        self.again = True
+        return metrics
 
-    recipes = []
 
-    class Kept(Raising):
-        def __init__(self, config, device):
-            super().__init__(config, device)
-            recipes.append(self)
-
-    with pytest.raises(ValueError, match="no"):
-        run_loop(Kept, {"training": {"steps": 5, "ema_decay": 0.9}})
-    plain = run_loop(Regression, {"training": {"steps": 5}})
-    assert_same_bits(
-        recipes[0].modules["model"].state_dict(), plain.recipe.modules["model"].state_dict()
+def test_an_evaluation_of_it_that_raises_ends_no_run(run_loop):
+    """It is told; networks and random numbers are those of the training again."""
+    run = run_loop(Raising, WITH)
+    plain = run_loop(Raising, {"training": {"steps": 30}})
+    [told] = run.of("failed_diagnosis")
+    assert (told["diagnosis"], told["error"]) == (
+        "evaluation of the average",
+        "ValueError: no room",
     )
+    assert_same_bits(run.weights(), plain.weights())
+    assert run.of("metric", name="val/size")
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])

@@ -185,4 +185,4 @@ def test_page_has_the_updates_that_round_away(
     section = browser.get("/runs/1").text.partition('<section id="updates">')[2]
     section = section.partition("</section>")[0]
     assert "In step 100" in section
-    assert section.index("head") < section.index("75.0 %") < section.index("body")
+    assert section.index(">head<") < section.index(">75.0 %<") < section.index(">body<")
