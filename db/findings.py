@@ -58,13 +58,13 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     schedule = artifacts.diagnoses(session, run.id, "schedule")
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
     skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
-    replays = artifacts.replays(session, run.id, limit=REPLAYS_READ).rows if run.skipped else ()
+    replays = artifacts.first_replays(session, run.id, most=REPLAYS_READ) if run.skipped else ()
     evidence = Evidence(
         verdict=verdict(session, run),
         scale=run.scale,
         lost_losses=_lost_losses(session, run),
         skips=skips,
-        replays=[row.content for (row,) in replays],
+        replays=replays,
         modules=newest.content["modules"] if newest else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
         poison=poison.content if poison else None,
