@@ -1,4 +1,7 @@
-"""The same run in several precisions: queue them, and lay them side by side, as ratios to fp32."""
+"""The same run in several precisions: queue them, and lay them side by side, as ratios to fp32.
+
+A run and its fork with a module in fp32 are laid side by side as well, as ratios to the run.
+"""
 
 import math
 from copy import deepcopy
@@ -17,11 +20,14 @@ from db.tables import ENDED, Run, User
 
 #: What is measured of every recipe; the recipe's own metrics follow.
 MEASURED = {"run/seconds": "Time", "run/peak_memory_bytes": "Peak memory"}
+#: Of the last steps: runs of unlike length, a run and its fork say, are compared by it.
+STEP = "run/step_ms"
+LABELS = {STEP: "Time a step", **MEASURED}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of one run; ratio: to that of the fp32 run, where both are there and finite."""
+    """A number of one run; ratio: to the reference's, where both are there and finite."""
 
     value: float | None
     ratio: float | None
@@ -43,15 +49,18 @@ class Column:
 class Comparison:
     """names: of the figures, in order; differences: fields of which runs have unequal values.
 
-    left_out: precisions that no worker offered when the comparison was queued.  is_on_cpu: some
-    run trains on a CPU, or all will.
+    reference: the label of the run that ratios are to: fp32's, or the first of runs of one
+    precision.  left_out: precisions that no worker offered when such a comparison was queued.
+    is_on_cpu: some run trains on a CPU, or all will.
     """
 
     columns: list[Column]
+    reference: str
     names: list[str]
     differences: list[tuple[str, list[Any]]]
     left_out: list[str]
     is_on_cpu: bool
+    is_of_precisions: bool
 
     @property
     def has_devices_that_differ(self) -> bool:
@@ -100,25 +109,36 @@ def lay_out(session: Session, group_id: int, settings: Settings) -> Comparison:
     """Lay a group side by side. Raises NotFound."""
     members = groups.members(session, group_id)
     measured = {run.id: _measured(session, run) for run, _owner in members}
-    labels = {run.id: groups.variant(run.config) for run, _owner in members}
-    base = next((measured[run] for run, label in labels.items() if label == "fp32"), {})
+    configs = [run.config for run, _owner in members]
+    variants = [groups.variant(config) for config in configs]
+    is_of_precisions = len(set(variants)) > 1
+    first = variants.index("fp32") if "fp32" in variants else 0
+    has_reference = variants[first] == "fp32" or not is_of_precisions
+    base = measured[members[first][0].id] if has_reference else {}
     own = dict.fromkeys(name for figures in measured.values() for name in figures)
-    names = [*MEASURED, "loss", *(name for name in own if name not in (*MEASURED, "loss"))]
+    names = [*LABELS, "loss", *(name for name in own if name not in (*LABELS, "loss"))]
     devices = groups.devices(session, group_id)
     columns = [
         Column(
-            labels[summary.id],
+            label,
             summary,
             devices.get(summary.id, ""),
             {name: _figure(name, measured[summary.id], base) for name in names},
         )
-        for summary in summarise_all(session, members, settings)
+        for label, summary in zip(
+            groups.labels(configs), summarise_all(session, members, settings), strict=True
+        )
     ]
-    differences = _differences([run.config for run, _owner in members])
-    shown = {*labels.values(), TF32}  # which is no precision to ask for, but a setting of fp32
-    left_out = [label for label in groups.VARIANTS if label not in shown]
-    is_on_cpu = groups.is_on_cpu(session, group_id)
-    return Comparison(columns, names, differences, left_out, is_on_cpu)
+    shown = {*variants, TF32}  # which is no precision to ask for, but a setting of fp32
+    return Comparison(
+        columns,
+        variants[first],
+        names,
+        _differences(configs),
+        [label for label in groups.VARIANTS if label not in shown] if is_of_precisions else [],
+        groups.is_on_cpu(session, group_id),
+        is_of_precisions,
+    )
 
 
 def _measured(session: Session, run: Run) -> dict[str, float | None]:
@@ -126,6 +146,8 @@ def _measured(session: Session, run: Run) -> dict[str, float | None]:
     metrics = {each.name: each.value for each in windows.measured(session, run.id)}
     if run.step:
         metrics["loss"] = math.nan if run.loss is None else run.loss
+    if run.steps_per_second:
+        metrics[STEP] = 1000 / run.steps_per_second
     if run.status not in ENDED:
         metrics = {name: metrics[name] for name in metrics if name not in MEASURED}
     return {name: math.nan if value is None else value for name, value in metrics.items()}

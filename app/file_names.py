@@ -16,8 +16,9 @@ def file_name(run: Run | RunSummary, row: Checkpoint) -> str:
         return f"{_stem(run, row)}-{_without_specials(own)[-100:]}"
     if row.kind == "checkpoint":
         return f"{_stem(run, row)}.pt"
-    module = row.kind.removeprefix("weights").replace(".", "-", 1)
-    return f"{_stem(run, row)}{_without_specials(module)}.safetensors"
+    parts = [part for part in row.kind.split(".", 1) if part != "weights"]
+    ending = "".join(f"-{_without_specials(part)}" for part in parts)
+    return f"{_stem(run, row)}{ending}.safetensors"
 
 
 def artifact_name(run: Run | RunSummary, row: Artifact) -> str:

@@ -123,6 +123,8 @@ def value(value: Any) -> str:
             return "yes" if value else "no"
         case float():
             return repr(int(value)) if value.is_integer() and abs(value) < 1e16 else repr(value)
+        case list():
+            return ", ".join(map(str, value)) or "none"
         case _:
             return str(value)
 

@@ -12,7 +12,7 @@ from typing import Any
 from app.schemas import Property, Schema, get, properties, put
 
 #: Groups that a newcomer need not see; they open when they hold an error or a changed value.
-ADVANCED = {"scaler", "checkpoints", "evaluation"}
+ADVANCED = {"modules", "scaler", "checkpoints", "evaluation"}
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,11 @@ def _input(each: Property, config: dict[str, Any], errors: dict[str, str]) -> In
 
 
 def input_text(value: Any) -> str:
-    """Return a value as it stands in an input; whole numbers without a point."""
+    """Return a value as it stands in an input; whole numbers without a point, lists by commas."""
     if value is None:
         return ""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     if isinstance(value, float) and math.isfinite(value):
         return str(int(value)) if value.is_integer() and abs(value) < 2**63 else repr(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -104,6 +106,8 @@ def _parsed(each: Property, text: str) -> Any:
         return text in ("true", "on")
     if text == "" and each.is_nullable:
         return None
+    if each.is_list:
+        return [part for part in map(str.strip, text.split(",")) if part]
     if kind not in ("integer", "number"):
         return text
     try:

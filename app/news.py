@@ -143,7 +143,7 @@ def _words(
     }
     if changes.events or changes.diagnoses or changes.is_over:
         found = findings.of_run(session, run)
-        fragments["findings"] = fragment("_findings.html", findings=found)
+        fragments["findings"] = fragment("_findings.html", run=summary, findings=found)
     is_listed = not summary.is_watched
     if is_listed and (changes.goes_back or any(row.kind == SPIKE for row in changes.diagnoses)):
         fragments["spikes"] = fragment("_spikes.html", spikes=spikes(session, run.id))

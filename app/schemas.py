@@ -1,7 +1,7 @@
 """A recipe's JSON Schema: its fields one by one, defaults, and what each field allows, in words.
 
-A configuration is an object of groups; a group is an object of plain fields. `precision` stands
-beside the groups.
+A configuration is an object of groups; a group is an object of plain fields and lists of texts.
+`precision` stands beside the groups.
 """
 
 import math
@@ -44,6 +44,11 @@ class Property:
         return next((each for each in options if each.get("type") != "null"), self.schema)
 
     @property
+    def is_list(self) -> bool:
+        """Whether it holds any number of texts."""
+        return bool(self.rules.get("type") == "array")
+
+    @property
     def default(self) -> Any:
         """What it is if nobody says otherwise."""
         return self.schema.get("default")
@@ -53,6 +58,10 @@ class Property:
         """Say in words which values are allowed."""
         if "enum" in self.rules:
             return "one of " + ", ".join(map(str, self.rules["enum"]))
+        if self.is_list:
+            most, longest = self.rules.get("maxItems"), self.rules["items"].get("maxLength")
+            texts = f"at most {most} texts" if most else "texts"
+            return texts + (f" of 1 to {longest} characters" if longest else "")
         kinds = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
         kind = kinds.get(self.rules.get("type", ""), "text")
         bounds = [f"{words} {self.rules[key]:.15g}" for key, words in _BOUNDS if key in self.rules]
@@ -134,6 +143,8 @@ def mistakes(schema: Schema, config: dict[str, Any]) -> dict[str, str]:
                 found[inner] = f"there is no such field; allowed: {known}"
         elif path in fields:
             found[path] = refusal(fields[path], error.instance)
+        elif (whole := path.rpartition(".")[0]) in fields:  # one of a list
+            found[whole] = refusal(fields[whole], error.instance)
         else:
             found[path or "config"] = error.message
     for path, field in fields.items():

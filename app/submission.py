@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from app import command_lines, schemas
 from app.command_lines import Command
 from app.parameters import LARGEST_STEP, flaw, flaws, outsized
-from db import runs, workers
+from db import groups, runs, workers
 from db.errors import Invalid, NotFound
 from db.tables import LARGEST_ID, Run, User
 
@@ -18,6 +18,7 @@ LIMITS = {
     "after_id": (1, LARGEST_ID),
     "parent_id": (1, LARGEST_ID),
     "parent_step": (1, LARGEST_STEP),
+    "compared_with": (1, LARGEST_ID),
 }
 LENGTHS = {"name": 100, "tags": 200}
 
@@ -53,6 +54,7 @@ class Submission(BaseModel):
     after_id: int | None = _bounded("after_id", None, "Run whose end this one waits for")
     parent_id: int | None = _bounded("parent_id", None, "Run from whose checkpoint to start")
     parent_step: int | None = _bounded("parent_step", None, "Step of that checkpoint")
+    compared_with: int | None = _bounded("compared_with", None, "Run beside which to lay this one")
 
 
 def submit(
@@ -79,7 +81,10 @@ def submit(
         name = name or command_lines.default_name(submission.command.line)
         return runs.submit_command(session, command=checked.command, name=name, **place)
     place |= {"parent_id": submission.parent_id, "parent_step": submission.parent_step}
-    return runs.submit(session, recipe=submission.recipe, name=name, **place)
+    run = runs.submit(session, recipe=submission.recipe, name=name, **place)
+    if submission.compared_with is not None:
+        groups.join(session, run, submission.compared_with)
+    return run
 
 
 class Checked(NamedTuple):
@@ -103,6 +108,8 @@ def check(session: Session, submission: Submission) -> Checked:
             errors["recipe"] = f"{submission.recipe[:100]!r} and a command; allowed: one of the two"
         if submission.parent_id is not None:
             errors["parent_id"] = "a command starts from no checkpoint; allowed: with a recipe"
+        if submission.compared_with is not None:
+            errors["compared_with"] = "a command is laid beside no run; allowed: with a recipe"
     if any(path in errors for path in ("recipe", "config")):
         return Checked(command, config, errors)  # too much to be told more of
     return Checked(command, config, errors | _check_place(session, submission))

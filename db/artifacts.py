@@ -68,6 +68,13 @@ def diagnoses(
     return list(session.scalars(query.order_by(Diagnosis.step)))
 
 
+def first_replays(session: Session, run_id: int, *, most: int) -> list[dict[str, Any]]:
+    """Return what replays of the first skips found, as their events have it."""
+    query = select(Diagnosis.content)
+    query = query.where(Diagnosis.run_id == run_id, Diagnosis.kind == "replay")
+    return list(session.scalars(query.order_by(Diagnosis.step).limit(most)))
+
+
 def replays(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
     """Return a page of what replays of skipped steps found, in order of step."""
     query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == "replay")

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from db.database import now
@@ -58,6 +58,12 @@ def of_run(session: Session, run_id: int) -> list[Checkpoint]:
     """List a run's files, newest step first."""
     query = select(Checkpoint).where(Checkpoint.run_id == run_id)
     return list(session.scalars(query.order_by(Checkpoint.step.desc(), Checkpoint.kind)))
+
+
+def newest_step(session: Session, run_id: int, *, before: int) -> int | None:
+    """Return the step of a run's last whole state from before a step, or None without any."""
+    query = select(func.max(Checkpoint.step)).where(Checkpoint.run_id == run_id)
+    return session.scalar(query.where(Checkpoint.kind == "checkpoint", Checkpoint.step < before))
 
 
 def saves(session: Session, run_id: int) -> dict[int, dict[str, Any]]:

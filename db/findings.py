@@ -1,29 +1,25 @@
 """What the figures of a run say is wrong, in words, and what to do about it."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db import artifacts, groups, histograms, series, workers
+from db import artifacts, groups, histograms, precision_findings, series, workers
+from db.finding import Finding
 from db.starvation import Starvation, starvation
-from db.tables import FLAGGED, SKIPPED, Run, ScalerEvent, Step, Worker
+from db.tables import FLAGGED, RECIPE, SKIPPED, Run, ScalerEvent, Step, Worker
 from db.verdict import Verdict, verdict
 
 SKIPS_READ = 50
+REPLAYS_READ = 50
 UNDERFLOW = 0.01  # share of gradients
 ILL = ("collapsing", "dead")
 FAILED = "failed_diagnosis"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """title: what is so; text: the figures, and what to do."""
-
-    title: str
-    text: str
+OUTSIDE = "training_step"  # what a replay calls the place outside of all modules
 
 
 @dataclass(frozen=True)
@@ -31,18 +27,23 @@ class Evidence:
     """What findings go by.
 
     lost_losses: applied steps whose loss was not finite.  skips: the latest, with their culprits.
-    modules: of the newest histogram.  shapes: what misses tensor cores, as the spool's event has
-    it.  schedule: in how many skipped steps it advanced, likewise.  failed: diagnoses that raised,
-    likewise.  seconds: by variant, of the finished runs of the group.  starvation: of the latest
-    steps.
+    replays: the first, as the spool's events have them.  modules: of the newest histogram.  poison:
+    the newest, likewise.  updates: the newest count of them, by module.  uncalled, shapes: what
+    settings name in vain, and what misses tensor cores.  schedule: in how many skipped steps it
+    advanced.  failed: diagnoses that raised.  seconds: of the group's finished runs, by variant.
+    starvation: of the latest steps.
     """
 
     verdict: Verdict | None
     scale: float | None = None
     lost_losses: int = 0
     skips: Sequence[ScalerEvent] = ()
+    replays: Sequence[dict[str, Any]] = ()
     modules: Sequence[dict[str, Any]] = ()
     has_bf16: bool = False
+    poison: dict[str, Any] | None = None
+    updates: dict[str, Any] | None = None
+    uncalled: dict[str, Any] | None = None
     shapes: dict[str, Any] | None = None
     schedule: dict[str, Any] | None = None
     failed: Sequence[dict[str, Any]] = ()
@@ -54,16 +55,24 @@ class Evidence:
 def of_run(session: Session, run: Run) -> list[Finding]:
     """Read the evidence of a run and return what it shows."""
     newest = histograms.newest(session, run.id)
+    poison = histograms.newest(session, run.id, "poison")
+    uncalled = histograms.newest(session, run.id, "uncalled")
     shapes = artifacts.diagnoses(session, run.id, "shapes")
     schedule = artifacts.diagnoses(session, run.id, "schedule")
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
+    skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
+    replays = artifacts.first_replays(session, run.id, most=REPLAYS_READ) if run.skipped else ()
     evidence = Evidence(
         verdict=verdict(session, run),
         scale=run.scale,
         lost_losses=_lost_losses(session, run),
-        skips=series.skips(session, run.id, most=SKIPS_READ) if run.skipped else (),
+        skips=skips,
+        replays=replays,
         modules=newest.content["modules"] if newest else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
+        poison=poison.content if poison else None,
+        uncalled=uncalled.content if uncalled else None,
+        updates=histograms.updates(session, run.id),
         shapes=shapes[0].content if shapes else None,
         schedule=schedule[-1].content if schedule else None,
         failed=[each.content for each in artifacts.diagnoses(session, run.id, FAILED)],
@@ -71,16 +80,22 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         seconds=groups.seconds(session, run.group_id) if run.group_id else {},
         starvation=starvation(session, run),
     )
-    return list(find(evidence))
+    # What a fork may mend it may mend of a recipe's run alone.
+    found = find(evidence)
+    return [each if run.source == RECIPE else replace(each, module=None) for each in found]
 
 
 def find(evidence: Evidence) -> Iterator[Finding]:
     """Yield what the evidence shows, the gravest first."""
     yield from _small_scale(evidence)
     yield from _losses(evidence)
+    yield from precision_findings.uncalled(evidence.uncalled)
+    yield from precision_findings.poisoned(evidence.poison)
     yield from _direction(evidence)
     yield from _one_module(evidence)
+    yield from _replayed(evidence)
     yield from _underflow(evidence)
+    yield from precision_findings.rounded_away(evidence.updates)
     yield from _bf16(evidence)
     yield from _schedule(evidence)
     yield from _starving(evidence)
@@ -119,8 +134,8 @@ def _direction(evidence: Evidence) -> Iterator[Finding]:
             "The forward pass overflows",
             f"At all of the last {total:,} skips the loss itself was not finite, and the loss "
             "scale has no part in it: backing off cannot help. Look for large activations, log or "
-            "division of a value that fp16 flushed to zero; compute that module in fp32 under "
-            "autocast(enabled=False), or use bf16.",
+            "division of a value that fp16 flushed to zero; run that module in fp32, by "
+            "modules.fp32, or use bf16.",
         )
     elif not forward:
         yield Finding(
@@ -144,9 +159,34 @@ def _one_module(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "Only one module overflows",
             f"At all of the last {len(modules):,} skips the parameters of {name or 'the top'} "
-            "alone had gradients that were not finite. Compute it in fp32, inside "
-            "autocast(enabled=False) with its input as .float(), and the scale can grow.",
+            "alone had gradients that were not finite. Run it in fp32, by modules.fp32, and the "
+            "scale can grow.",
+            module=name or None,
+            before=min(skip.step for skip in evidence.skips),
         )
+
+
+def _replayed(evidence: Evidence) -> Iterator[Finding]:
+    """Name the module that most replays found; going backward, a scale at its limit is no fault."""
+    found = [
+        each
+        for each in evidence.replays
+        if each["found"] and each["exact"] and each["module"] not in (None, "", OUTSIDE)
+        if each["direction"] == "forward" or _is_unwell(evidence)
+    ]
+    if not found:
+        return
+    name, times = Counter(each["module"] for each in found).most_common(1)[0]
+    mine = [each for each in found if each["module"] == name]
+    yield Finding(
+        f"{name} overflows",
+        f"Replays of {times:,} of the {len(evidence.replays):,} skips replayed found the first "
+        f"number that is not finite there, going {mine[-1]['direction']}, in "
+        f"{mine[-1]['operation']}. Run it in fp32, by modules.fp32; the comparison of both runs "
+        "says what that costs in time and saves in skips.",
+        module=name,
+        before=min(each["step"] for each in mine),
+    )
 
 
 def _underflow(evidence: Evidence) -> Iterator[Finding]:

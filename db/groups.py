@@ -1,16 +1,18 @@
-"""Runs of one configuration in several precisions, to be laid side by side."""
+"""Runs to be laid side by side: one configuration in several precisions, or a run and a fork."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.errors import NotFound
-from db.tables import Metric, Run, RunNode, Status, User, Worker
+from db.errors import Invalid, NotFound
+from db.tables import RECIPE, Metric, Run, RunNode, Status, User, Worker
 from db.workers import ALIVE
 
 TF32 = "TF32"
+MOST_COMPARED = 20
 #: What the configuration of each run of a comparison is given, by the path of the field.
 VARIANTS: dict[str, dict[str, Any]] = {
     "fp32": {"precision": "fp32", "scaler.enabled": True, "training.tf32": False},
@@ -39,6 +41,48 @@ def members(session: Session, group_id: int) -> list[tuple[Run, str]]:
     if not found:
         raise NotFound(f"There is no group {group_id}.")
     return found
+
+
+def join(session: Session, run: Run, other_id: int) -> None:
+    """Lay a run beside another, and beside those that the other one is compared with already.
+
+    Raises Invalid for a run that there is not, of another recipe, or with many beside it already.
+    """
+    other = session.get(Run, other_id, with_for_update=True)
+    if other is None:
+        raise Invalid({"compared_with": f"there is no run {other_id}"})
+    if other.recipe != run.recipe or other.source != RECIPE:
+        of = other.recipe or "no recipe"
+        text = f"run {other_id} is of {of}; allowed: a run of {run.recipe}"
+        raise Invalid({"compared_with": text})
+    if other.group_id is None:
+        other.group_id = other.id
+        other.revision += 1
+    beside = select(func.count(Run.id)).where(Run.group_id == other.group_id)
+    if (session.scalar(beside) or 0) >= MOST_COMPARED:
+        text = f"run {other_id} has {MOST_COMPARED} beside it; allowed: fewer"
+        raise Invalid({"compared_with": text})
+    run.group_id = other.group_id
+
+
+def labels(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """Name configurations in a comparison: by their variants, and the modules that only some have
+    in a precision of their own.
+    """
+    special = [_special(config) for config in configs]
+    is_told = len(set(special)) > 1
+    return [
+        ", ".join(filter(None, (variant(config), each if is_told else "")))
+        for config, each in zip(configs, special, strict=True)
+    ]
+
+
+def _special(config: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{' and '.join(config['modules'][precision])} in {precision}"
+        for precision in ("fp32", "bf16")
+        if config.get("modules", {}).get(precision)
+    )
 
 
 def is_on_cpu(session: Session, group_id: int) -> bool:
@@ -72,5 +116,9 @@ def seconds(session: Session, group_id: int) -> dict[str, float]:
     """Return how long the finished runs of a group took, by variant."""
     query = select(Run.config, Metric.value).join(Metric, Metric.run_id == Run.id)
     query = query.where(Run.group_id == group_id, Run.status == Status.FINISHED)
-    rows = session.execute(query.where(Metric.name == "run/seconds").order_by(Metric.step))
-    return {variant(config): value for config, value in rows if value is not None}
+    rows = session.execute(query.where(Metric.name == "run/seconds").order_by(Run.id))
+    found: dict[str, float] = {}
+    for config, value in rows:
+        if value is not None:  # of a variant the first: a fork of it may have been laid beside it
+            found.setdefault(variant(config), value)
+    return found

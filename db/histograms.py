@@ -1,4 +1,4 @@
-"""Where the numbers of a run lay, step by step: exponents, norms of layers, and the headroom."""
+"""Where the numbers of a run lay, step by step: exponents, norms of layers, headroom, updates."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ LARGEST_FP16 = 65504.0
 
 
 def newest(session: Session, run_id: int, kind: str = "histogram") -> Diagnosis | None:
-    """Return the last histogram of a run, or its last layer_norms or headroom."""
+    """Return the last histogram of a run, or its last diagnosis of another kind."""
     query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
     return session.scalar(query.order_by(Diagnosis.step.desc()).limit(1))
 
@@ -64,6 +64,22 @@ def headroom(session: Session, run_id: int) -> dict[str, Any] | None:
         modules[-1] |= dict(zip(("activation", "gradient"), largest, strict=True))
     modules.sort(key=lambda module: math.inf if module["left"] is None else module["left"])
     return newest_look.content | {"modules": modules}
+
+
+def updates(session: Session, run_id: int) -> dict[str, Any] | None:
+    """Return the last count of updates that round away: step, and modules, those that lose most
+    first, each with name, wanted, lost and share.
+    """
+    newest_count = newest(session, run_id, "updates")
+    if newest_count is None:
+        return None
+    modules = [
+        {**each, "share": each["lost"] / each["wanted"]}
+        for each in newest_count.content["modules"]
+        if each["wanted"]
+    ]
+    modules.sort(key=lambda module: -float(module["share"]))
+    return newest_count.content | {"modules": modules}
 
 
 def _left(largest: list[float]) -> float | None:

@@ -441,7 +441,8 @@ class Metric(Table):
 class Checkpoint(Table):
     """A file to download: the whole state ("checkpoint") or the weights alone ("weights").
 
-    Of several modules each has its own, of kind "weights.<module>".
+    Of several modules each has its own, of kind "weights.<module>"; averaged weights are of kind
+    "ema" or "ema.<module>".
 
     key is its path in the store, empty while it is on the training machine alone; path is that in
     the run's folder there. reason: interval, end, request, cancel, pause or preempt.
@@ -496,8 +497,8 @@ class Artifact(Table):
 
 
 class Diagnosis(Table):
-    """What was found out: of a step a histogram, headroom, replay or retry; shapes at 0; a failure;
-    of a checkpoint how long its save took.
+    """What was found out: of a step a histogram, headroom, updates, replay, retry or poison;
+    shapes at 0; a failure; of a checkpoint how long its save took.
 
     content is the event of that kind as the spool's module describes it.
     """

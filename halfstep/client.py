@@ -96,7 +96,7 @@ class Client:
     ) -> dict[str, Any]:
         """Queue a run. What the configuration leaves out has the recipe's default.
 
-        further: priority, devices_per_node, after_id, parent_id and parent_step.
+        further: priority, devices_per_node, after_id, parent_id, parent_step and compared_with.
         Raises ApiError, whose errors name each wrong field, its value and what is allowed.
         """
         wanted = {"recipe": recipe, "config": dict(config or {}), "name": name}

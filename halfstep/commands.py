@@ -117,7 +117,7 @@ def download(words: list[str]) -> None:
     parser.add_argument("run", type=int)
     parser.add_argument("folder", nargs="?", default=".")
     parser.add_argument("--step", type=int, help="the newest if not told")
-    parser.add_argument("--kind", default="checkpoint", help="or weights, or weights.<module>")
+    parser.add_argument("--kind", default="checkpoint", help="or weights, or ema; weights.<module>")
     options = parser.parse_args(words)
     with Client() as client, Progress(f"run {options.run}", in_bytes=True) as told:
         step, kind = options.step, options.kind

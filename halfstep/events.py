@@ -32,8 +32,8 @@ EVENT_BYTES = 16 * 2**20
 #: As JSON has them, see halfstep.spool.
 NONFINITE = ("NaN", "Infinity", "-Infinity")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.[A-Za-z0-9]{1,16}")
-FILE_KIND = re.compile(r"checkpoint|weights(\.[^.\0]{1,100})?")
-FILE_KINDS = "checkpoint, weights or weights.<module>"
+FILE_KIND = re.compile(r"checkpoint|(weights|ema)(\.[^.\0]{1,100})?")
+FILE_KINDS = "checkpoint, weights, weights.<module>, ema or ema.<module>"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -331,6 +331,12 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "examples": COUNT,
         "rewinds": COUNT,
     },
+    "uncalled": {"step": STEP, "modules": Listed(WORDS)},
+    "updates": {
+        "step": STEP,
+        "modules": Listed({"name": WORDS, "wanted": COUNT, "lost": COUNT}),
+    },
+    "poison": {"step": STEP, "count": COUNT, "buffers": Listed(WORDS)},
     "schedule": {"step": STEP, "advanced": COUNT, "skipped": COUNT},
     "failed_diagnosis": {"step": SINCE, "diagnosis": NAME, "error": WORDS},
 }

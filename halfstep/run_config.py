@@ -109,11 +109,35 @@ class Training(Group):
         description="Update all weights in one kernel. Without it, PyTorch's scaler makes the "
         "host wait for the device once a step.",
     )
+    weights: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        title="Weights",
+        description="bf16: in a bf16 run keep weights and the optimizer's moments in bf16. Half "
+        "the memory; small updates round away.",
+    )
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        title="EMA decay",
+        description="Keep an exponential moving average of the weights, such as 0.999, evaluate it "
+        "beside them (ema/…) and save it, too. Empty: none.",
+    )
     compile: bool = Field(
         False,
         title="Compile",
         description="Call the networks through torch.compile: faster steps, minutes to start, "
         "other last bits.",
+    )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
+        "default",
+        title="Compile mode",
+        description="For torch.compile. reduce-overhead: record the kernels of a pass as a CUDA "
+        "graph, for small batches. max-autotune: that, and try kernels for minutes.",
+    )
+    channels_last: bool = Field(
+        False,
+        title="Channels last",
+        description="Keep the weights of convolutions with their channels last, as tensor cores "
+        "want images. Other last bits.",
     )
     deterministic: bool = Field(
         True,
@@ -155,6 +179,16 @@ class Training(Group):
     )
 
     @model_validator(mode="after")
+    def _a_cuda_graph_has_gradients_of_one_pass(self) -> Self:
+        if self.compile and self.compile_mode != "default" and self.accumulation_steps > 1:
+            raise ValueError(
+                f"compile_mode {self.compile_mode} cannot go with accumulation_steps "
+                f"{self.accumulation_steps}: a CUDA graph writes its gradients over those of the "
+                "pass before; allowed: default"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_static_graph_is_the_same_in_every_pass(self) -> Self:
         if self.static_graph and self.accumulation_steps > 1:
             raise ValueError(
@@ -167,6 +201,34 @@ class Training(Group):
                 "is the same in every step of a static graph, and found in the first"
             )
         return self
+
+
+#: The name of a module, or what matches the names of several, as in a shell: model.blocks.*.norm
+Pattern = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)]
+Patterns = Annotated[list[Pattern], Field(max_length=32)]
+
+
+class Modules(Group):
+    """Modules that run otherwise than their network, by their names or patterns such as *.norm."""
+
+    fp32: Patterns = Field(
+        [],
+        title="In fp32",
+        description="Modules that run in fp32 within an fp16 or bf16 run, with all that is in "
+        "them, by the names that a replay tells: model.head, model.blocks.*.norm.",
+    )
+    bf16: Patterns = Field(
+        [],
+        title="In bf16",
+        description="Modules that run in bf16 within an fp16 run, likewise; where both name one, "
+        "fp32 holds.",
+    )
+    checkpointed: Patterns = Field(
+        [],
+        title="Activation checkpoints",
+        description="Modules that keep no activations and compute them again going backward: less "
+        "memory for about a third more time, and the same bits.",
+    )
 
 
 class Scaler(Group):
@@ -235,6 +297,12 @@ class Scaler(Group):
         False,
         title="Stop at the floor",
         description="Fail the run when a step is skipped with the scale at its floor.",
+    )
+    restore_buffers: bool = Field(
+        False,
+        title="Restore buffers",
+        description="After a skipped step give buffers, such as running statistics of a BatchNorm, "
+        "their values from before it. Costs copies of them in every step.",
     )
     retry_in_fp32: bool = Field(
         False,
@@ -314,6 +382,14 @@ class Diagnosis(Group):
         le=10**9,
         title="Layer norms every … steps",
         description="Steps between records of each layer's gradient norm, at most 2,000 in a run. "
+        "0: none.",
+    )
+    updates_every_steps: int = Field(
+        100,
+        ge=0,
+        le=MOST_STEPS,
+        title="Updates every … steps",
+        description="Steps between counts of the updates that round away, of weights in bf16. "
         "0: none.",
     )
     replay_skips: int = Field(
@@ -431,6 +507,7 @@ class RunConfig(Group, Generic[Own]):
     )
     training: Training = Field(Training(), title="Training")
     data: Data = Field(Data(), title="Data")
+    modules: Modules = Field(Modules(), title="Modules")
     scaler: Scaler = Field(Scaler(), title="Loss scaler")
     checkpoints: Checkpoints = Field(Checkpoints(), title="Checkpoints")
     evaluation: Evaluation = Field(Evaluation(), title="Evaluation")

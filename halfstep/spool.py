@@ -22,7 +22,8 @@ of every field; what is not within them is not written, and read as Unrecordable
                 that was set by hand before this step
     metric      step, name, value, elapsed_ms
     checkpoint  step, reason, request, files [{"kind", "path", "size_bytes", "sha256"}]:
-                kind "checkpoint", "weights", or "weights.<module>" where there are several;
+                kind "checkpoint", "weights", or "weights.<module>" where there are several, and of
+                averaged weights "ema" or "ema.<module>";
                 write_seconds: what the thread took that wrote them, to the last fsync;
                 stall_seconds: how long the loop was held for it;
                 upload: whether the uploader of a watched run shall send them
@@ -48,6 +49,11 @@ of every field; what is not within them is not written, and read as Unrecordable
     rewound     step, from_step, spike, loss, z, examples, rewinds: after from_step the run went
                 back to step, for the spike; what was told of steps beyond it counts no more, and
                 so many examples are left out; rewinds: so far
+    uncalled    step, modules: that a setting names, and that the first step did not call
+    updates     step, modules [{"name", "wanted", "lost"}]: of weights in bf16 how many had a
+                gradient, and how many of those have not moved; see updates.py
+    poison      step, count, buffers: after the skip of that step these hold an inf or a NaN; of
+                many the first; see poison.py
     schedule    step, advanced, skipped: of the steps skipped so far, in how many the learning-rate
                 schedule advanced nevertheless; see schedule.py
     failed_diagnosis  step, diagnosis, error: one that raised, and is asked no more

@@ -24,6 +24,7 @@ from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import RunConfig
 from trainer import machine
 from trainer.files import SavedFile, checksum, write_whole
+from trainer.memory_format import lay_out_as_weights
 from trainer.weights import write_weights
 
 FORMAT = 1
@@ -43,20 +44,28 @@ class Progress(NamedTuple):
     retried: int = 0  # skipped steps whose second attempt, in fp32, was applied
 
 
-def save(folder: Path, state: dict[str, Any]) -> list[SavedFile]:
+def save(folder: Path, state: dict[str, Any]) -> list[tuple[str, SavedFile]]:
     """Save a state as .pt, and each module's weights alone as .safetensors, named by their step.
 
-    state: in host memory. The weights' names are those that the module itself gives them, and tied
-    ones are there twice: whatever loads a state into such a module finds them all. With several
-    modules there is a file for each: step-00000400.generator.safetensors.
+    Returned with the kind of each file.  state: in host memory. The weights' names are those that
+    the module itself gives them, and tied ones are there twice: whatever loads a state into such a
+    module finds them all. With several modules there is a file for each:
+    step-00000400.generator.safetensors. Averaged weights are in files of their own, with the
+    module's buffers: step-00000400.ema.safetensors.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"step-{state['progress']['step']:08d}"
-    saved = [write_whole(folder / f"{stem}.pt", partial(torch.save, state))]
+    saved = [("checkpoint", write_whole(folder / f"{stem}.pt", partial(torch.save, state)))]
+    averages = state["parts"].get("ema", {}).get("weights", {})
     for name, weights in state["modules"].items():
         suffix = f".{name}" if len(state["modules"]) > 1 else ""
-        path = folder / f"{stem}{suffix}.safetensors"
-        saved.append(write_whole(path, partial(write_weights, weights)))
+        of_kinds = {"weights": weights}
+        if name in averages:
+            of_kinds["ema"] = weights | averages[name]
+        for kind, values in of_kinds.items():
+            ending = ".ema" if kind == "ema" else ""
+            path = folder / f"{stem}{suffix}{ending}.safetensors"
+            saved.append((f"{kind}{suffix}", write_whole(path, partial(write_weights, values))))
     return saved
 
 
@@ -161,6 +170,7 @@ def restore(
             optimizer.load_state_dict(state["optimizers"][name])
             for group, own in zip(optimizer.param_groups, settings, strict=True):
                 group.update(own)
+            lay_out_as_weights(optimizer)
         if state.get("recipe_state"):
             recipe.load_state_dict(state["recipe_state"])
     except (KeyError, RuntimeError, ValueError) as error:

@@ -94,6 +94,8 @@ def print_event(event: Event) -> None:
             )
         case {"event": "replay", "step": step}:
             _print(f"step {step:>6}  replayed: everything is finite {'; '.join(event['notes'])}")
+        case {"event": "poison", "step": step, "buffers": names}:
+            _print(f"step {step:>6}  left an inf or NaN in {', '.join(names)}")
         case {"event": "shapes", "layers": layers}:
             _print(f"misses tensor cores, its sizes no multiples of 8: {', '.join(layers)}")
         case {"event": "retry", "step": step, "applied": applied, "loss": loss}:

@@ -88,7 +88,8 @@ class Saver:
         if self._folder is not None and self._ranks.rank == 0:
             weights = [module.state_dict() for module in self._modules.values()]
             moments = [optimizer.state_dict() for optimizer in self._recipe.optimizers.values()]
-            size_bytes = room([weights, moments]) + OTHER_BYTES
+            averages = self._parts["ema"].state_dict() if "ema" in self._parts else None
+            size_bytes = room([weights, moments, averages]) + OTHER_BYTES
             self._writer.begin(partial(self._staging.make_room, size_bytes))
 
     def check(self) -> None:
@@ -151,13 +152,14 @@ class Saver:
         started = time.perf_counter()
         saved = checkpoint.save(folder, snapshot.state)
         seconds = time.perf_counter() - started
-        self._on_event(event | {"write_seconds": seconds, "files": list(map(_file, saved))})
+        self._on_event(
+            event | {"write_seconds": seconds, "files": [_file(*each) for each in saved]}
+        )
 
 
-def _file(saved: SavedFile) -> dict[str, Any]:
-    _step, *module, suffix = saved.path.name.split(".")  # a module's name has no dot in it
+def _file(kind: str, saved: SavedFile) -> dict[str, Any]:
     return {
-        "kind": ".".join(["weights", *module]) if suffix == "safetensors" else "checkpoint",
+        "kind": kind,
         "path": f"{saved.path.parent.name}/{saved.path.name}",
         "size_bytes": saved.size_bytes,
         "sha256": saved.sha256,

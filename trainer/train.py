@@ -30,13 +30,22 @@ from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig, Scaler, Training
 from halfstep.spool import Event, Steps
 from trainer import checkpoint
+from trainer.activation_checkpoints import set_checkpoints
 from trainer.averaging import AveragingCheck
 from trainer.batches import Batches
+from trainer.bf16_weights import set_bf16_weights
+from trainer.buffers import BufferRule
 from trainer.checkpoint import Progress
 from trainer.datasets import check_data
 from trainer.diagnosis import shapes
 from trainer.diagnosis.histogram import Histogram
+from trainer.diagnosis.poison import Poison
 from trainer.diagnosis.replay import Replay
+from trainer.diagnosis.uncalled import Uncalled
+from trainer.diagnosis.updates import Updates
+from trainer.ema import PREFIX, Ema
+from trainer.memory_format import set_channels_last
+from trainer.module_precision import set_precisions
 from trainer.observers import Observers, courtesy
 from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Control, Ranks
@@ -95,7 +104,10 @@ class Followers:
     replay: Replay
     histogram: Histogram
     spikes: Spikes
+    updates: Updates
     telemetry: Telemetry
+    uncalled: Uncalled
+    poison: Poison  # last: what telemetry drains it hears of before it is drained itself
 
 
 @dataclass(frozen=True)
@@ -163,10 +175,15 @@ def train(
 
     # DistributedDataParallel replaces the modules that the recipe calls; these are the plain ones.
     modules = dict(recipe.modules)
+    set_precisions(modules, config, device)  # innermost, so that whoever calls one calls it so
+    set_checkpoints(modules, config)
+    if training.channels_last:
+        set_channels_last(modules, recipe.optimizers)
+    if training.weights == "bf16" and config.precision == "bf16":
+        set_bf16_weights(modules, recipe.optimizers)
     recipe.modules = {name: ranks.wrap(module, training) for name, module in modules.items()}
     if training.compile:  # outermost, so that the compiler can overlap DDP's communication
-        compiled: dict[str, Any] = {name: torch.compile(m) for name, m in recipe.modules.items()}
-        recipe.modules = compiled
+        recipe.modules = {name: compiled(m, training) for name, m in recipe.modules.items()}
     peaks = peak_rates(recipe.optimizers)
 
     # ---- Mixed precision, and who follows it --------------------------------------------------
@@ -200,7 +217,12 @@ def train(
 
     # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
     parts: dict[str, Any] = {"scale_rule": scale_rule, "schedule": schedule, **observers.members}
+    ema = Ema(training.ema_decay, modules, rig.optimizers) if training.ema_decay else None
+    if ema is not None:
+        parts["ema"] = ema
     load_parts(parts, inherited)
+    is_restored = config.scaler.restore_buffers and scaler.is_enabled()
+    buffer_rule = BufferRule(modules, is_on=is_restored)
     saver = Saver(
         checkpoint_folder, recipe, modules, batches, config, device, ranks, parts, on_event
     )
@@ -221,14 +243,22 @@ def train(
             # Everything from here to `tick` queues work on the device and returns: the host is
             # some steps ahead of it, and learns what they were like when their rows arrive.
             schedule.apply(step)
+            if training.compile and training.compile_mode != "default":
+                # What the graphs of the step before have written is done with.
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             observers.before_step(step)
+            buffer_rule.keep()
             drawn: Iterable[Any] = batches.step()
             if config.scaler.retry_in_fp32:
                 drawn = list(drawn)  # they may be wanted twice
             result = train_step(rig, drawn)
+            buffer_rule.restore(update.found_inf for update in result.updates.values())
             with torch.no_grad():
                 recipe.after_step()
-            schedule.count({name: result.updates[name].found_inf for name in result.stepped})
+            found_inf = {name: result.updates[name].found_inf for name in result.stepped}
+            schedule.count(found_inf)
+            if ema is not None:
+                ema.update(found_inf)
             observers.after_step(result)
 
             # The one policy for which the host waits in every step: it has to know of a skip now.
@@ -237,6 +267,8 @@ def train(
                 second = retry_in_fp32(rig, drawn, step, device)
                 on_event(second)
                 retried += second["applied"]
+                if ema is not None and second["applied"]:
+                    ema.update(dict.fromkeys(found_inf, 0.0))
             telemetry.tick(batches.waited_seconds)
             if step == first and config.checkpoints.every_steps is not None:
                 saver.prepare()
@@ -255,6 +287,9 @@ def train(
             if is_last or _is_due(config.evaluation.every_steps, step):
                 observers.drain()  # evaluating waits for the device anyway
                 metrics = evaluate(recipe, autocast)
+                if ema is not None:
+                    with courtesy("evaluation of the average", step, on_event):
+                        metrics |= evaluate_average(ema, recipe, autocast, device)
                 _report(metrics, step, telemetry.elapsed_ms(), on_event)
                 with courtesy("making of artifacts", step, on_event):
                     saver.save_artifacts(step, make_artifacts(recipe, autocast))
@@ -306,7 +341,6 @@ def make_rig(
     place = {"rank": ranks.rank, "world_size": ranks.world_size}
     sampler = Sampler(recipe.train_size, training, **place, pin=device.type == "cuda")
     batches = Batches(sampler, *make_sources(recipe, sampler, config, device, tell_of_wait))
-    optimizers = watched_optimizers(modules, recipe.optimizers)
     observers = Observers(on_steps, on_event)
 
     # Mixed precision is two objects with two switches. With both off the same loop is plain fp32,
@@ -314,7 +348,9 @@ def make_rig(
     autocast = make_autocast(config, device)
     recipe.scaler = scaler = make_scaler(config, device)
     rule = ScaleRule(config.scaler, device)
-    if scaler.is_enabled():
+    is_scaled = scaler.is_enabled()
+    optimizers = watched_optimizers(modules, recipe.optimizers, is_scaled=is_scaled)
+    if is_scaled:
         prepare_momentum(recipe.optimizers)
 
     rig = Rig(recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers)
@@ -324,7 +360,10 @@ def make_rig(
         Replay(rig, modules, batches, config, device, on_event, spikes.left_out),
         Histogram(optimizers, diagnosis, device, on_event),
         spikes,
+        Updates(optimizers, diagnosis, on_event),
         Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at),
+        Uncalled(modules, config, on_event),
+        Poison(modules, on_event),
     )
     if training.static_graph and ranks.world_size > 1:
         observers.join(averaging=AveragingCheck(ranks))
@@ -510,6 +549,19 @@ def evaluate(recipe: Recipe, autocast: torch.autocast) -> dict[str, float]:
         return recipe.evaluate()
 
 
+def evaluate_average(
+    ema: Ema, recipe: Recipe, autocast: torch.autocast, device: torch.device
+) -> dict[str, float]:
+    """Return the metrics of the averaged weights; training draws its random numbers as before."""
+    random = checkpoint.random_state(device)
+    try:
+        with ema.in_place():
+            metrics = evaluate(recipe, autocast)
+    finally:
+        checkpoint.restore_random_state(random, device)
+    return {f"{PREFIX}{name}": value for name, value in metrics.items()}
+
+
 def make_artifacts(recipe: Recipe, autocast: torch.autocast) -> dict[str, bytes | str]:
     """Return the files that the recipe makes to be looked at."""
     with torch.no_grad(), evaluation_mode(recipe), autocast:
@@ -610,7 +662,7 @@ def inherited_parts(
         parts = {**parts, "spikes": parts["spikes"] | {"pending": None, "rewinds": 0}}
     if not (is_scaled and state["scaler"]):
         # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
-        return {name: parts[name] for name in ("schedule", "spikes") if name in parts}
+        return {name: part for name, part in parts.items() if name in ("schedule", "spikes", "ema")}
     if is_fork:  # it tells of its own scales, and replays skips of its own
         own: dict[str, Any] = {"telemetry": None}
         if "replay" in parts:
@@ -650,6 +702,13 @@ def make_scaler(config: RunConfig[Any], device: torch.device) -> GradScaler:
     if scaler.is_enabled() != wanted:
         raise RuntimeError(f"the loss scaler switched itself off on {device}; fp16 needs it")
     return scaler
+
+
+def compiled(module: nn.Module, training: Training) -> Any:
+    """Return a module compiled: in other modes than torch's own, by CUDA graphs."""
+    if training.compile_mode == "default":
+        return torch.compile(module)
+    return torch.compile(module, mode=training.compile_mode)
 
 
 def as_losses(yielded: Loss | tuple[Loss, ...]) -> tuple[Loss, ...]:

@@ -16,6 +16,8 @@ from halfstep.gradients import count_nonfinite, elements
 from halfstep.recipe import RecipeError
 from halfstep.rows import Counts
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 class Update(NamedTuple):
     """What became of one optimizer in one step: tensors on the device, not read by the host."""
@@ -160,11 +162,15 @@ def prepare_momentum(optimizers: Mapping[str, Optimizer]) -> None:
 
 
 def watched_optimizers(
-    modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
+    modules: Mapping[str, nn.Module],
+    optimizers: Mapping[str, Optimizer],
+    *,
+    is_scaled: bool = False,
 ) -> dict[str, WatchedOptimizer]:
     """Return each optimizer, watched; its parameters named "<module>.<parameter>" in forward order.
 
-    Raises RecipeError for parameters that AMP cannot train: in half precision, or in no module.
+    is_scaled: by a loss scaler.  Raises RecipeError for parameters that cannot be trained: in fp16,
+    in bf16 with a scaler, or in no module.
     """
     names = {
         parameter: f"{module}.{name}"
@@ -183,14 +189,30 @@ def watched_optimizers(
             )
         parameters = {name: parameter for parameter, name in names.items() if parameter in own}
         for name, parameter in parameters.items():
-            if parameter.dtype in (torch.float16, torch.bfloat16):
+            if parameter.dtype == torch.float16 or (is_scaled and parameter.dtype in HALF):
                 raise RecipeError(
                     f"parameter {name} is {parameter.dtype}: leave the model in torch.float32 "
                     "(no .half()); autocast casts where it is safe. A fused optimizer would "
-                    "accept half-precision gradients in silence, and lose small updates"
+                    "accept half-precision gradients in silence, and lose small updates. (bf16 is "
+                    "allowed where nothing scales the loss: precision bf16, or fp32)"
                 )
+        check_kernel(optimizer_name, optimizer)
         watched[optimizer_name] = WatchedOptimizer(optimizer, parameters)
     return watched
+
+
+def check_kernel(name: str, optimizer: Optimizer) -> None:
+    """Raise RecipeError for a fused SGD of weights in bf16 on a CPU: its kernel leaves them as is.
+
+    https://github.com/pytorch/pytorch/issues/191763, in torch up to 2.13
+    """
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
+        weights = (weight for weight in group["params"] if weight.device.type == "cpu")
+        if group["fused"] and any(weight.dtype == torch.bfloat16 for weight in weights):
+            raise RecipeError(
+                f'optimizer "{name}" is a fused SGD of weights in bf16, whose kernel on a CPU does '
+                "not change them: give it fused=False (training.fused), or take AdamW"
+            )
 
 
 def check_kind(name: str, optimizer: object) -> None:

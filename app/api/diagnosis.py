@@ -24,6 +24,8 @@ class Finding(BaseModel):
 
     title: str
     text: str
+    module: Annotated[str | None, Field(description="That modules.fp32 of a fork may name")]
+    before: Annotated[int | None, Field(description="The step before which to fork")]
 
 
 class Sample(BaseModel):

@@ -16,14 +16,16 @@ router = APIRouter(tags=["comparisons"])
 
 
 class Figure(BaseModel):
-    """A number; null is NaN or not measured yet. ratio: to the fp32 run's."""
+    """A number; null is NaN or not measured yet. ratio: to the fp32 run's, or the first run's."""
 
     value: Number
     ratio: float | None
 
 
 class ComparedRun(BaseModel):
-    """One run. figures: run/seconds, run/peak_memory_bytes, loss, and the recipe's last metrics."""
+    """One run. figures: run/step_ms, run/seconds, run/peak_memory_bytes, loss, and the recipe's
+    last metrics.
+    """
 
     label: str
     run: RunSummary

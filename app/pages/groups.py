@@ -38,7 +38,7 @@ def show_group(
         visitor=visitor,
         group_id=group_id,
         comparison=laid_out,
-        labels=comparison.MEASURED,
+        labels=comparison.LABELS,
         is_over=all(column.run.is_over for column in laid_out.columns),
         cursor=list_cursor(newest, marks, is_worker_up=bool(queue.workers)),
     )

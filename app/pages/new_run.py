@@ -1,18 +1,19 @@
 """The form of a new run."""
 
+from copy import deepcopy
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
-from app import forms
+from app import forms, schemas
 from app.auth import SignedIn, Visitor
 from app.context import Db, Posted
 from app.parameters import RunId, Step, Text
 from app.rendering import page
 from app.submission import Submission, check, submit
-from db import runs, workers
+from db import checkpoints, runs, workers
 from db.errors import Invalid, NotFound
 
 router = APIRouter()
@@ -24,7 +25,9 @@ WHOLE_NUMBERS = {
     "after_id": None,
     "parent_id": None,
     "parent_step": None,
+    "compared_with": None,
 }
+FP32 = "modules.fp32"
 RUN_FIELDS = ("name", "tags", *WHOLE_NUMBERS)
 
 
@@ -36,10 +39,13 @@ def new_run(
     recipe: Text = "",
     source: Annotated[RunId | None, Query(alias="from")] = None,
     step: Step | None = None,
+    fp32: Text = "",
+    before: Step | None = None,
 ) -> Response:
     """Show the form, filled with the defaults or with what another run had.
 
-    step: of a checkpoint of that run, to start from.
+    step: of a checkpoint of that run, to start from.  fp32: a module to run in fp32, so as to be
+    compared with that run; it starts from that run's last checkpoint before this step, if any.
     """
     config: dict[str, Any] = {}
     values = {"priority": "0", "devices_per_node": "1"}
@@ -49,9 +55,13 @@ def new_run(
             return RedirectResponse(f"/runs/new/command?from={run.id}", status_code=303)
         runs.check_is_ours(run, "be cloned")
         recipe = recipe or run.recipe
-        config = run.config if recipe == run.recipe else {}
+        config = deepcopy(run.config) if recipe == run.recipe else {}
         values |= {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
         values["devices_per_node"] = str(run.devices_per_node)
+        if fp32:
+            schemas.put(config, FP32, [*schemas.get(config, FP32, []), fp32])
+            values["compared_with"] = str(run.id)
+            step = checkpoints.newest_step(session, run.id, before=before) if before else None
         if step is not None:
             values |= {"parent_id": str(run.id), "parent_step": str(step)}
     return _form(request, session, visitor, recipe, config, values)

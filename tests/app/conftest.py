@@ -51,6 +51,20 @@ SCHEMA: dict[str, Any] = {
                 "tf32": {"title": "TF32", "type": "boolean", "default": False},
             },
         },
+        "modules": {
+            "title": "Modules",
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "fp32": {
+                    "title": "In fp32",
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1, "maxLength": 40},
+                    "maxItems": 3,
+                    "default": [],
+                },
+            },
+        },
         "scaler": {
             "title": "Loss scaler",
             "type": "object",
@@ -87,6 +101,7 @@ CONFIG = {
         "fused": True,
         "tf32": False,
     },
+    "modules": {"fp32": []},
     "scaler": {"enabled": True, "init_scale": 16777216.0},
 }
 

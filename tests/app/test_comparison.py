@@ -8,12 +8,20 @@ import numpy as np
 from starlette.testclient import TestClient
 
 from app import comparison
-from db import queue, runs, workers
+from db import checkpoints, queue, runs, workers
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.app.conftest import CPU, DIGITS, submit
-from tests.db.telemetry_made import make_events, make_metric, make_steps, record
+from tests.app.pages.test_new_run import FORM
+from tests.db.telemetry_made import (
+    make_events,
+    make_metric,
+    make_replay,
+    make_skip,
+    make_steps,
+    record,
+)
 
 LABELS = ["fp32", "fp16 without scaler", "fp16", "bf16"]
 
@@ -194,6 +202,67 @@ def test_group_that_there_is_not(database: Database, ada: User, browser: TestCli
     """A run that was not compared names no group."""
     submit(database, ada)
     assert browser.get("/groups/1").status_code == 404
+
+
+def test_a_fork_with_a_module_in_fp32_is_one_click_away(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """The skip's row and the finding lead to a form filled with the module, and with the last
+    checkpoint before the skip; submitted, parent and fork stand side by side, with their time a
+    step, their skips and what differs, as ratios to the parent."""
+    replay = make_replay(7, direction="forward")
+    record(database, running, make_steps([1.0] * 9, skipped=[7]), events=[make_skip(7), replay])
+    with database.writing() as session:
+        for step in (5, 8):
+            file = {"kind": "checkpoint", "path": "p", "size_bytes": 1, "sha256": "0" * 64}
+            saved = {"step": step, "reason": "interval", "files": [file]}
+            checkpoints.publish(session, running.id, 1, saved, ["key"])
+    page = browser.get("/runs/1").text
+    link = "/runs/new?from=1&fp32=model.head&before=7"
+    assert page.count(f'href="{link}"') == 2
+    form = browser.get(link).text
+    assert 'name="modules.fp32" value="model.head"' in form
+    assert "Starts from the checkpoint at step 5 of" in form
+    assert 'name="compared_with" value="1"' in form
+
+    place = {"parent_id": "1", "parent_step": "5", "compared_with": "1", "modules.fp32": "a, b"}
+    assert browser.post("/runs", data=FORM | place).headers["location"] == "/runs/2"
+    with database.reading() as session:
+        assert [runs.get(session, each).group_id for each in (1, 2)] == [1, 1]
+    group = browser.get("/api/v1/groups/1").json()
+    assert [each["label"] for each in group["runs"]] == ["fp16", "fp16, a and b in fp32"]
+    assert group["differences"] == {"modules.fp32": [[], ["a", "b"]]}
+    assert group["left_out"] == []
+    assert group["runs"][0]["figures"]["run/step_ms"]["value"] > 0
+    page = browser.get("/groups/1").text
+    assert "digits, 2 runs" in page
+    assert "Time a step" in page
+    assert 'href="/groups/1"' in browser.get("/runs/1").text
+
+
+def test_without_a_checkpoint_the_fork_trains_anew(running: Run, browser: TestClient) -> None:
+    """A pattern that is there already stays."""
+    form = browser.get("/runs/new?from=1&fp32=model.head&before=7").text
+    assert "Starts from the checkpoint" not in form
+    assert 'name="modules.fp32" value="model.head"' in form
+
+
+def test_what_a_run_cannot_be_laid_beside_is_named(
+    database: Database, ada: User, offered: None, script: TestClient, monkeypatch: Any
+) -> None:
+    """A run that there is not, one of another recipe, one with many beside it."""
+    submit(database, ada, recipe="gpt")
+    submit(database, ada)
+
+    def answer(other: int) -> str:
+        posted = script.post("/api/v1/runs", json={"recipe": "digits", "compared_with": other})
+        return str(posted.json().get("errors", {}).get("compared_with", posted.status_code))
+
+    assert answer(77) == "there is no run 77"
+    assert answer(1) == "run 1 is of gpt; allowed: a run of digits"
+    monkeypatch.setattr("db.groups.MOST_COMPARED", 2)
+    assert answer(2) == "201"
+    assert answer(2) == "run 2 has 2 beside it; allowed: fewer"
 
 
 def _train(

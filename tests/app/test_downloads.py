@@ -168,3 +168,33 @@ def test_a_bucket_that_is_away_is_told_as_such(
     assert answer.json()["code"] == "storage_unreachable"
     assert "does not answer" in answer.json()["detail"]
     assert "127.0.0.1" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending", "words", "module"),
+    [
+        ("weights", "", "weights", "model"),
+        ("weights.generator", "-generator", "weights of generator", "generator"),
+        ("ema", "-ema", "averaged weights", "model"),
+        ("ema.generator", "-ema-generator", "averaged weights of generator", "generator"),
+    ],
+)
+def test_weights_and_their_average_have_names_of_their_own(
+    database: Database,
+    running: Run,
+    browser: TestClient,
+    *,
+    kind: str,
+    ending: str,
+    words: str,
+    module: str,
+) -> None:
+    """The page says what each file is, and how it is loaded; its download is called so."""
+    file = {"kind": kind, "path": "p", "size_bytes": 1, "sha256": SHA256}
+    event = {"step": 400, "reason": "end", "files": [file]}
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, running.attempt, event, ["key"])
+    page = browser.get("/runs/1").text
+    name = f"digits-fp16-run1-step400{ending}.safetensors"
+    assert f"<td>{words}</td>" in page
+    assert f"{module}.load_state_dict(safetensors.torch.load_file(&#39;{name}&#39;))" in page

@@ -26,6 +26,7 @@ def _posted(config: dict[str, Any]) -> dict[str, str]:
         {},
         {"training": {"fused": False, "max_grad_norm": None}},
         {"precision": "bf16", "scaler": {"init_scale": 0.1}},
+        {"modules": {"fp32": ["model.head", "model.blocks.*.norm"]}},
     ],
 )
 def test_what_the_form_shows_is_what_it_sends(changes: dict[str, Any]) -> None:

@@ -47,7 +47,17 @@ def test_what_is_left_out_gets_its_default() -> None:
         ),
         ("precision", "fp8", "Precision is fp8; allowed: one of fp16, bf16, fp32"),
         ("training.batchsize", 64, "there is no such field; allowed: steps, batch_size,"),
-        ("model", 1, "there is no such field; allowed: precision, training, scaler"),
+        ("model", 1, "there is no such field; allowed: precision, training, modules, scaler"),
+        (
+            "modules.fp32",
+            ["a" * 41],
+            f"In fp32 is {'a' * 41}; allowed: at most 3 texts of 1 to 40 characters",
+        ),
+        (
+            "modules.fp32",
+            ["a", "b", "c", "d"],
+            "In fp32 is ['a', 'b', 'c', 'd']; allowed: at most 3 texts of 1 to 40 characters",
+        ),
     ],
 )
 def test_a_mistake_names_field_value_and_what_is_allowed(

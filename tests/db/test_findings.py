@@ -13,6 +13,7 @@ from tests.db.telemetry_made import (
     make_histogram,
     make_metric,
     make_module,
+    make_replay,
     make_skip,
     make_steps,
     record,
@@ -25,7 +26,15 @@ def _verdict(word: str) -> verdict.Verdict:
 
 def _skips(*names: str, loss_nonfinite: bool = False) -> list[ScalerEvent]:
     culprits = [{"name": name} for name in names]
-    return [ScalerEvent(culprits=culprits, loss_nonfinite=loss_nonfinite) for _ in range(3)]
+    return [
+        ScalerEvent(step=step, culprits=culprits, loss_nonfinite=loss_nonfinite)
+        for step in (7, 8, 9)
+    ]
+
+
+def _replay(step: int, module: str = "model.head", **changes: Any) -> dict[str, Any]:
+    found = {"found": True, "exact": True, "direction": "forward", "operation": "addmm"}
+    return {"step": step, "module": module, **found, **changes}
 
 
 MODULES = [make_module("body", -10, [90]), make_module("head", -10, [10])]
@@ -179,3 +188,89 @@ def test_run_that_has_not_begun_shows_nothing(database: Database, ada: User) -> 
         for precision in ("fp16", "bf16", "fp32"):
             run = submit(session, ada, config=config(precision=precision))
             assert findings.of_run(session, run) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "replays", "offered"),
+    [
+        ("healthy", [_replay(7), _replay(9), _replay(8, "model.body")], ("model.head", 7)),
+        ("healthy", [_replay(7, direction="backward")], None),
+        ("dead", [_replay(7, direction="backward")], ("model.head", 7)),
+        ("dead", [_replay(7, "training_step"), _replay(8, exact=False)], None),
+        ("dead", [_replay(7, None, found=False)], None),
+    ],
+)
+def test_a_replayed_module_is_offered_to_a_fork(
+    word: str, replays: list[dict[str, Any]], offered: tuple[str, int] | None
+) -> None:
+    """The one that most exact replays name, from before its first skip; going backward only where
+    the scale is unwell, for a scale at its limit overflows in a healthy run as well."""
+    found = findings.find(Evidence(verdict=_verdict(word), replays=replays))
+    offers = [(each.module, each.before) for each in found if each.module]
+    assert offers == ([offered] if offered else [])
+
+
+def test_one_module_that_overflows_is_offered_to_a_fork() -> None:
+    """Where only its parameters were culprits, too."""
+    evidence = Evidence(
+        verdict=_verdict("oscillating"), skips=_skips("head.weight"), modules=MODULES
+    )
+    assert [(f.module, f.before) for f in findings.find(evidence) if f.module] == [("head", 7)]
+
+
+def test_poisoned_buffers_are_a_finding(database: Database, running: Run) -> None:
+    """The newest event, which has all of them, says which and since when."""
+    events = [
+        {"event": "poison", "step": step, "count": 60, "buffers": [f"model.{step}.running_mean"]}
+        for step in (2, 4)
+    ]
+    record(database, running, make_steps([1.0] * 5, skipped=[2, 4]), events=events)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    [text] = [each.text for each in found if each.title == "Buffers are not finite"]
+    assert "After the skip at step 4: model.4.running_mean and 59 more." in text
+
+
+@pytest.mark.parametrize(("lost", "is_told"), [(20, False), (90, True)])
+def test_updates_that_round_away_are_a_finding(
+    database: Database, running: Run, lost: int, *, is_told: bool
+) -> None:
+    """Where they are many, with the module that loses most; of the newest count."""
+    counted = [
+        {"name": "body", "wanted": 100, "lost": lost - 5},
+        {"name": "head", "wanted": 10, "lost": 8},
+        {"name": "idle", "wanted": 0, "lost": 0},
+    ]
+    events = [
+        {"event": "updates", "step": 10, "modules": [counted[2]]},
+        {"event": "updates", "step": 20, "modules": counted},
+    ]
+    record(database, running, make_steps([1.0] * 40), events=events)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    assert [each.title for each in found] == (["Updates round away"] if is_told else [])
+    if is_told:
+        assert "At step 20, 85 % of the weights" in found[0].text
+        assert "most in body (85 %)" in found[0].text
+
+
+def test_replays_of_the_first_skips_are_evidence(database: Database, running: Run) -> None:
+    """However many skips came after them."""
+    skips = range(30, 130)
+    events = [*(make_skip(step, "body.bias", loss_nonfinite=True) for step in skips)]
+    replay = make_replay(30, direction="forward")
+    record(database, running, make_steps([1.0] * 130, skipped=skips), events=[*events, replay])
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    [offer] = [(each.title, each.before) for each in found if each.module]
+    assert offer == ("model.head overflows", 30)
+
+
+def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, running: Run) -> None:
+    """By the modules' names, and with what to name instead."""
+    event = {"event": "uncalled", "step": 1, "modules": ["model.attention.out_proj"]}
+    record(database, running, make_steps([1.0] * 40), events=[event])
+    with database.reading() as session:
+        [found] = findings.of_run(session, session.get_one(Run, running.id))
+    assert found.title == "A setting names modules that are not called"
+    assert found.text.startswith("model.attention.out_proj: what modules.fp32")

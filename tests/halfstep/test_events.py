@@ -38,7 +38,7 @@ HONEST: dict[str, dict[str, Any]] = {
         "request": None,
         "write_seconds": 1.25,
         "stall_seconds": 0.05,
-        "files": [STATE],
+        "files": [STATE, STATE | {"kind": "ema"}, STATE | {"kind": "ema.generator"}],
     },
     "resumed": {"step": 0, "exact": False, "notes": ["another device"]},
     "artifact": {"step": 400, "name": "a.txt", **FILE},
@@ -54,6 +54,9 @@ HONEST: dict[str, dict[str, Any]] = {
         "modules": [{"name": "head", "activation": float("inf"), "gradient": None}],
     },
     "layer_norms": {"step": 50, "layers": ["head"], "norms": [float("inf")]},
+    "uncalled": {"step": 1, "modules": ["model.attention.out_proj"]},
+    "updates": {"step": 7, "modules": [{"name": "model.0", "wanted": 768, "lost": 700}]},
+    "poison": {"step": 7, "count": 1, "buffers": ["model.1.running_mean"]},
     "schedule": {"step": 40, "advanced": 9, "skipped": 10},
     "workload": {
         "step": 0,

@@ -139,3 +139,11 @@ def test_a_static_graph_refuses_what_changes_it(other):
     """Each by its name: DDP would fail in the first step, in words of its own."""
     with pytest.raises(ConfigError, match=f"static_graph cannot go with {next(iter(other))}"):
         parse_config(Example, {"training": {"static_graph": True, **other}})
+
+
+def test_a_cuda_graph_refuses_accumulation():
+    """It would write one pass's gradients over another's; uncompiled, the mode says nothing."""
+    values = {"compile_mode": "reduce-overhead", "accumulation_steps": 2}
+    with pytest.raises(ConfigError, match="compile_mode reduce-overhead cannot go with accumul"):
+        parse_config(Example, {"training": {"compile": True, **values}})
+    assert parse_config(Example, {"training": values}).training.accumulation_steps == 2

@@ -458,3 +458,44 @@ def test_data_workers_leave_the_end_to_the_training(tmp_path):
     assert json.loads((tmp_path / "outcome-1.json").read_text())["status"] == "preempted"
     assert list((tmp_path / "checkpoints").glob("*.pt"))
     assert not any(each.is_running() for each in everyone)
+
+
+PLACED = """
+import sys, torch
+from pathlib import Path
+from halfstep.run_config import parse_config
+from tests.trainer.conftest import Regression
+from trainer.ranks import joined
+from trainer.train import train
+
+seen = set()
+
+class Placed(Regression):
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        model = self.modules["model"]
+        model[2].register_forward_hook(lambda module, args, output: seen.add(output.dtype))
+
+folder = sys.argv[1]
+with joined(torch.device("cpu")) as (ranks, device):
+    values = {"precision": "fp16", "training": {"steps": 5, "ema_decay": 0.9},
+              "modules": {"fp32": ["model.2"], "checkpointed": ["model.0", "model.1"]},
+              "scaler": {"init_scale": 2.0**8, "restore_buffers": True}}
+    train(Placed, parse_config(Placed, values), device=device, ranks=ranks,
+          on_steps=lambda records: None, on_event=lambda event: None,
+          checkpoint_folder=Path(folder) / "checkpoints")
+    torch.save(sorted(map(str, seen)), f"{folder}/rank-{ranks.rank}.pt")
+"""
+
+
+def test_ranks_have_modules_of_their_own_precision_by_their_plain_names(tmp_path):
+    """Modules are named without DistributedDataParallel's "module."; what runs in fp32 puts out
+    fp32, and the averages in the checkpoint have the weights' names.
+    """
+    run_ranks(tmp_path, PLACED)
+    for rank in (0, 1):
+        assert torch.load(tmp_path / f"rank-{rank}.pt") == ["torch.float32"]
+    state = load(tmp_path / "checkpoints" / "step-00000005.pt")
+    weights = state["modules"]["model"]
+    assert state["parts"]["ema"]["weights"]["model"].keys() == weights.keys()
+    assert "2.weight" in weights

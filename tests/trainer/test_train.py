@@ -155,6 +155,22 @@ def test_a_compiled_network_trains_and_is_saved_under_its_own_names(
     np.testing.assert_allclose(run.records["loss"], plain.records["loss"], rtol=1e-2)
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_the_compiler_is_asked_for_the_mode(run_loop, monkeypatch, mode):
+    """Once for each network; of CUDA graphs each step is said to be a new one."""
+    asked, steps = [], []
+
+    def compiled(module, mode="default"):
+        asked.append(mode)
+        return module
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: steps.append(1))
+    run_loop(Regression, {"training": {"steps": 3, "compile": True, "compile_mode": mode}})
+    assert asked == [mode]
+    assert len(steps) == (0 if mode == "default" else 3)
+
+
 def test_accumulation_equals_one_big_batch(run_loop):
     """In fp32, four micro-batches of 8 train like one batch of 32: each example counts once."""
     whole = run_loop(Regression, {"training": {"batch_size": 32}})

@@ -169,3 +169,20 @@ def test_page_has_the_headroom_of_modules(
     assert section.index("over") < section.index("roomy") < section.index("zero")
     assert "<b>none</b>" in section
     assert ">3.0<" in section
+
+
+def test_page_has_the_updates_that_round_away(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Of the last count, the module that loses most first."""
+    modules = [
+        {"name": "body", "wanted": 1000, "lost": 5},
+        {"name": "head", "wanted": 8, "lost": 6},
+    ]
+    for step in (50, 100):
+        event = {"event": "updates", "step": step, "modules": modules}
+        record(database, running, events=[event])
+    section = browser.get("/runs/1").text.partition('<section id="updates">')[2]
+    section = section.partition("</section>")[0]
+    assert "In step 100" in section
+    assert section.index(">head<") < section.index(">75.0 %<") < section.index(">body<")

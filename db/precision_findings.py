@@ -1,0 +1,53 @@
+"""What half precision does to what stays, buffers and weights, and which settings say nothing."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from db.finding import Finding
+
+NAMES_SHOWN = 12
+LOST = 0.25  # share of the updates
+
+
+def uncalled(found: dict[str, Any] | None) -> Iterator[Finding]:
+    """Yield what the spool's event of modules that are not called says."""
+    if found:
+        yield Finding(
+            "A setting names modules that are not called",
+            f"{', '.join(found['modules'][:NAMES_SHOWN])}: what modules.fp32, modules.bf16 or "
+            "modules.checkpointed says of them holds for calls, and another module uses their "
+            "weights by itself, as MultiheadAttention does those of its out_proj. Name that one.",
+        )
+
+
+def poisoned(found: dict[str, Any] | None) -> Iterator[Finding]:
+    """Yield what the spool's event of poison, the newest, says."""
+    if not found:
+        return
+    more = found["count"] - len(found["buffers"])
+    names = ", ".join(found["buffers"]) + (f" and {more:,} more" if more else "")
+    yield Finding(
+        "Buffers are not finite",
+        f"After the skip at step {found['step']:,}: {names}. The scaler kept that step from the "
+        "weights, not from running statistics, and no later batch takes an inf or NaN out of them: "
+        "the network is lost in evaluation. Start from a checkpoint before that step with "
+        "scaler.restore_buffers, or with the module ahead of them in fp32, by modules.fp32.",
+        before=found["step"],
+    )
+
+
+def rounded_away(updates: dict[str, Any] | None) -> Iterator[Finding]:
+    """Yield what the newest count of updates says, as db.histograms has it."""
+    if not updates or not updates["modules"]:
+        return
+    wanted, lost = (sum(each[name] for each in updates["modules"]) for name in ("wanted", "lost"))
+    worst = updates["modules"][0]
+    if lost > LOST * wanted:
+        yield Finding(
+            "Updates round away",
+            f"At step {updates['step']:,}, {100 * lost / wanted:.2g} % of the weights in bf16 that "
+            f"had a gradient stayed as they were, most in {worst['name'] or 'the top'} "
+            f"({100 * worst['share']:.2g} %): the update is less than half the distance to the "
+            "next bf16 number. Keep the weights in fp32, by training.weights: autocast computes in "
+            "bf16 all the same. A larger learning rate loses fewer.",
+        )

@@ -1,0 +1,42 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from halfstep.recipe import Loss
+from tests.trainer.conftest import Regression, assert_same_bits
+
+
+class Attentive(Regression):
+    """A MultiheadAttention, which uses the weights of its out_proj and never calls it."""
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        model = nn.Module()
+        model.attention, model.head = nn.MultiheadAttention(6, 1), nn.Linear(6, 1)
+        self.modules = {"model": model}
+        self.optimizers = {"sgd": torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)}
+
+    def training_step(self, batch):
+        inputs, targets = batch
+        model = self.modules["model"]
+        attended, _weights = model.attention(inputs, inputs, inputs)
+        yield Loss(F.mse_loss(model.head(attended).float(), targets), "sgd")
+
+
+@pytest.mark.parametrize("field", ["fp32", "bf16", "checkpointed"])
+def test_what_a_setting_names_in_vain_is_told(run_loop, field):
+    """Once, after the first step; not what is called."""
+    names = ["model.attention.out_proj", "model.head"]
+    run = run_loop(Attentive, {"precision": "fp16", "modules": {field: names}})
+    [event] = run.of("uncalled")
+    assert (event["step"], event["modules"]) == (1, ["model.attention.out_proj"])
+
+
+def test_modules_that_are_called_are_not_told_and_keep_no_hooks(run_loop):
+    """Nor does looking change a bit."""
+    run = run_loop(Attentive, {"modules": {"fp32": ["model.attention", "model.head"]}})
+    assert not run.of("uncalled")
+    model = run.recipe.modules["model"]
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert_same_bits(run.weights(), run_loop(Attentive).weights())

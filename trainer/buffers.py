@@ -1,0 +1,48 @@
+"""Buffers in a skipped step, such as the running statistics of a BatchNorm.
+
+The scaler keeps a skipped step from the weights; a forward pass has changed the buffers by then,
+and an inf or NaN in running statistics stays there. By scaler.restore_buffers they are what they
+were before the step, decided on the device.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class BufferRule:
+    """Puts all buffers back to before a step that was skipped; switched off it does nothing."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], *, is_on: bool) -> None:
+        self._modules = tuple(modules.values()) if is_on else ()
+        self._kept: list[tuple[list[Tensor], Tensor]] = []  # of a kind, and their values in a row
+
+    def keep(self) -> None:
+        """Copy them, before a step: a kernel for each kind of buffers."""
+        self._kept = [(group, _in_a_row(group)) for group in self._groups()]
+
+    @torch.no_grad()
+    def restore(self, found_inf: Iterable[Tensor]) -> None:
+        """Put them back if any optimizer was skipped, as the device knows."""
+        if not self._kept:
+            return
+        was_skipped = torch.stack(list(found_inf)).amax() > 0
+        for group, before in self._kept:
+            values = torch.where(was_skipped, before, _in_a_row(group))
+            parts = torch.split(values, [buffer.numel() for buffer in group])
+            shaped = [part.view(b.shape) for part, b in zip(parts, group, strict=True)]
+            torch._foreach_copy_(group, shaped)
+
+    def _groups(self) -> list[list[Tensor]]:
+        """Return the buffers by type and device; masks, which no step changes, stay away."""
+        groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for module in self._modules:
+            for buffer in module.buffers():
+                if buffer.dtype != torch.bool and buffer.layout == torch.strided:
+                    groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+        return list(groups.values())
+
+
+def _in_a_row(group: list[Tensor]) -> Tensor:
+    return torch.cat([buffer.reshape(-1) for buffer in group])

@@ -1,0 +1,100 @@
+"""Updates that round away, of weights in bf16, every so many steps.
+
+A weight whose gradient is not 0 and that is what it was before the step: the optimizer's update is
+less than half the distance to the next number of its type. Of fp32 weights next to none are, so
+those are not looked at. In steps that are due it costs a copy of the weights, otherwise nothing.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from halfstep.parcel import Parcel
+from halfstep.run_config import Diagnosis
+from halfstep.spool import Event
+from trainer.observers import Observer
+from trainer.watched import StepResult, WatchedOptimizer
+
+
+class _Before(NamedTuple):
+    """A weight as it was before its update."""
+
+    name: str
+    weight: nn.Parameter
+    values: Tensor
+    wanted: Tensor  # bool: where it has a gradient
+
+    def counts(self) -> Tensor:
+        """Return (2,): how many elements have a gradient, and how many of those have not moved."""
+        lost = self.wanted & (self.weight.detach() == self.values)
+        return torch.stack([self.wanted.sum(), lost.sum()])
+
+
+class Updates(Observer):
+    """Compares weights in bf16 before and after a step that is due."""
+
+    is_diagnosis = True
+
+    def __init__(
+        self,
+        optimizers: Mapping[str, WatchedOptimizer],
+        settings: Diagnosis,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        weights = [weight for watched in optimizers.values() for weight in watched.parameters]
+        has_bf16 = any(weight.dtype == torch.bfloat16 for weight in weights)
+        self._every_steps = settings.updates_every_steps if has_bf16 else 0
+        self._on_event = on_event
+        self._step, self._is_due = 0, False
+        self._before: list[_Before] = []
+        self._sent: deque[tuple[int, list[str], Parcel]] = deque()
+
+    def before_step(self, step: int) -> None:
+        """Say which step comes."""
+        self._step, self._before = step, []
+        self._is_due = bool(self._every_steps) and step % self._every_steps == 0
+
+    def unscaled(self, optimizer: WatchedOptimizer) -> None:
+        """Copy the weights that are about to be updated, if the step is due."""
+        if self._is_due:
+            self._before += [
+                _Before(name, weight, weight.detach().clone(), _is_not_zero(weight.grad))
+                for name, weight in zip(optimizer.names, optimizer.parameters, strict=True)
+                if weight.dtype == torch.bfloat16 and weight.grad is not None
+            ]
+
+    def after_step(self, result: StepResult) -> None:
+        """Send off what was counted, and report what has arrived."""
+        if self._before:
+            counts = [each.counts() for each in self._before]
+            names = [each.name for each in self._before]
+            self._sent.append((self._step, names, Parcel.send(torch.stack(counts))))
+            self._before = []
+        if self._sent and self._sent[0][2].has_arrived():
+            self._report()
+
+    def drain(self) -> None:
+        """Wait for the device and report what is left."""
+        while self._sent:
+            self._sent[0][2].wait()
+            self._report()
+
+    def _report(self) -> None:
+        step, names, parcel = self._sent.popleft()
+        modules: dict[str, list[int]] = {}
+        for name, (wanted, lost) in zip(names, parcel.tensors[0].tolist(), strict=True):
+            counted = modules.setdefault(name.rpartition(".")[0], [0, 0])
+            counted[0] += wanted
+            counted[1] += lost
+        found = [
+            {"name": name, "wanted": wanted, "lost": lost}
+            for name, (wanted, lost) in modules.items()
+        ]
+        self._on_event({"event": "updates", "step": step, "modules": found})
+
+
+def _is_not_zero(gradient: Tensor) -> Tensor:
+    return (gradient.to_dense() if gradient.is_sparse else gradient) != 0

@@ -1,0 +1,122 @@
+"""An exponential moving average of the weights, on the device, beside the training that it changes
+nothing of.
+
+After each update of the weights w, with n of them so far,
+
+    average += (1 - d) (w - average),  d = min(decay, (1 + n) / (10 + n))
+
+so that a short run's average does not lag behind at the initial weights. A skipped step is no
+update: the average stays, by a factor of 0 that the device knows and the host does not ask for.
+Averages are in fp32, whatever the weights are in. Buffers are not averaged: the network's own go
+with both.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.watched import WatchedOptimizer
+
+PREFIX = "ema/"  # of the metrics that the averages get
+CHUNK_ELEMENTS = 2**24  # that are updated at once, and need as much memory again meanwhile
+
+
+class Ema:
+    """The averages of all weights that are trained, optimizer by optimizer."""
+
+    def __init__(
+        self,
+        decay: float,
+        modules: Mapping[str, nn.Module],
+        optimizers: Mapping[str, WatchedOptimizer],
+    ) -> None:
+        """Begin with the weights as they are.  modules: without wrappers."""
+        self._decay, self._modules = decay, modules
+        self._weights: dict[str, list[Tensor]] = {
+            name: list(each.parameters) for name, each in optimizers.items()
+        }
+        self._averages = {
+            name: [weight.detach().to(torch.float32, copy=True) for weight in weights]
+            for name, weights in self._weights.items()
+        }
+        self._updates = {
+            name: torch.zeros((), device=averages[0].device)
+            for name, averages in self._averages.items()
+        }
+
+    @torch.no_grad()
+    def update(self, found_inf: Mapping[str, Tensor | float]) -> None:
+        """Follow a step of these optimizers. found_inf: by optimizer, 1 where it was skipped."""
+        for name, skipped in found_inf.items():
+            updates, was_applied = self._updates[name], 1.0 - skipped
+            updates += was_applied
+            decay = ((1 + updates) / (10 + updates)).clamp(max=self._decay)
+            share = (1 - decay) * was_applied  # 0-dim, on the device
+            for averages, weights in _chunks(self._averages[name], self._weights[name]):
+                # lerp in three parts, for it takes no factor of the device in one kernel.
+                away = torch._foreach_sub(weights, averages)
+                torch._foreach_mul_(away, share)
+                torch._foreach_add_(averages, away)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the networks compute with the averages for a while."""
+        kept = {
+            name: [weight.detach().clone() for weight in weights]
+            for name, weights in self._weights.items()
+        }
+        with torch.no_grad():
+            for name, weights in self._weights.items():
+                torch._foreach_copy_(weights, self._averages[name])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, weights in self._weights.items():
+                    torch._foreach_copy_(weights, kept[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averages by module, under the weights' names, tied ones under both."""
+        averages = {
+            weight: average
+            for name, weights in self._weights.items()
+            for weight, average in zip(weights, self._averages[name], strict=True)
+        }
+        return {
+            "updates": self._updates,
+            "weights": {
+                name: {
+                    path: averages[weight]
+                    for path, weight in module.named_parameters(remove_duplicate=False)
+                    if weight in averages
+                }
+                for name, module in self._modules.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put the averages back."""
+        own = self.state_dict()
+        for name, updates in own["updates"].items():
+            updates.copy_(state["updates"][name])
+        for name, averages in own["weights"].items():
+            for path, average in averages.items():
+                average.copy_(state["weights"][name][path])
+
+
+def _chunks(
+    averages: Sequence[Tensor], weights: Sequence[Tensor]
+) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    chunk: list[tuple[Tensor, Tensor]] = []
+    elements = 0
+    for pair in zip(averages, weights, strict=True):
+        if chunk and elements + pair[0].numel() > CHUNK_ELEMENTS:
+            yield [average for average, _ in chunk], [weight for _, weight in chunk]
+            chunk, elements = [], 0
+        chunk.append(pair)
+        elements += pair[0].numel()
+    if chunk:
+        yield [average for average, _ in chunk], [weight for _, weight in chunk]
