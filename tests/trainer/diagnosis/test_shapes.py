@@ -66,7 +66,6 @@ def test_at_most_a_few_layers_are_listed(run_loop):
     [event] = run.of("shapes")
     assert (event["step"], event["count"], event["share"]) == (0, 9, 1.0)
     assert event["layers"] == [f"model.{index} (36 to 36)" for index in (0, 2, 4, 6)]
-    assert [each["step"] for each in run.events[: run.events.index(event)]] in ([], [0])
     assert not run_loop(Digits, {"training": {"steps": 1}}).of("shapes")
 
 
