@@ -24,13 +24,13 @@ from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig, parse_config
 from halfstep.spool import SpoolWriter
 from trainer import machine
-from trainer.batches import Batches
+from trainer.data.batches import Batches
+from trainer.data.sampler import Sampler
+from trainer.data.sources import Drawn
 from trainer.ranks import Ranks
 from trainer.recipes.gpt import GPT
 from trainer.recipes.mlp import MLP
 from trainer.repeatability import seed_everything
-from trainer.sampler import Sampler
-from trainer.sources import Drawn
 from trainer.train import make_autocast, make_rig, make_scaler, train_step
 
 BAR = 0.99

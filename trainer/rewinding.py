@@ -11,8 +11,8 @@ from typing import Any
 
 from halfstep.run_config import RunConfig
 from halfstep.spool import Event
-from trainer.batches import Batches
 from trainer.checkpoint import Progress
+from trainer.data.batches import Batches
 from trainer.ranks import Ranks
 from trainer.spikes import Spikes
 

@@ -20,8 +20,8 @@ from halfstep.run_config import RunConfig
 from halfstep.spool import Event
 from trainer import checkpoint
 from trainer.artifacts import save_artifacts
-from trainer.batches import Batches
 from trainer.checkpoint import Progress
+from trainer.data.batches import Batches
 from trainer.files import SavedFile
 from trainer.ranks import Ranks
 from trainer.snapshot import Snapshot, Staging, room

@@ -32,11 +32,13 @@ from halfstep.spool import Event, Steps
 from trainer import checkpoint
 from trainer.activation_checkpoints import set_checkpoints
 from trainer.averaging import AveragingCheck
-from trainer.batches import Batches
 from trainer.bf16_weights import set_bf16_weights
 from trainer.buffers import BufferRule
 from trainer.checkpoint import Progress
-from trainer.datasets import check_data
+from trainer.data.batches import Batches
+from trainer.data.datasets import check_data
+from trainer.data.sampler import UNKNOWN_SIZE, Sampler, check_batch
+from trainer.data.sources import make_sources
 from trainer.diagnosis import shapes
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.poison import Poison
@@ -51,10 +53,8 @@ from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Control, Ranks
 from trainer.repeatability import choose_fp32, make_deterministic, seed_everything
 from trainer.rewinding import Rewinding
-from trainer.sampler import UNKNOWN_SIZE, Sampler, check_batch
 from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
-from trainer.sources import make_sources
 from trainer.spikes import Spikes
 from trainer.stopwatch import Stopwatch
 from trainer.telemetry import Telemetry

@@ -6,9 +6,9 @@ from PIL import Image
 from halfstep.run_config import ConfigError, parse_config
 from tests.trainer.conftest import CPU
 from trainer.console import nested
+from trainer.data.sources import drawn
 from trainer.recipes import erfnet, streets
 from trainer.recipes.erfnet import ERFNet, mean_iou
-from trainer.sources import drawn
 
 TINY = {"height": 16, "width": 32, "channels": 4, "blocks": 1, "dilations": 0}
 

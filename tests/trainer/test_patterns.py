@@ -17,8 +17,8 @@ from halfstep.recipe import Loss, RecipeError
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU, Regression, assert_same_bits
 from trainer.checkpoint import CheckpointError
+from trainer.data.sampler import Sampler
 from trainer.recipes.digits import Digits
-from trainer.sampler import Sampler
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 FEW = {

@@ -24,11 +24,11 @@ from torch.utils.data import IterableDataset
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import Precision, RunConfig, parse_config
 from trainer import checkpoint
-from trainer.batches import fingerprint
+from trainer.data.batches import fingerprint
+from trainer.data.sources import drawn
 from trainer.diagnosis.places import place
 from trainer.diagnosis.witness import HALF, Finding
 from trainer.repeatability import seed_everything
-from trainer.sources import drawn
 from trainer.train import as_losses, make_autocast, make_recipe, make_scaler, train
 
 STEPS = 5

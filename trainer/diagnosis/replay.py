@@ -41,8 +41,8 @@ from halfstep.gradients import count_nonfinite
 from halfstep.ring import RING_ROWS
 from halfstep.run_config import RunConfig
 from halfstep.spool import SKIPPED, Event, Steps
-from trainer.batches import Batches
 from trainer.checkpoint import random_state, restore_random_state
+from trainer.data.batches import Batches
 from trainer.diagnosis.trace import Trace
 from trainer.observers import Observer
 from trainer.policies import Calibration

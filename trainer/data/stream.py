@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from halfstep.recipe import Recipe
 from halfstep.run_config import Training
-from trainer.examples import NOTHING, Failure, Read, collated, failed, seed_by_place
+from trainer.data.examples import NOTHING, Failure, Read, collated, failed, seed_by_place
 
 
 class StreamPlan:

@@ -9,11 +9,11 @@ from torch.utils.data import IterableDataset
 
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig, Training
-from trainer.examples import Examples, Share, as_in_a_worker, taken
-from trainer.loader import Loader, Plan
-from trainer.sampler import Sampler
-from trainer.stream import StreamPlan
-from trainer.to_device import ToDevice
+from trainer.data.examples import Examples, Share, as_in_a_worker, taken
+from trainer.data.loader import Loader, Plan
+from trainer.data.sampler import Sampler
+from trainer.data.stream import StreamPlan
+from trainer.data.to_device import ToDevice
 
 
 class Source(Protocol):

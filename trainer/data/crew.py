@@ -17,10 +17,10 @@ import numpy as np
 import psutil
 from torch.utils.data import get_worker_info
 
-from trainer.examples import NOTHING, DataError
+from trainer.data.examples import NOTHING, DataError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-STACK_SECONDS = 2.0  # a process has for the telling of its stack
+STACK_SECONDS = 5.0  # a process has for the telling of its stack
 LOOP = b"_utils/worker.py"  # DataLoader's, in which a worker stands for all its life
 HINTS: dict[int, str] = {
     signal.SIGKILL: ": the machine was short of memory, perhaps",

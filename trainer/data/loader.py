@@ -21,9 +21,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from halfstep.run_config import Data
-from trainer.crew import Crew
-from trainer.examples import DataError, Read, taken
-from trainer.to_device import OnTheWay, ToDevice
+from trainer.data.crew import Crew
+from trainer.data.examples import DataError, Read, taken
+from trainer.data.to_device import OnTheWay, ToDevice
 
 LOOK_SECONDS = 0.5  # between looks at whether all workers live
 AHEAD = 1  # batches that lie on the device, or are on their way to it, besides the one in training

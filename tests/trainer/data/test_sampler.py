@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from halfstep.run_config import ConfigError, Training
-from trainer.sampler import Sampler, check_batch
+from trainer.data.sampler import Sampler, check_batch
 
 
 def taken(sampler, steps):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from halfstep.run_config import ConfigError, Training
-from trainer.order import Order
+from trainer.data.order import Order
 from trainer.repeatability import seed_of_place
 
 UNKNOWN_SIZE = 0  # of a stream

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.order import CHUNK, Order, permuted
+from trainer.data.order import CHUNK, Order, permuted
 
 SIZES = st.integers(1, 3000) | st.integers(1, 60).map(lambda n: n * n)
 TEN_MILLION = 10_000_000

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import threading
 import traceback
 
 import pytest
@@ -14,7 +13,7 @@ from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import ConfigError, parse_config
 from tests.reading import EXAMPLES, Noisy, Reading
 from tests.trainer.conftest import CPU, Regression, assert_same_bits
-from trainer.examples import DataError
+from trainer.data.examples import DataError
 from trainer.train import make_recipe
 
 STEPS = 11
@@ -161,7 +160,7 @@ def test_what_reading_raises_names_the_example_with_its_traceback(run_loop, work
         run_loop(reading(Broken), settings(workers))
     text = "".join(traceback.format_exception(raised.value))
     assert text.splitlines()[-1] == (
-        "trainer.examples.DataError: example 20 cannot be read (Broken): "
+        "trainer.data.examples.DataError: example 20 cannot be read (Broken): "
         "OSError: image 20 is truncated"
     )
     assert 'raise OSError("image 20 is truncated")' in text
@@ -195,7 +194,7 @@ def test_a_worker_that_is_killed_is_named_with_its_example(run_loop):
     assert not multiprocessing.active_children()
 
 
-def test_a_long_wait_shows_where_the_worker_is(run_loop, capfd, tmp_path):
+def test_a_long_wait_shows_where_the_worker_is(run_loop, monkeypatch, tmp_path):
     """It is told once, with the worker's stack and its example, and the run goes on."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -206,22 +205,21 @@ def test_a_long_wait_shows_where_the_worker_is(run_loop, capfd, tmp_path):
                 gate.read_bytes()
             return super().__getitem__(index)
 
-    written = []
+    told = []
 
-    def open_gate():
-        while "read_bytes" not in "".join(written):
-            written.append(capfd.readouterr().err)
-        gate.write_bytes(b"")
+    def hear(sentence):
+        if ", at example 20):" in sentence:  # not of a worker that is merely slow to begin
+            told.append(sentence)
+            gate.write_bytes(b"")
 
-    opener = threading.Thread(target=open_gate)
-    opener.start()
+    monkeypatch.setattr("trainer.train.tell_of_wait", hear)
     values = settings(1, data={"workers": 1, "wait_seconds": 0.2})
     values["training"] |= {"steps": 4, "shuffle": False}
     run = run_loop(reading(Hanging), values)
-    opener.join()
-    text = "".join(written)
-    assert "training has waited 0.2 seconds for a batch" in text
-    assert ", at example 20):\nStack (most recent call first):" in text
+    [sentence] = told
+    assert sentence.startswith("training has waited 0.2 seconds for a batch")
+    assert ", at example 20):\nStack (most recent call first):" in sentence
+    assert "read_bytes" in sentence
     assert len(run.records) == 4
 
 

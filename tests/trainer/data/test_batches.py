@@ -2,9 +2,9 @@ import torch
 
 from halfstep.run_config import Training
 from tests.trainer.conftest import Regression, assert_same_bits
-from trainer.batches import Batches, fingerprint
-from trainer.sampler import Sampler
-from trainer.sources import Drawn
+from trainer.data.batches import Batches, fingerprint
+from trainer.data.sampler import Sampler
+from trainer.data.sources import Drawn
 
 VALUES = {"training": {"steps": 6, "batch_size": 8}, "checkpoints": {"every_steps": 3}}
 
