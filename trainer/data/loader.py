@@ -122,19 +122,24 @@ class _Reader:
         begun.wait()  # so that while it forks, this thread is in the middle of nothing
 
     def take(self, wait_seconds: float, on_wait: Callable[[str], None]) -> Read:
-        """Return the next batch, on the device; say so if it does not come for so long."""
-        try:
-            found = self._ready.get(timeout=wait_seconds)
-        except queue.Empty:
+        """Return the next batch, on the device; say so while it does not come for so long."""
+        waited, patience = 0.0, wait_seconds
+        while (found := self._taken(patience)) is None:
+            waited, patience = waited + patience, 2 * patience  # ever more rarely
             on_wait(
-                f"training has waited {wait_seconds:g} seconds for a batch (data.wait_seconds), "
-                f"and goes on waiting. This is where its workers are:\n{self._crew.stacks()}"
+                f"training has waited {waited:g} seconds for a batch (data.wait_seconds is "
+                f"{wait_seconds:g}), and goes on waiting. This is where its workers are:\n"
+                f"{self._crew.stacks()}"
             )
-            found = self._ready.get()
         if isinstance(found, Exception):
             raise found
         batch, state = found
         return batch.take(), state
+
+    def _taken(self, patience: float) -> "Found | None":
+        with suppress(queue.Empty):
+            return self._ready.get(timeout=patience)
+        return None
 
     def close(self) -> None:
         """End the thread, and with it the workers."""
