@@ -27,11 +27,11 @@ def store(database: Database, running: Run) -> MemoryStore:
     file = {"kind": "checkpoint", "size_bytes": 7, "sha256": hashlib.sha256(content).hexdigest()}
     event = {"step": 2, "reason": "end", "files": [file]}
     sample = {"step": 2, "name": "a.txt", **file}
-    fields = [(name, "f8") for name in telemetry.STEP_COLUMNS[:-1]] + [("flags", "u4")]
+    fields = [(name, "u4" if name == "flags" else "f8") for name in telemetry.STEP_COLUMNS]
     steps = np.array(
         [
-            (1, 5, 900, np.nan, 2.0**16, np.inf, np.inf, 1e-3, 3),
-            (2, 9, 900, 0.5, 2.0**15, 1, 1, 1, 0),
+            (1, 5, 900, np.nan, 2.0**16, np.inf, np.inf, 1e-3, 3, 40),
+            (2, 9, 900, 0.5, 2.0**15, 1, 1, 1, 0, -1),
         ],
         fields,
     )
