@@ -10,6 +10,9 @@ from benchmarks import databases, synthetic
 from benchmarks.report import report
 from db.database import Database
 
+#: 60 for what was recorded before there were waits for data; 3 for those, see decision 1.
+BAR = 60 + 3
+
 #: Whole pages of each table or index, what is free in them included.
 SIZE = text("SELECT coalesce(sum(pgsize), 0) FROM dbstat WHERE name LIKE :table")
 
@@ -27,11 +30,11 @@ def main() -> None:
     most = max(float(row[3]) for row in rows)
     report(
         "disk",
-        "≤ 60 bytes a step, pyramid included",
+        f"≤ {BAR} bytes a step, pyramid included",
         ("steps of the run", "steps", "pyramid", "both", "scaler events"),
         rows,
         measured=f"{most:.1f} bytes",
-        passed=most <= 60,
+        passed=most <= BAR,
     )
 
 
