@@ -12,7 +12,7 @@ from typing import Any
 from app.schemas import Property, Schema, get, properties, put
 
 #: Groups that a newcomer need not see; they open when they hold an error or a changed value.
-ADVANCED = {"modules", "scaler", "checkpoints", "evaluation"}
+ADVANCED = {"data", "modules", "scaler", "checkpoints", "evaluation", "diagnosis", "spike"}
 
 
 @dataclass(frozen=True)
