@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from app.auth import cookie_name
 from app.main import create_app
 from app.serve import Server
 from db import accounts, queue, runs, workers
@@ -127,12 +128,13 @@ def stranger(app: FastAPI) -> Iterator[TestClient]:
 
 @pytest.fixture
 def browser(app: FastAPI, database: Database, ada: User) -> Iterator[TestClient]:
-    """Ada's browser, signed in by a link; it sends the CSRF token as pages' scripts do."""
+    """Ada's browser, as if signed in by a link; it sends the CSRF token as pages' scripts do."""
     with database.writing() as session:
-        token = accounts.make_link_token(session, ada)
+        secret, row = accounts.start_session(session, ada, by_link=True)
+        token = row.csrf_token
     with TestClient(app, base_url="http://localhost", follow_redirects=False) as client:
-        client.get("/", params={"token": token})
-        client.headers["x-csrf-token"] = csrf_token(client)
+        client.cookies.set(cookie_name(app.state.settings), secret, domain="localhost.local")
+        client.headers["x-csrf-token"] = token
         yield client
 
 
