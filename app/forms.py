@@ -12,7 +12,7 @@ from typing import Any
 from app.schemas import Property, Schema, get, properties, put
 
 #: Groups that a newcomer need not see; they open when they hold an error or a changed value.
-ADVANCED = {"modules", "scaler", "checkpoints", "evaluation"}
+ADVANCED = {"modules", "weights", "scaler", "checkpoints", "evaluation"}
 
 
 @dataclass(frozen=True)

@@ -331,6 +331,14 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "examples": COUNT,
         "rewinds": COUNT,
     },
+    "weights": {
+        "step": SINCE,
+        "source": WORDS,
+        "loaded": COUNT,
+        "count": COUNT,
+        **{name: Listed(WORDS) for name in ("missing", "unexpected", "misshapen")},
+        **{f"{name}_count": COUNT for name in ("missing", "unexpected", "misshapen")},
+    },
     "uncalled": {"step": STEP, "modules": Listed(WORDS)},
     "updates": {
         "step": STEP,

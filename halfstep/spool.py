@@ -49,6 +49,9 @@ of every field; what is not within them is not written, and read as Unrecordable
     rewound     step, from_step, spike, loss, z, examples, rewinds: after from_step the run went
                 back to step, for the spike; what was told of steps beyond it counts no more, and
                 so many examples are left out; rewinds: so far
+    weights     step 0, source, loaded, count, missing, unexpected, misshapen and of each of those
+                its _count: of how many weights of the recipe's modules were started from a file;
+                of many names the first; see trainer/starting_weights.py
     uncalled    step, modules: that a setting names, and that the first step did not call
     updates     step, modules [{"name", "wanted", "lost"}]: of weights in bf16 how many had a
                 gradient, and how many of those have not moved; see updates.py

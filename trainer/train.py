@@ -56,6 +56,7 @@ from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
 from trainer.sources import make_sources
 from trainer.spikes import Spikes
+from trainer.starting_weights import load_weights
 from trainer.stopwatch import Stopwatch
 from trainer.telemetry import Telemetry
 from trainer.watched import (
@@ -136,6 +137,7 @@ def train(
     control: Callable[[], Control] = Control,
     checkpoint_folder: Path | None = None,
     resume: Path | None = None,
+    weights: Mapping[str, Path] | None = None,
     started_at: float | None = None,
     seconds_before: float = 0.0,
     ranks: Ranks | None = None,
@@ -145,7 +147,10 @@ def train(
     on_steps, on_event: are called one at a time, by a thread that saves as well as by this one.
     started_at: when the run was first started, by halfstep.clock.  seconds_before: that earlier
     attempts have trained.  checkpoint_folder: None saves nothing.
-    Raises ConfigError, RecipeError or CheckpointError for what the user can put right.
+    weights: files to start from where there is nothing to resume, see load_weights; None: what
+    weights.path names.
+    Raises ConfigError, RecipeError, CheckpointError or WeightsError for what the user can put
+    right.
     """
     ranks = ranks or Ranks()
     started_at = clock() if started_at is None else started_at
@@ -175,6 +180,8 @@ def train(
 
     # DistributedDataParallel replaces the modules that the recipe calls; these are the plain ones.
     modules = dict(recipe.modules)
+    if resume is None:
+        start_from_weights(weights, modules, config, on_event)
     set_precisions(modules, config, device)  # innermost, so that whoever calls one calls it so
     set_checkpoints(modules, config)
     if training.channels_last:
@@ -320,6 +327,30 @@ def train(
 
     _report(stopwatch.metrics(), step, telemetry.elapsed_ms(), on_event)
     return Outcome(STATUS_OF_STOP[stop], step)
+
+
+def start_from_weights(
+    paths: Mapping[str, Path] | None,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    on_event: Callable[[Event], None],
+) -> None:
+    """Put weights of a file in the place of those drawn, if any are wanted, and say how they fit.
+
+    Raises ConfigError if they do not, WeightsError for what cannot be read.
+    """
+    wanted = config.weights
+    if wanted.path is None and wanted.run is None:
+        return
+    source = wanted.path or f"run {wanted.run} at step {wanted.step}"
+    if paths is None:
+        if wanted.path is None:
+            raise ConfigError(f"weights.run is {wanted.run}: only a server knows of runs; use path")
+        paths = {"": Path(wanted.path)}
+    event, trouble = load_weights(paths, modules, source=source, is_strict=wanted.strict)
+    on_event(event)
+    if trouble:
+        raise ConfigError(trouble)
 
 
 def make_rig(

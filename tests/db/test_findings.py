@@ -274,3 +274,31 @@ def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, ru
         [found] = findings.of_run(session, session.get_one(Run, running.id))
     assert found.title == "A setting names modules that are not called"
     assert found.text.startswith("model.attention.out_proj: what modules.fp32")
+
+
+def make_weights(**changes: Any) -> dict[str, Any]:
+    """How weights fit, as the training tells it."""
+    lists: dict[str, Any] = {"missing": [], "unexpected": [], "misshapen": []} | changes
+    counts = {f"{name}_count": len(names) for name, names in lists.items()}
+    event = {"event": "weights", "step": 0, "source": "/data/models/net.safetensors"}
+    return event | {"loaded": 12, "count": 14} | lists | counts
+
+
+def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, running: Run) -> None:
+    """What is missing, of another shape or left over, by name; none where all fit."""
+    record(database, running, make_steps([1.0] * 40), events=[make_weights()])
+    with database.reading() as session:
+        assert findings.of_run(session, session.get_one(Run, running.id)) == []
+    names = [f"model.{i}" for i in range(8)]
+    event = make_weights(missing=names, misshapen=["model.head: 10 × 8, not 5 × 8"])
+    record(database, running, events=[event])
+    with database.reading() as session:
+        [found] = findings.of_run(session, session.get_one(Run, running.id))
+    assert found.title == "The starting weights do not fit throughout"
+    assert "12 of the recipe's 14 weights are those of /data/models/net.safetensors" in found.text
+    assert "8 are not in it, and as the recipe draws them (model.0, " in found.text
+    assert "model.5 and 2 more)" in found.text
+    assert (
+        "1 are of another shape there, and as the recipe draws them (model.head: 10" in found.text
+    )
+    assert "nowhere" not in found.text
