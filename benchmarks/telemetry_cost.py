@@ -154,6 +154,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100.0, help="at most, for all steps")
     parser.add_argument("--precision", default="fp16", choices=["fp16", "bf16", "fp32"])
     parser.add_argument("--histogram", type=int, default=0, help="every … steps; 0: none")
+    parser.add_argument("--headroom", type=int, default=0, help="every … steps; 0: none")
     options = parser.parse_known_args()[0]
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -162,7 +163,11 @@ def main() -> None:
         TinyGPT,
         {
             "precision": options.precision,
-            "diagnosis": {"histogram_every_steps": options.histogram, "replay_skips": 0},
+            "diagnosis": {
+                "histogram_every_steps": options.histogram,
+                "headroom_every_steps": options.headroom,
+                "replay_skips": 0,
+            },
         },
     )
     own_time = [0.0]

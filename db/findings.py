@@ -31,7 +31,8 @@ class Evidence:
     the newest, likewise.  updates: the newest count of them, by module.  uncalled, shapes: what
     settings name in vain, and what misses tensor cores.  schedule: in how many skipped steps it
     advanced.  failed: diagnoses that raised.  seconds: of the group's finished runs, by variant.
-    starvation: of the latest steps.  weights: how those fit that it started from.
+    starvation: of the latest steps.  weights: how those fit that it started from.  headroom: of an
+    fp16 run, the newest.
     """
 
     verdict: Verdict | None
@@ -51,6 +52,7 @@ class Evidence:
     seconds: dict[str, float] = field(default_factory=dict)
     starvation: Starvation | None = None
     weights: dict[str, Any] | None = None
+    headroom: dict[str, Any] | None = None
 
 
 def of_run(session: Session, run: Run) -> list[Finding]:
@@ -59,6 +61,8 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     poison = histograms.newest(session, run.id, "poison")
     uncalled = histograms.newest(session, run.id, "uncalled")
     weights = histograms.newest(session, run.id, "weights")
+    is_fp16 = groups.variant(run.settings) == "fp16"
+    headroom = histograms.newest(session, run.id, "headroom") if is_fp16 else None
     shapes = artifacts.diagnoses(session, run.id, "shapes")
     schedule = artifacts.diagnoses(session, run.id, "schedule")
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
@@ -82,6 +86,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         seconds=groups.seconds(session, run.group_id) if run.group_id else {},
         starvation=starvation(session, run),
         weights=weights.content if weights else None,
+        headroom=headroom.content if headroom else None,
     )
     # What a fork may mend it may mend of a recipe's run alone.
     found = find(evidence)
@@ -98,6 +103,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _direction(evidence)
     yield from _one_module(evidence)
     yield from _replayed(evidence)
+    yield from precision_findings.little_headroom(evidence.headroom)
     yield from _underflow(evidence)
     yield from precision_findings.rounded_away(evidence.updates)
     yield from _bf16(evidence)

@@ -313,7 +313,16 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
     "headroom": {
         "step": STEP,
         "scale": SCALE,
-        "modules": Listed({"name": WORDS, "activation": NUMBER, "gradient": _or_nothing(NUMBER)}),
+        "modules": Listed(
+            {
+                "name": WORDS,
+                "activation": NUMBER,
+                "gradient": _or_nothing(NUMBER),
+                "smallest_activation": _or_nothing(NUMBER, is_needed=False),
+                "smallest_gradient": _or_nothing(NUMBER, is_needed=False),
+                "dtype": _or_nothing(WORDS, is_needed=False),
+            }
+        ),
     },
     "layer_norms": {"step": STEP, "layers": Listed(WORDS), "norms": Listed(NUMBER)},
     "spike": {

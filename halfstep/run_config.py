@@ -419,6 +419,14 @@ class Diagnosis(Group):
         description="Steps between records of each layer's gradient norm, at most 2,000 in a run. "
         "0: none.",
     )
+    headroom_every_steps: int = Field(
+        100,
+        ge=0,
+        le=MOST_STEPS,
+        title="Headroom every … steps",
+        description="Steps between looks at the largest and smallest activation and gradient of "
+        "each module, against fp16's limits; none of a compiled network. 0: none.",
+    )
     updates_every_steps: int = Field(
         100,
         ge=0,

@@ -38,8 +38,10 @@ of every field; what is not within them is not written, and read as Unrecordable
     retry       step, loss, grad_norm, applied: the second attempt, in fp32, at a skipped step
     histogram   step, scale, modules [{"name", "lowest_exponent", "counts", "zeros", "nonfinite",
                 "underflow", "near_overflow"}]; see exponents.py
-    headroom    step, scale, modules [{"name", "activation", "gradient"}]: the largest magnitude of
-                each module's output, and of its gradient, times the scale; see headroom.py
+    headroom    step, scale, modules [{"name", "dtype", "activation", "gradient"}]: the largest
+                magnitude of each module's output, which is of that type, and of its gradient, times
+                the scale; smallest_activation, smallest_gradient: of those that are not zero, where
+                it was measured; see headroom.py
     layer_norms step, layers, norms: L2 of each layer's gradients, unscaled, before the clip
     replay      step, exact, notes, requested, scale, found, module, direction "forward" |
                 "backward", operation, dtype, largest_input, limit, loss_nonfinite, culprits

@@ -38,6 +38,7 @@ from trainer.buffers import BufferRule
 from trainer.checkpoint import Progress
 from trainer.datasets import check_data
 from trainer.diagnosis import shapes
+from trainer.diagnosis.headroom import Headroom
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.poison import Poison
 from trainer.diagnosis.replay import Replay
@@ -104,6 +105,7 @@ class Followers:
     stop_rule: StopRule
     replay: Replay
     histogram: Histogram
+    headroom: Headroom
     spikes: Spikes
     updates: Updates
     telemetry: Telemetry
@@ -386,10 +388,14 @@ def make_rig(
 
     rig = Rig(recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers)
     spikes = Spikes(config.spike, on_event)
+    headroom = Headroom(modules, config, on_event)
     followers = Followers(
         StopRule(config.scaler),
-        Replay(rig, modules, batches, config, device, on_event, spikes.left_out),
+        Replay(
+            rig, modules, batches, config, device, on_event, spikes.left_out, headroom.set_aside
+        ),
         Histogram(optimizers, diagnosis, device, on_event),
+        headroom,
         spikes,
         Updates(optimizers, diagnosis, on_event),
         Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at),

@@ -7,7 +7,7 @@ import pytest
 from db import findings, queue, verdict
 from db.database import Database
 from db.findings import Evidence
-from db.tables import Run, ScalerEvent, Status, User
+from db.tables import Diagnosis, Run, ScalerEvent, Status, User
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
 from tests.db.telemetry_made import (
     make_histogram,
@@ -302,3 +302,39 @@ def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, runn
         "1 are of another shape there, and as the recipe draws them (model.head: 10" in found.text
     )
     assert "nowhere" not in found.text
+
+
+def headroom_of(**activations: float | str) -> dict[str, Any]:
+    """A look at modules of which one is in fp32, and one's gradient is near the limit."""
+    modules = [
+        {"name": name, "activation": each, "gradient": 60000.0, "dtype": "float16"}
+        for name, each in activations.items()
+    ]
+    modules.append({"name": "norm", "activation": 1e6, "gradient": None, "dtype": "float32"})
+    return {"event": "headroom", "step": 100, "scale": 1024.0, "modules": modules}
+
+
+def test_little_headroom_is_the_first_warning(database: Database, running: Run) -> None:
+    """Of outputs in fp16, the largest that is finite; gradients' headroom is the scale's matter."""
+
+    def found(**activations: float | str) -> list[findings.Finding]:
+        record(database, running, make_steps([1.0] * 40), events=[headroom_of(**activations)])
+        with database.reading() as session:
+            return findings.of_run(session, session.get_one(Run, running.id))
+
+    assert found(body=1000.0, head=2.0) == []
+    [warning] = found(body=3820.0, head=2.0, over="Infinity")
+    assert warning.title == "4.1 powers of two left in body"
+    assert warning.module == "body"
+    assert "In step 100 its largest activation was 3,820;" in warning.text
+
+
+def test_headroom_of_a_run_in_bf16_is_no_finding(database: Database, ada: User) -> None:
+    """It has the exponents of fp32."""
+    with database.writing() as session:
+        run = submit(session, ada, config=config(precision="bf16"))
+        look = Diagnosis(run_id=run.id, kind="headroom", step=100)
+        look.content = headroom_of(body=60000.0)
+        session.add(look)
+        session.flush()
+        assert findings.of_run(session, run) == []

@@ -51,7 +51,11 @@ HONEST: dict[str, dict[str, Any]] = {
     "headroom": {
         "step": 50,
         "scale": 1024.0,
-        "modules": [{"name": "head", "activation": float("inf"), "gradient": None}],
+        "modules": [
+            {"name": "head", "activation": float("inf"), "gradient": None},
+            {"name": "body", "activation": 1.0, "gradient": 1.0, "smallest_activation": 2.0**-24}
+            | {"smallest_gradient": None, "dtype": "float16"},
+        ],
     },
     "layer_norms": {"step": 50, "layers": ["head"], "norms": [float("inf")]},
     "weights": {
