@@ -12,7 +12,10 @@ from typing import Any
 from app.schemas import Property, Schema, get, properties, put
 
 #: Groups that a newcomer need not see; they open when they hold an error or a changed value.
-ADVANCED = {"data", "modules", "scaler", "checkpoints", "evaluation", "diagnosis", "spike"}
+ADVANCED = {
+    *("data", "modules", "weights", "scaler", "spike"),
+    *("checkpoints", "evaluation", "diagnosis"),
+}
 
 
 @dataclass(frozen=True)

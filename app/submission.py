@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from app import command_lines, schemas
 from app.command_lines import Command
 from app.parameters import LARGEST_STEP, flaw, flaws, outsized
-from db import groups, runs, workers
+from db import checkpoints, groups, runs, workers
 from db.errors import Invalid, NotFound
 from db.tables import LARGEST_ID, Run, User
 
@@ -132,8 +132,26 @@ def _check_recipe(
     errors = schemas.mistakes(schema, config) | flaws(config)
     if not errors:
         config = schemas.parsed(schema, config)
-        errors = outsized(config)
+        errors = outsized(config) or _find_weights(session, config)
     return config, errors
+
+
+def _find_weights(session: Session, config: dict[str, Any]) -> dict[str, str]:
+    """Say what is wrong with the weights to start from; write down which are the newest now."""
+    wanted = config.get("weights", {})
+    path, run_id, step = wanted.get("path"), wanted.get("run"), wanted.get("step")
+    if path is not None and run_id is not None:
+        return {"weights.path": f"{path[:100]} and run {run_id}; allowed: one of the two"}
+    if step is not None and run_id is None:
+        return {"weights.step": f"{step} says nothing without run, whose checkpoint it is"}
+    if run_id is None:
+        return {}
+    found = checkpoints.weights_at(session, run_id, step)
+    if not found:
+        at = "" if step is None else f" at step {step}"
+        return {"weights.run": f"run {run_id} has saved no weights{at}"}
+    wanted["step"] = found[0].step
+    return {}
 
 
 def _check_place(session: Session, submission: Submission) -> dict[str, str]:

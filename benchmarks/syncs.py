@@ -21,7 +21,7 @@ PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
 #: Everything that a step may do beyond the plain one, but what says that it waits.
 VALUES = {
     "training": {"max_grad_norm": 1.0, "accumulation_steps": 2},
-    "diagnosis": {"histogram_every_steps": 1},
+    "diagnosis": {"histogram_every_steps": 1, "headroom_every_steps": 1},
 }
 
 

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.database import now
@@ -12,7 +12,7 @@ from db.errors import NotFound
 from db.paging import Page, page
 from db.queue import held
 from db.spikes import spikes
-from db.tables import Checkpoint, Diagnosis, Metric, Request, Run
+from db.tables import ACTIVE, RECIPE, Checkpoint, Diagnosis, Metric, Request, Run, Status
 
 #: So many spikes keep a checkpoint: a loss that never rests must not fill the disk.
 SPIKES_HEEDED = 10
@@ -107,13 +107,36 @@ def to_resume(session: Session, run: Run) -> list[Checkpoint]:
     return [*own, *session.scalars(inherited)]
 
 
+def weights_at(session: Session, run_id: int, step: int | None) -> list[Checkpoint]:
+    """List a run's files of weights, one a module, as of a step; None: the newest that has any.
+
+    Only what can be had from the store, and no averages.
+    """
+    query = select(Checkpoint).where(
+        Checkpoint.run_id == run_id,
+        or_(Checkpoint.kind == "weights", Checkpoint.kind.startswith("weights.", autoescape=True)),
+        Checkpoint.key != "",
+    )
+    if step is None:
+        step = session.scalar(query.with_only_columns(func.max(Checkpoint.step)))
+    return list(session.scalars(query.where(Checkpoint.step == step).order_by(Checkpoint.kind)))
+
+
+def to_start_from(session: Session, config: dict[str, Any]) -> list[Checkpoint]:
+    """List the files of another run's weights that a configuration wants, if it wants any."""
+    wanted = config.get("weights", {})
+    if wanted.get("run") is None:
+        return []
+    return weights_at(session, wanted["run"], wanted["step"])
+
+
 def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) -> list[str]:
     """Delete the rows that a run's policy does not keep; return the keys of their files.
 
     policy: the configuration's checkpoints; keep_last, keep_every_steps and keep_best, each None
     for no say. Only checkpoints saved at an interval are ever deleted, never the newest, none that
-    another run started from, and none that is the last before one of the latest spikes of the loss.
-    Raises Fenced.
+    another run started from, or is to with its weights, and none that is the last before one of the
+    latest spikes of the loss. Raises Fenced.
     """
     run = held(session, run_id, attempt)
     if policy.get("keep_last") is None:
@@ -125,6 +148,7 @@ def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) 
         kept |= {step for step in steps if step % every == 0}
     kept |= _before_spikes(session, run_id, steps)
     kept |= set(session.scalars(select(Run.parent_step).where(Run.parent_id == run_id)))
+    kept |= _awaited(session, run_id)
     gone = [row for row in rows if row.reason == "interval" and row.step not in kept]
     for row in gone:
         session.delete(row)
@@ -132,6 +156,17 @@ def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) 
     if gone:
         run.files_revision = run.revision
     return [row.key for row in gone]
+
+
+def _awaited(session: Session, run_id: int) -> set[int]:
+    """Return the steps whose weights runs are to start from that are not over."""
+    wanted = Run.config["weights"]
+    query = select(wanted["step"].as_integer()).where(
+        Run.status.in_([Status.QUEUED, Status.PAUSED, *ACTIVE]),
+        Run.source == RECIPE,
+        wanted["run"].as_integer() == run_id,
+    )
+    return {step for step in session.scalars(query) if step is not None}
 
 
 def _before_spikes(session: Session, run_id: int, steps: list[int]) -> set[int]:

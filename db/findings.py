@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db import artifacts, groups, histograms, precision_findings, series, workers
+from db import artifacts, groups, histograms, precision_findings, series, weights_findings, workers
 from db.finding import Finding
 from db.starvation import Starvation, starvation
 from db.tables import FLAGGED, RECIPE, SKIPPED, Run, ScalerEvent, Step, Worker
@@ -31,7 +31,8 @@ class Evidence:
     the newest, likewise.  updates: the newest count of them, by module.  uncalled, shapes: what
     settings name in vain, and what misses tensor cores.  schedule: in how many skipped steps it
     advanced.  failed: diagnoses that raised.  seconds: of the group's finished runs, by variant.
-    starvation: of the latest steps.
+    starvation: of the latest steps.  weights: how those fit that it started from.  headroom: of an
+    fp16 run, the newest.
     """
 
     verdict: Verdict | None
@@ -50,6 +51,8 @@ class Evidence:
     variant: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     starvation: Starvation | None = None
+    weights: dict[str, Any] | None = None
+    headroom: dict[str, Any] | None = None
 
 
 def of_run(session: Session, run: Run) -> list[Finding]:
@@ -57,6 +60,9 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     newest = histograms.newest(session, run.id)
     poison = histograms.newest(session, run.id, "poison")
     uncalled = histograms.newest(session, run.id, "uncalled")
+    weights = histograms.newest(session, run.id, "weights")
+    is_fp16 = groups.variant(run.settings) == "fp16"
+    headroom = histograms.newest(session, run.id, "headroom") if is_fp16 else None
     shapes = artifacts.diagnoses(session, run.id, "shapes")
     schedule = artifacts.diagnoses(session, run.id, "schedule")
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
@@ -79,6 +85,8 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         variant=groups.variant(run.settings),
         seconds=groups.seconds(session, run.group_id) if run.group_id else {},
         starvation=starvation(session, run),
+        weights=weights.content if weights else None,
+        headroom=headroom.content if headroom else None,
     )
     # What a fork may mend it may mend of a recipe's run alone.
     found = find(evidence)
@@ -89,11 +97,13 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     """Yield what the evidence shows, the gravest first."""
     yield from _small_scale(evidence)
     yield from _losses(evidence)
+    yield from weights_findings.started_in_part(evidence.weights)
     yield from precision_findings.uncalled(evidence.uncalled)
     yield from precision_findings.poisoned(evidence.poison)
     yield from _direction(evidence)
     yield from _one_module(evidence)
     yield from _replayed(evidence)
+    yield from precision_findings.little_headroom(evidence.headroom)
     yield from _underflow(evidence)
     yield from precision_findings.rounded_away(evidence.updates)
     yield from _bf16(evidence)

@@ -52,7 +52,8 @@ def headroom(session: Session, run_id: int) -> dict[str, Any] | None:
     """Return the last look at the headroom: step, scale, and modules, those with least of it first.
 
     A module has name, the largest activation and gradient (times the scale), and left: how many
-    powers of two both are below fp16's largest number, below 0 beyond it, None if all was zero.
+    powers of two both are below fp16's largest number, below 0 beyond it, None if all was zero; and
+    smallest_activation, smallest_gradient where they were measured.
     """
     newest_look = newest(session, run_id, "headroom")
     if newest_look is None:
@@ -60,7 +61,7 @@ def headroom(session: Session, run_id: int) -> dict[str, Any] | None:
     modules = []
     for each in newest_look.content["modules"]:
         largest = [float(each[kind] or 0) for kind in ("activation", "gradient")]
-        modules.append({"name": each["name"], "left": _left(largest)})
+        modules.append({**each, "left": _left(largest)})
         modules[-1] |= dict(zip(("activation", "gradient"), largest, strict=True))
     modules.sort(key=lambda module: math.inf if module["left"] is None else module["left"])
     return newest_look.content | {"modules": modules}

@@ -1,11 +1,14 @@
 """What half precision does to what stays, buffers and weights, and which settings say nothing."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from db.finding import Finding
 
 NAMES_SHOWN = 12
+POWERS_LEFT = 5.0  # fewer than these are told
+LARGEST_FP16 = 65504.0
 LOST = 0.25  # share of the updates
 
 
@@ -17,6 +20,28 @@ def uncalled(found: dict[str, Any] | None) -> Iterator[Finding]:
             f"{', '.join(found['modules'][:NAMES_SHOWN])}: what modules.fp32, modules.bf16 or "
             "modules.checkpointed says of them holds for calls, and another module uses their "
             "weights by itself, as MultiheadAttention does those of its out_proj. Name that one.",
+        )
+
+
+def little_headroom(found: dict[str, Any] | None) -> Iterator[Finding]:
+    """Yield what the newest look at the headroom of an fp16 run says, before the first overflow.
+
+    Of outputs in fp16 alone: gradients are near the limit where the scale is well, for it grows
+    until one overflows.
+    """
+    outputs = [
+        (float(each["activation"]), each["name"])
+        for each in (found or {}).get("modules", ())
+        if each.get("dtype") in (None, "float16")
+    ]
+    largest, name = max(((m, n) for m, n in outputs if 0 < m < math.inf), default=(0.0, ""))
+    if found and largest and (left := math.log2(LARGEST_FP16 / largest)) < POWERS_LEFT:
+        yield Finding(
+            f"{left:.1f} powers of two left in {name}",
+            f"In step {found['step']:,} its largest activation was {largest:,.5g}; beyond fp16's "
+            "65,504 it is infinite, and no loss scale helps. If it grows from look to look, under "
+            "Headroom, run it in fp32 in time, by modules.fp32, or use bf16.",
+            module=name,
         )
 
 

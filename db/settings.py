@@ -44,6 +44,12 @@ class Settings(BaseSettings):
     commands: Annotated[
         bool, Field(description="Whether this worker runs command lines that people submit")
     ] = False
+    weights: Annotated[
+        str,
+        Field(
+            description="Folders of this worker with weights that runs may start from, by commas"
+        ),
+    ] = ""
     secrets_key_file: Annotated[
         Path | None,
         Field(description="File of the key of secrets; empty means secrets.key in the data folder"),
@@ -89,6 +95,12 @@ class Settings(BaseSettings):
     def secrets_key(self) -> Path:
         """Return where the key of secrets lies, or shall lie once there is one."""
         return self.secrets_key_file or self.data / "secrets.key"
+
+    @property
+    def weights_folders(self) -> list[Path]:
+        """Return the folders below which a run may name weights."""
+        named = filter(None, map(str.strip, self.weights.split(",")))
+        return [Path(each).expanduser().resolve() for each in named]
 
     def run_folder(self, run_id: int) -> Path:
         """Return where a run's job, spool and checkpoints lie on the machine that trains it."""

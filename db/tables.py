@@ -498,7 +498,7 @@ class Artifact(Table):
 
 class Diagnosis(Table):
     """What was found out: of a step a histogram, headroom, updates, replay, retry or poison;
-    shapes at 0; a failure; of a checkpoint how long its save took.
+    shapes and weights at 0; a failure; of a checkpoint how long its save took.
 
     content is the event of that kind as the spool's module describes it.
     """

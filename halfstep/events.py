@@ -313,7 +313,16 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
     "headroom": {
         "step": STEP,
         "scale": SCALE,
-        "modules": Listed({"name": WORDS, "activation": NUMBER, "gradient": _or_nothing(NUMBER)}),
+        "modules": Listed(
+            {
+                "name": WORDS,
+                "activation": NUMBER,
+                "gradient": _or_nothing(NUMBER),
+                "smallest_activation": _or_nothing(NUMBER, is_needed=False),
+                "smallest_gradient": _or_nothing(NUMBER, is_needed=False),
+                "dtype": _or_nothing(WORDS, is_needed=False),
+            }
+        ),
     },
     "layer_norms": {"step": STEP, "layers": Listed(WORDS), "norms": Listed(NUMBER)},
     "spike": {
@@ -330,6 +339,14 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "z": NUMBER,
         "examples": COUNT,
         "rewinds": COUNT,
+    },
+    "weights": {
+        "step": SINCE,
+        "source": WORDS,
+        "loaded": COUNT,
+        "count": COUNT,
+        **{name: Listed(WORDS) for name in ("missing", "unexpected", "misshapen")},
+        **{f"{name}_count": COUNT for name in ("missing", "unexpected", "misshapen")},
     },
     "uncalled": {"step": STEP, "modules": Listed(WORDS)},
     "updates": {

@@ -231,6 +231,41 @@ class Modules(Group):
     )
 
 
+class Weights(Group):
+    """Weights to start from, without another training's optimizer, scale or steps."""
+
+    path: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
+        None,
+        title="File or folder",
+        description="On the worker, below a folder that its operator allows: .safetensors, .pt, or "
+        "a folder as Hugging Face has them. Empty: the recipe draws its own.",
+    )
+    run: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None,
+        title="Of run",
+        description="Number of a run whose saved weights to start from instead.",
+    )
+    step: Annotated[int, Field(ge=0, le=MOST_STEPS)] | None = Field(
+        None,
+        title="At step",
+        description="Step of that run's checkpoint. Empty: its newest as of the submission.",
+    )
+    strict: bool = Field(
+        True,
+        title="Strict",
+        description="Fail where weights are missing, left over or of another shape. Off: start "
+        "from those that fit.",
+    )
+
+    @model_validator(mode="after")
+    def _weights_have_one_source(self) -> Self:
+        if self.path is not None and self.run is not None:
+            raise ValueError(f"path {self.path} and run {self.run}; allowed: one of the two")
+        if self.step is not None and self.run is None:
+            raise ValueError(f"step is {self.step}, which says nothing without run")
+        return self
+
+
 class Scaler(Group):
     """The loss scaler. It works in fp16 only."""
 
@@ -384,6 +419,14 @@ class Diagnosis(Group):
         description="Steps between records of each layer's gradient norm, at most 2,000 in a run. "
         "0: none.",
     )
+    headroom_every_steps: int = Field(
+        100,
+        ge=0,
+        le=MOST_STEPS,
+        title="Headroom every … steps",
+        description="Steps between looks at the largest and smallest activation and gradient of "
+        "each module, against fp16's limits; none of a compiled network. 0: none.",
+    )
     updates_every_steps: int = Field(
         100,
         ge=0,
@@ -508,6 +551,7 @@ class RunConfig(Group, Generic[Own]):
     training: Training = Field(Training(), title="Training")
     data: Data = Field(Data(), title="Data")
     modules: Modules = Field(Modules(), title="Modules")
+    weights: Weights = Field(Weights(), title="Starting weights")
     scaler: Scaler = Field(Scaler(), title="Loss scaler")
     checkpoints: Checkpoints = Field(Checkpoints(), title="Checkpoints")
     evaluation: Evaluation = Field(Evaluation(), title="Evaluation")

@@ -38,8 +38,10 @@ of every field; what is not within them is not written, and read as Unrecordable
     retry       step, loss, grad_norm, applied: the second attempt, in fp32, at a skipped step
     histogram   step, scale, modules [{"name", "lowest_exponent", "counts", "zeros", "nonfinite",
                 "underflow", "near_overflow"}]; see exponents.py
-    headroom    step, scale, modules [{"name", "activation", "gradient"}]: the largest magnitude of
-                each module's output, and of its gradient, times the scale; see headroom.py
+    headroom    step, scale, modules [{"name", "dtype", "activation", "gradient"}]: the largest
+                magnitude of each module's output, which is of that type, and of its gradient, times
+                the scale; smallest_activation, smallest_gradient: of those that are not zero, where
+                it was measured; see headroom.py
     layer_norms step, layers, norms: L2 of each layer's gradients, unscaled, before the clip
     replay      step, exact, notes, requested, scale, found, module, direction "forward" |
                 "backward", operation, dtype, largest_input, limit, loss_nonfinite, culprits
@@ -49,6 +51,9 @@ of every field; what is not within them is not written, and read as Unrecordable
     rewound     step, from_step, spike, loss, z, examples, rewinds: after from_step the run went
                 back to step, for the spike; what was told of steps beyond it counts no more, and
                 so many examples are left out; rewinds: so far
+    weights     step 0, source, loaded, count, missing, unexpected, misshapen and of each of those
+                its _count: of how many weights of the recipe's modules were started from a file;
+                of many names the first; see trainer/starting_weights.py
     uncalled    step, modules: that a setting names, and that the first step did not call
     updates     step, modules [{"name", "wanted", "lost"}]: of weights in bf16 how many had a
                 gradient, and how many of those have not moved; see updates.py

@@ -187,9 +187,10 @@ def restore(
     notes = [
         f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]
     ]
-    # How data are read changes no bit of them.
+    # How data are read changes no bit of them, and what a run began with is behind it.
     both = saved_config, config.model_dump(mode="json")
-    then, today = ({k: v for k, v in each.items() if k != "data"} for each in both)
+    settled = ("data", "weights")
+    then, today = ({k: v for k, v in each.items() if k not in settled} for each in both)
     notes += _differences(then, today)
     if not config.training.deterministic:
         notes.append("training.deterministic is off: algorithms may give other last bits")

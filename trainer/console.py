@@ -16,6 +16,7 @@ from trainer.checkpoint import CheckpointError
 from trainer.ranks import joined
 from trainer.registry import UnknownRecipeError, known_recipes, load_recipe
 from trainer.train import train
+from trainer.weight_files import WeightsError
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
                 resume=options.resume,
                 ranks=ranks,
             )
-    except (ConfigError, UnknownRecipeError, RecipeError, CheckpointError) as error:
+    except (ConfigError, UnknownRecipeError, RecipeError, CheckpointError, WeightsError) as error:
         parser.exit(2, f"error: {error}\n")
     _print(f"{outcome.status} after {outcome.step} steps")
 
@@ -122,6 +123,11 @@ def print_event(event: Event) -> None:
                 f"step {step:>6}  written in {seconds:.3f} s, {size / seconds / 1e6:.0f} MB/s; "
                 f"training stood still for {event['stall_seconds']:.3f} s"
             )
+        case {"event": "weights", "source": source, "loaded": loaded, "count": count}:
+            _print(f"started from {source}: {loaded} of {count} weights")
+            for kind in ("missing", "unexpected", "misshapen"):
+                if event[kind]:
+                    _print(f"  {kind}: {', '.join(event[kind])}")
         case {"event": "resumed", "step": step, "notes": notes}:
             _print(f"resumed after step {step}: {'; '.join(notes) or 'bit-exactly'}")
 

@@ -60,6 +60,7 @@ class Job:
                 control=self._control,
                 checkpoint_folder=folder / "checkpoints",
                 resume=folder / job["resume"] if job["resume"] else None,
+                weights={name: Path(path) for name, path in job.get("weights", {}).items()},
                 started_at=job["started_at"],
                 seconds_before=job.get("seconds_before", 0.0),
                 ranks=ranks,

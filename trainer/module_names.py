@@ -23,9 +23,9 @@ def chosen(
     """
     found: dict[str, nn.Module] = {}
     for pattern in patterns:
-        matches = {name: m for name, m in _named(modules) if _is_named(name, pattern)}
+        matches = {name: m for name, m in named(modules) if _is_named(name, pattern)}
         if not matches:
-            names = [name for name, _ in _named(modules)]
+            names = [name for name, _ in named(modules)]
             more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
             raise ConfigError(
                 f'{field} is "{pattern}", and no module has such a name; allowed: '
@@ -48,7 +48,8 @@ def chosen(
     }
 
 
-def _named(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+def named(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield every module with its name; one that is there twice, by both."""
     for name, network in modules.items():
         for path, module in network.named_modules(remove_duplicate=False):
             yield f"{name}.{path}".rstrip("."), module

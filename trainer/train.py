@@ -40,6 +40,7 @@ from trainer.data.datasets import check_data
 from trainer.data.sampler import UNKNOWN_SIZE, Sampler, check_batch
 from trainer.data.sources import make_sources
 from trainer.diagnosis import shapes
+from trainer.diagnosis.headroom import Headroom
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.poison import Poison
 from trainer.diagnosis.replay import Replay
@@ -56,6 +57,7 @@ from trainer.rewinding import Rewinding
 from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
 from trainer.spikes import Spikes
+from trainer.starting_weights import load_weights
 from trainer.stopwatch import Stopwatch
 from trainer.telemetry import Telemetry
 from trainer.watched import (
@@ -103,6 +105,7 @@ class Followers:
     stop_rule: StopRule
     replay: Replay
     histogram: Histogram
+    headroom: Headroom
     spikes: Spikes
     updates: Updates
     telemetry: Telemetry
@@ -136,6 +139,7 @@ def train(
     control: Callable[[], Control] = Control,
     checkpoint_folder: Path | None = None,
     resume: Path | None = None,
+    weights: Mapping[str, Path] | None = None,
     started_at: float | None = None,
     seconds_before: float = 0.0,
     ranks: Ranks | None = None,
@@ -145,7 +149,10 @@ def train(
     on_steps, on_event: are called one at a time, by a thread that saves as well as by this one.
     started_at: when the run was first started, by halfstep.clock.  seconds_before: that earlier
     attempts have trained.  checkpoint_folder: None saves nothing.
-    Raises ConfigError, RecipeError or CheckpointError for what the user can put right.
+    weights: files to start from where there is nothing to resume, see load_weights; None: what
+    weights.path names.
+    Raises ConfigError, RecipeError, CheckpointError or WeightsError for what the user can put
+    right.
     """
     ranks = ranks or Ranks()
     started_at = clock() if started_at is None else started_at
@@ -175,6 +182,8 @@ def train(
 
     # DistributedDataParallel replaces the modules that the recipe calls; these are the plain ones.
     modules = dict(recipe.modules)
+    if resume is None:
+        start_from_weights(weights, modules, config, on_event)
     set_precisions(modules, config, device)  # innermost, so that whoever calls one calls it so
     set_checkpoints(modules, config)
     if training.channels_last:
@@ -322,6 +331,30 @@ def train(
     return Outcome(STATUS_OF_STOP[stop], step)
 
 
+def start_from_weights(
+    paths: Mapping[str, Path] | None,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    on_event: Callable[[Event], None],
+) -> None:
+    """Put weights of a file in the place of those drawn, if any are wanted, and say how they fit.
+
+    Raises ConfigError if they do not, WeightsError for what cannot be read.
+    """
+    wanted = config.weights
+    if wanted.path is None and wanted.run is None:
+        return
+    source = wanted.path or f"run {wanted.run} at step {wanted.step}"
+    if paths is None:
+        if wanted.path is None:
+            raise ConfigError(f"weights.run is {wanted.run}: only a server knows of runs; use path")
+        paths = {"": Path(wanted.path)}
+    event, trouble = load_weights(paths, modules, source=source, is_strict=wanted.strict)
+    on_event(event)
+    if trouble:
+        raise ConfigError(trouble)
+
+
 def make_rig(
     recipe: Recipe,
     modules: Mapping[str, nn.Module],
@@ -355,10 +388,14 @@ def make_rig(
 
     rig = Rig(recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers)
     spikes = Spikes(config.spike, on_event)
+    headroom = Headroom(modules, config, on_event)
     followers = Followers(
         StopRule(config.scaler),
-        Replay(rig, modules, batches, config, device, on_event, spikes.left_out),
+        Replay(
+            rig, modules, batches, config, device, on_event, spikes.left_out, headroom.set_aside
+        ),
         Histogram(optimizers, diagnosis, device, on_event),
+        headroom,
         spikes,
         Updates(optimizers, diagnosis, on_event),
         Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at),

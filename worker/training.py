@@ -16,6 +16,7 @@ from worker import gpus
 from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full, write_file
 from worker.child import Child, without_secrets
 from worker.recorder import wait_for
+from worker.starting_weights import bring_weights
 
 #: What a training said of its end, and what becomes of the run.
 OUTCOMES = {
@@ -33,6 +34,7 @@ class Training:
     def __init__(self, attempt: Attempt, session: Session) -> None:
         self._attempt = attempt
         self._states = checkpoints.to_resume(session, attempt.run)
+        self._weights = checkpoints.to_start_from(session, attempt.run.settings)
         self._control: dict[str, Any] = {"stop": None, "requests": []}  # see halfstep.spool
 
     def prepare(self) -> None:
@@ -42,6 +44,7 @@ class Training:
         if run.parent_id is not None and resume is None:
             text = f"the checkpoint of run {run.parent_id} at step {run.parent_step} that it was to"
             raise CannotStart(f"{text} start from is missing or damaged")
+        weights = bring_weights(attempt, self._weights) if resume is None else {}
         job = {
             "run": run.id,
             "attempt": run.attempt,
@@ -50,6 +53,7 @@ class Training:
             "started_at": attempt.started_at,
             "seconds_before": attempt.seconds_before,
             "resume": resume,
+            "weights": weights,
             "device": "cuda" if attempt.is_cuda else "cpu",
         }
         write_file(attempt.files.job, job)

@@ -41,11 +41,13 @@ def new_run(
     step: Step | None = None,
     fp32: Text = "",
     before: Step | None = None,
+    weights_step: Step | None = None,
 ) -> Response:
     """Show the form, filled with the defaults or with what another run had.
 
     step: of a checkpoint of that run, to start from.  fp32: a module to run in fp32, so as to be
     compared with that run; it starts from that run's last checkpoint before this step, if any.
+    weights_step: of that run, to start from its weights alone.
     """
     config: dict[str, Any] = {}
     values = {"priority": "0", "devices_per_node": "1"}
@@ -62,7 +64,10 @@ def new_run(
             schemas.put(config, FP32, [*schemas.get(config, FP32, []), fp32])
             values["compared_with"] = str(run.id)
             step = checkpoints.newest_step(session, run.id, before=before) if before else None
+        if weights_step is not None:
+            config["weights"] = {"run": run.id, "step": weights_step}
         if step is not None:
+            config.pop("weights", None)  # a checkpoint has its own
             values |= {"parent_id": str(run.id), "parent_step": str(step)}
     return _form(request, session, visitor, recipe, config, values)
 

@@ -56,6 +56,7 @@ def show_run(
         layers=histograms.newest(session, run_id, "layer_norms"),
         headroom=histograms.headroom(session, run_id),
         updates=histograms.updates(session, run_id),
+        weights=histograms.newest(session, run_id, "weights"),
         artifacts=by_step(artifacts.of_run(session, run_id)),
         files=checkpoints.of_run(session, run_id),
         saves=checkpoints.saves(session, run_id),

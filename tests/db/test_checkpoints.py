@@ -14,7 +14,7 @@ from db.errors import Fenced, Invalid, NotFound
 from db.settings import Settings
 from db.storage import get_file, open_store, put_file
 from db.tables import Metric, Run, Status, User
-from tests.db.conftest import config, submit
+from tests.db.conftest import config, submit, submit_command
 from tests.db.telemetry_made import record
 
 
@@ -92,6 +92,50 @@ def test_a_checkpoint_that_another_run_started_from_is_kept(
         fork = submit(session, ada, parent_id=running.id, parent_step=10)
         assert checkpoints.retire(session, running.id, 1, {"keep_last": 1}) == ["key-20"]
         assert [row.key for row in checkpoints.to_resume(session, fork)] == ["key-10"]
+
+
+def saved_weights(step: int, *modules: str) -> dict[str, Any]:
+    """A checkpoint with a file of weights for each module, and their averages."""
+    event = saved(step)
+    for module in modules or ("",):
+        for kind in ("weights", "ema"):
+            name = f"{kind}{module and f'.{module}'}"
+            file = {"kind": name, "path": f"checkpoints/{step}.{name}.safetensors"}
+            event["files"].append({**file, "size_bytes": 3, "sha256": "cc"})
+    return event
+
+
+def test_weights_to_start_from_are_those_of_all_modules(database: Database, running: Run) -> None:
+    """At the step that is named, or the newest that the store has any of; no averages."""
+    with database.writing() as session:
+        for step, keys in ((10, "abcde"), (20, "fghij"), (30, [""] * 5)):
+            event = saved_weights(step, "critic", "generator")
+            checkpoints.publish(session, running.id, 1, event, list(keys))
+        for step, expected in ((10, "bd"), (None, "gi"), (30, ""), (11, "")):
+            rows = checkpoints.weights_at(session, running.id, step)
+            assert "".join(row.key for row in rows) == expected
+        wanted = {"weights": {"path": None, "run": running.id, "step": 10}}
+        found = checkpoints.to_start_from(session, wanted)
+        assert [row.kind for row in found] == ["weights.critic", "weights.generator"]
+        assert checkpoints.to_start_from(session, {"weights": {"path": "a.pt", "run": None}}) == []
+        assert checkpoints.to_start_from(session, config()) == []
+
+
+def test_weights_that_a_run_waits_to_start_from_are_kept(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Until that run is over."""
+    with database.writing() as session:
+        for step in (10, 20, 30):
+            checkpoints.publish(session, running.id, 1, saved_weights(step), list("abc"))
+        submit_command(session, ada, config={"weights": "large"})
+        wanted = {"path": None, "run": running.id, "step": 10, "strict": True}
+        waiting = submit(session, ada, config=config() | {"weights": wanted})
+        checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        assert {row.step for row in checkpoints.of_run(session, running.id)} == {30, 10}
+        runs.cancel(session, waiting.id, ada)
+        checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        assert {row.step for row in checkpoints.of_run(session, running.id)} == {30}
 
 
 def test_the_last_checkpoint_before_a_spike_is_kept(database: Database, running: Run) -> None:

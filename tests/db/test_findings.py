@@ -7,7 +7,7 @@ import pytest
 from db import findings, queue, verdict
 from db.database import Database
 from db.findings import Evidence
-from db.tables import Run, ScalerEvent, Status, User
+from db.tables import Diagnosis, Run, ScalerEvent, Status, User
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
 from tests.db.telemetry_made import (
     make_histogram,
@@ -274,3 +274,67 @@ def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, ru
         [found] = findings.of_run(session, session.get_one(Run, running.id))
     assert found.title == "A setting names modules that are not called"
     assert found.text.startswith("model.attention.out_proj: what modules.fp32")
+
+
+def make_weights(**changes: Any) -> dict[str, Any]:
+    """How weights fit, as the training tells it."""
+    lists: dict[str, Any] = {"missing": [], "unexpected": [], "misshapen": []} | changes
+    counts = {f"{name}_count": len(names) for name, names in lists.items()}
+    event = {"event": "weights", "step": 0, "source": "/data/models/net.safetensors"}
+    return event | {"loaded": 12, "count": 14} | lists | counts
+
+
+def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, running: Run) -> None:
+    """What is missing, of another shape or left over, by name; none where all fit."""
+    record(database, running, make_steps([1.0] * 40), events=[make_weights()])
+    with database.reading() as session:
+        assert findings.of_run(session, session.get_one(Run, running.id)) == []
+    names = [f"model.{i}" for i in range(8)]
+    event = make_weights(missing=names, misshapen=["model.head: 10 × 8, not 5 × 8"])
+    record(database, running, events=[event])
+    with database.reading() as session:
+        [found] = findings.of_run(session, session.get_one(Run, running.id))
+    assert found.title == "The starting weights do not fit throughout"
+    assert "12 of the recipe's 14 weights are those of /data/models/net.safetensors" in found.text
+    assert "8 are not in it, and as the recipe draws them (model.0, " in found.text
+    assert "model.5 and 2 more)" in found.text
+    assert (
+        "1 are of another shape there, and as the recipe draws them (model.head: 10" in found.text
+    )
+    assert "nowhere" not in found.text
+
+
+def headroom_of(**activations: float | str) -> dict[str, Any]:
+    """A look at modules of which one is in fp32, and one's gradient is near the limit."""
+    modules = [
+        {"name": name, "activation": each, "gradient": 60000.0, "dtype": "float16"}
+        for name, each in activations.items()
+    ]
+    modules.append({"name": "norm", "activation": 1e6, "gradient": None, "dtype": "float32"})
+    return {"event": "headroom", "step": 100, "scale": 1024.0, "modules": modules}
+
+
+def test_little_headroom_is_the_first_warning(database: Database, running: Run) -> None:
+    """Of outputs in fp16, the largest that is finite; gradients' headroom is the scale's matter."""
+
+    def found(**activations: float | str) -> list[findings.Finding]:
+        record(database, running, make_steps([1.0] * 40), events=[headroom_of(**activations)])
+        with database.reading() as session:
+            return findings.of_run(session, session.get_one(Run, running.id))
+
+    assert found(body=1000.0, head=2.0) == []
+    [warning] = found(body=3820.0, head=2.0, over="Infinity")
+    assert warning.title == "4.1 powers of two left in body"
+    assert warning.module == "body"
+    assert "In step 100 its largest activation was 3,820;" in warning.text
+
+
+def test_headroom_of_a_run_in_bf16_is_no_finding(database: Database, ada: User) -> None:
+    """It has the exponents of fp32."""
+    with database.writing() as session:
+        run = submit(session, ada, config=config(precision="bf16"))
+        look = Diagnosis(run_id=run.id, kind="headroom", step=100)
+        look.content = headroom_of(body=60000.0)
+        session.add(look)
+        session.flush()
+        assert findings.of_run(session, run) == []

@@ -30,7 +30,11 @@ def test_pytorch_itself_reports_no_wait():
     """In its debug mode, with telemetry, histogram, stop rules, and replay watching."""
     values = {
         "training": {"max_grad_norm": 1.0, "accumulation_steps": 2},
-        "diagnosis": {"histogram_every_steps": 1, "layer_norms_every_steps": 1},
+        "diagnosis": {
+            "histogram_every_steps": 1,
+            "headroom_every_steps": 1,
+            "layer_norms_every_steps": 1,
+        },
         "scaler": {"init_scale": 1.0, "growth_interval": 10**6},  # nothing to replay
     }
     config = parse_config(Pair, values)

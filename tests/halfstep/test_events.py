@@ -51,9 +51,25 @@ HONEST: dict[str, dict[str, Any]] = {
     "headroom": {
         "step": 50,
         "scale": 1024.0,
-        "modules": [{"name": "head", "activation": float("inf"), "gradient": None}],
+        "modules": [
+            {"name": "head", "activation": float("inf"), "gradient": None},
+            {"name": "body", "activation": 1.0, "gradient": 1.0, "smallest_activation": 2.0**-24}
+            | {"smallest_gradient": None, "dtype": "float16"},
+        ],
     },
     "layer_norms": {"step": 50, "layers": ["head"], "norms": [float("inf")]},
+    "weights": {
+        "step": 0,
+        "source": "/data/models/net.safetensors",
+        "loaded": 3,
+        "count": 5,
+        "missing": ["model.head.bias"],
+        "unexpected": [],
+        "misshapen": ["model.head.weight: 10 × 8, not 5 × 8"],
+        "missing_count": 1,
+        "unexpected_count": 0,
+        "misshapen_count": 1,
+    },
     "uncalled": {"step": 1, "modules": ["model.attention.out_proj"]},
     "updates": {"step": 7, "modules": [{"name": "model.0", "wanted": 768, "lost": 700}]},
     "poison": {"step": 7, "count": 1, "buffers": ["model.1.running_mean"]},

@@ -15,6 +15,7 @@ from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU, Pair, Regression
 from trainer import train
+from trainer.diagnosis.headroom import Headroom
 from trainer.diagnosis.histogram import Histogram
 from trainer.observers import Observer
 from trainer.policies import ScaleRule
@@ -62,6 +63,7 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
     monkeypatch.setattr(train, "make_scaler", lambda config, _device: make_scaler(config, CPU))
     # What is counted goes to the host by an event, which only CUDA has; so do a skip's flags.
     monkeypatch.setattr(Histogram, "after_step", Observer.after_step)
+    monkeypatch.setattr(Headroom, "_report", lambda self: self._sent.clear())
     values = {"diagnosis": {}, "data": {"workers": 0}, **(values or {})}
     values["diagnosis"] = {"replay_skips": 0, **values["diagnosis"]}
     config = parse_config(recipe_class, values)
@@ -90,7 +92,7 @@ def test_a_step_never_waits_for_the_device(monkeypatch, recipe_class, precision)
     values = {
         "precision": precision,
         "training": {"max_grad_norm": 1.0, "accumulation_steps": 2},
-        "diagnosis": {"histogram_every_steps": 1},
+        "diagnosis": {"histogram_every_steps": 1, "headroom_every_steps": 1},
     }
     recipe = attempt_steps(monkeypatch, recipe_class, values)
     assert recipe.scaler.is_enabled() == (precision == "fp16")

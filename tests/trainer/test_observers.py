@@ -3,13 +3,14 @@ import torch
 
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer.diagnosis import shapes
+from trainer.diagnosis.headroom import Headroom
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.replay import Replay
 
 VALUES = {
     "training": {"steps": 60},
     "scaler": {"init_scale": 2.0**20, "growth_interval": 30},
-    "diagnosis": {"histogram_every_steps": 5, "replay_skips": 3},
+    "diagnosis": {"histogram_every_steps": 5, "headroom_every_steps": 5, "replay_skips": 3},
 }
 
 
@@ -21,6 +22,7 @@ VALUES = {
         (Replay, "arrived", "replay"),
         (Histogram, "unscaled", "histogram"),
         (Histogram, "after_step", "histogram"),
+        (Headroom, "before_step", "headroom"),
         (shapes, "misfits", "look at the shapes"),
     ],
 )

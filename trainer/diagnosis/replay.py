@@ -28,7 +28,7 @@ in an attribute that is not in its state counts the replay as well.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -116,9 +116,13 @@ class Replay(Observer):
         device: torch.device,
         on_event: Callable[[Event], None],
         left_out: list[tuple[int, int]],
+        set_aside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """left_out: steps after which the stream goes on so many examples later; it may grow."""
-        self._left_out = left_out
+        """left_out: steps after which the stream goes on so many examples later; it may grow.
+
+        set_aside: has those look away who measure what passes through modules.
+        """
+        self._left_out, self._set_aside = left_out, set_aside
         self._rig, self._modules = rig, dict(modules)
         self._batches, self._device, self._on_event = batches, device, on_event
         is_possible = rig.scaler.is_enabled() and batches.can_be_repeated
@@ -255,7 +259,7 @@ class Replay(Observer):
         if any(networks[name] is not module for name, module in self._modules.items()):
             notes = [*notes, "the plain network was replayed, on this process's examples"]
         scale = float(kept.scale)  # from here on the host may wait
-        with self._put_back():
+        with self._set_aside(), self._put_back():
             recipe.modules = self._modules
             # A gradient penalty asks the scaler for the scale of this step, not of the next one.
             recipe.scaler = GradScaler(

@@ -171,6 +171,20 @@ def test_page_has_the_headroom_of_modules(
     assert ">3.0<" in section
 
 
+def test_page_has_the_smallest_numbers_where_they_were_measured(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Beside fp16's smallest; a module whose numbers are all zero has none."""
+    module = {"name": "model.0", "dtype": "float16", "activation": 1.0, "gradient": 2.0}
+    smallest = {"smallest_activation": 2.0**-20, "smallest_gradient": None}
+    event = {"event": "headroom", "step": 50, "scale": 8.0, "modules": [module | smallest]}
+    record(database, running, events=[event])
+    section = browser.get("/runs/1").text.partition('<section id="headroom">')[2]
+    section = section.partition("</section>")[0]
+    assert "the smallest that are not zero, beside fp16's 2⁻²⁴, 5.96e-8" in section
+    assert '<td class="number">9.54e-7</td><td class="number">–</td>' in section
+
+
 def test_page_has_the_updates_that_round_away(
     database: Database, running: Run, browser: TestClient
 ) -> None:

@@ -1,0 +1,83 @@
+"""How far a run's activations and gradients stay within fp16's window; see halfstep.headroom.
+
+Every so many steps, by a hook that is there in those steps alone. Beside torch.compile there is
+none: a hook that comes and goes would have the network compiled anew each time.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from halfstep import headroom
+from halfstep.headroom import Compiled, headroom_event, looked_at
+from halfstep.parcel import Parcel
+from halfstep.run_config import RunConfig
+from halfstep.spool import Event
+from trainer.module_names import named
+from trainer.observers import Observer
+from trainer.watched import StepResult
+
+
+class Headroom(Observer):
+    """Measures in the steps that are due; otherwise costs a comparison."""
+
+    is_diagnosis = True
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        config: RunConfig[Any],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self._every_steps = config.diagnosis.headroom_every_steps
+        self._is_compiled = config.training.compile
+        self._on_event = on_event
+        names = {module: name for name, module in reversed(list(named(modules)))}
+        self._names = looked_at(names)
+        self._measuring = headroom.Headroom(with_smallest=True)
+        self._step = 0
+        self._sent: deque[tuple[int, list[headroom.Measured], Parcel]] = deque()
+
+    def before_step(self, step: int) -> None:
+        """Hook in, if the step is due."""
+        self._step = step
+        if not self._every_steps or step % self._every_steps:
+            return
+        try:
+            if self._is_compiled:
+                raise Compiled
+            self._measuring.begin(self._names)
+        except Compiled as error:
+            self._every_steps = 0
+            sys.stderr.write(f"Halfstep: no headroom is measured. {error}.\n")
+
+    def after_step(self, result: StepResult) -> None:
+        """Send off what was measured, and report what has arrived."""
+        if self._measuring.is_on:
+            self._measuring.end()
+            measured, numbers = self._measuring.measured()
+            if measured:
+                self._sent.append((self._step, measured, Parcel.send(result.scale, numbers)))
+        if self._sent and self._sent[0][2].has_arrived():
+            self._report()
+
+    def drain(self) -> None:
+        """Wait for the device and report what is left."""
+        while self._sent:
+            self._sent[0][2].wait()
+            self._report()
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Measure nothing meanwhile: what passes is no part of the step."""
+        with self._measuring.set_aside():
+            yield
+
+    def _report(self) -> None:
+        step, measured, parcel = self._sent.popleft()
+        scale, numbers = parcel.tensors
+        self._on_event(headroom_event(step, float(scale), measured, numbers))

@@ -1,0 +1,124 @@
+"""Weights as others write them: .safetensors, torch.save's, and folders as Hugging Face has them.
+
+Nothing that is read can run code: a pickle that holds more than tensors is refused.
+"""
+
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+SAFETENSORS = ".safetensors"
+PICKLES = (".pt", ".pth", ".bin", ".ckpt")
+#: What a folder may hold, the first of these first.
+INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+WHOLE = ("model.safetensors", "pytorch_model.bin")
+#: Where files of torch.save hold the weights within more: ours, Lightning's, and by custom.
+PLACES = ("modules", "state_dict", "model_state_dict", "model")
+
+
+class WeightsError(Exception):
+    """Weights that a run cannot start from; the message names the file and what is wrong."""
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the weights of a file or a folder by their names, on the CPU. Raises WeightsError."""
+    if not path.is_dir():
+        return _read_file(path)
+    weights: dict[str, Tensor] = {}
+    for file in _files(path):
+        weights |= _read_file(file)
+    return weights
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files in which a folder's weights lie."""
+    for name in INDICES:
+        if (index := folder / name).is_file():
+            return [folder / shard for shard in _shards(index)]
+    for name in WHOLE:
+        if (folder / name).is_file():
+            return [folder / name]
+    found = sorted(folder.glob(f"*{SAFETENSORS}"))
+    if len(found) != 1:
+        raise WeightsError(
+            f"{folder} has {len(found)} files {SAFETENSORS} and no {INDICES[0]} that says how they "
+            f"belong together; allowed: {WHOLE[0]}, shards with their index, or one such file"
+        )
+    return found
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{index} is not an index of shards: {error!r}") from error
+    for name in shards:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise WeightsError(f"{index} names {name!r}; allowed: files beside it")
+    return shards
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise WeightsError(f"{path} does not exist")
+    try:
+        if path.suffix == SAFETENSORS:
+            return safetensors.torch.load_file(path)
+        if path.suffix in PICKLES:
+            return _unpacked(path, _load(path))
+    except safetensors.SafetensorError as error:
+        raise WeightsError(f"{path} is cut short or not a {SAFETENSORS} file: {error}") from error
+    except pickle.UnpicklingError as error:
+        raise WeightsError(
+            f"{path} is no file of torch.save, or holds more than tensors, which could run code: "
+            f"it is refused; allowed: a state_dict, or {SAFETENSORS}"
+        ) from error
+    except WeightsError:
+        raise
+    except Exception as error:  # whatever its bytes lead torch's unpickler to
+        raise WeightsError(f"{path} cannot be read: {error!r}") from error
+    kinds = ", ".join((SAFETENSORS, *PICKLES))
+    raise WeightsError(f"{path} is no file of weights; allowed: {kinds}, or a folder of them")
+
+
+def _load(path: Path) -> Any:
+    """Read what torch.save wrote: where it can be, the tensors stay in the file until they move."""
+    is_mapped = zipfile.is_zipfile(path)  # not as torch wrote them before 1.6
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+
+
+def _unpacked(path: Path, content: Any) -> dict[str, Tensor]:
+    """Return the weights out of what may be a training's whole state."""
+    place = content
+    while isinstance(place, Mapping):
+        if weights := _tensors(place):
+            return weights
+        place = next((place[name] for name in PLACES if name in place), None)
+    raise WeightsError(f"{path} holds no weights by their names; allowed: a state_dict")
+
+
+def _tensors(place: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a state_dict, or of several by their modules' names."""
+    if any(name in place for name in PLACES) and not _is_flat(place):
+        return {}
+    if _is_flat(place):
+        return {str(name): each for name, each in place.items() if isinstance(each, Tensor)}
+    return {
+        f"{module}.{name}": each
+        for module, state in place.items()
+        if isinstance(state, Mapping)
+        for name, each in state.items()
+        if isinstance(each, Tensor)
+    }
+
+
+def _is_flat(place: Mapping[Any, Any]) -> bool:
+    return any(isinstance(each, Tensor) for each in place.values())

@@ -1,0 +1,73 @@
+"""The files of the weights that a run starts from: the operator's, or another run's."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from db.settings import Settings
+from db.storage import get_file
+from db.tables import Checkpoint
+from worker.attempt import Attempt, CannotStart
+from worker.recorder import wait_for
+
+
+def wanted_weights(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a configuration says of them, of an earlier version nothing."""
+    found: dict[str, Any] = config.get("weights", {})
+    return found
+
+
+def bring_weights(attempt: Attempt, saved: Sequence[Checkpoint]) -> dict[str, str]:
+    """Return where the weights lie on this machine, by the module whose they are, or "" for all.
+
+    saved: of another run, if it is to be that one's.  Raises CannotStart.
+    """
+    wanted = wanted_weights(attempt.run.settings)
+    if wanted.get("path"):
+        return {"": str(allowed(wanted["path"], attempt.settings))}
+    if not wanted.get("run"):
+        return {}
+    if not saved:
+        raise CannotStart(f"{_of(wanted)} are no more", "code")
+    return {row.kind.partition(".")[2]: _fetch(attempt, row, wanted) for row in saved}
+
+
+def allowed(path: str, settings: Settings) -> Path:
+    """Return where weights lie that are named by their path. Raises CannotStart.
+
+    What lies outside of the folders that are allowed is not even said to be there or not.
+    """
+    folders = settings.weights_folders
+    if not folders:
+        raise CannotStart(
+            f"weights.path is {path}, but this worker allows no folder: its operator names some in "
+            "HALFSTEP_WEIGHTS",
+            "code",
+        )
+    try:
+        place = Path(path).resolve()  # links are followed, so that none leads out
+        is_inside = any(place.is_relative_to(folder) for folder in folders)
+        exists = is_inside and place.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name too long, a loop of links
+        raise CannotStart(f"weights.path is {path!r}: {error}", "code") from error
+    if not is_inside:
+        places = ", ".join(map(str, folders))
+        raise CannotStart(f"weights.path is {path}; allowed: below {places}", "code")
+    if not exists:
+        raise CannotStart(f"weights.path is {path}, which does not exist on this worker", "code")
+    return place
+
+
+def _fetch(attempt: Attempt, row: Checkpoint, wanted: dict[str, Any]) -> str:
+    path = attempt.settings.data / row.key
+    fetch = partial(get_file, attempt.store, row.key, path, sha256=row.sha256)
+    try:
+        wait_for(fetch, attempt.keep_up)
+    except (FileNotFoundError, ValueError) as error:
+        raise CannotStart(f"{_of(wanted)} are missing or damaged: {error}", "code") from error
+    return str(path)
+
+
+def _of(wanted: dict[str, Any]) -> str:
+    return f"the weights of run {wanted['run']} at step {wanted['step']} that it was to start from"
