@@ -46,7 +46,8 @@ def test_a_recipe_is_loaded_from_a_file(own_file):
 def test_an_unknown_recipe_is_told_the_known_ones(own_file):
     """The message lists what there is."""
     with pytest.raises(
-        UnknownRecipeError, match='no recipe "digit"; known are digits, erfnet, gpt, images'
+        UnknownRecipeError,
+        match='no recipe "digit"; known are digits, erfnet, finetune, gpt, images',
     ):
         load_recipe("digit")
     with pytest.raises(UnknownRecipeError, match='has no class "Yours"'):
