@@ -33,9 +33,9 @@ gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=pyt
 	$(GPU_PYTHON) -m benchmarks.gpu_amp | tee benchmarks/results/gpu.md
 	$(GPU_PYTHON) -m benchmarks.gpu_loop | tee -a benchmarks/results/gpu.md
 
-test-frameworks: ## Watch eight frameworks in an environment of their own (TORCH=torch==2.8.0: another torch)
+test-frameworks: ## Watch eight frameworks, train `images` and `finetune`, in an environment of its own (TORCH=torch==2.8.0: another torch)
 	@test -x $(FRAMEWORKS)/bin/pip || $(PYTHON) -m venv $(FRAMEWORKS)
-	@$(FRAMEWORKS)/bin/pip install --quiet --editable ./halfstep '$(TORCH)' pytest lightning accelerate transformers timm ultralytics keras deepspeed scikit-learn
+	@$(FRAMEWORKS)/bin/pip install --quiet --editable './halfstep[recipe]' '$(TORCH)' pytest lightning accelerate transformers timm ultralytics keras deepspeed scikit-learn torchvision pillow psutil safetensors peft
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks --confcutdir=tests/frameworks -W default -p no:cacheprovider
 
 image-test: $(VENV)/.installed-test ## Build both images and train a run in them (Debian, root)

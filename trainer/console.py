@@ -14,7 +14,12 @@ from halfstep.run_config import ConfigError, RecipeConfig, RunConfig, config_sch
 from halfstep.spool import Event, Steps
 from trainer.checkpoint import CheckpointError
 from trainer.ranks import joined
-from trainer.registry import UnknownRecipeError, known_recipes, load_recipe
+from trainer.registry import (
+    MissingRequirementError,
+    UnknownRecipeError,
+    known_recipes,
+    load_recipe,
+)
 from trainer.train import train
 from trainer.weight_files import WeightsError
 
@@ -133,10 +138,9 @@ def print_event(event: Event) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m trainer.train",
         description="Train a recipe in mixed precision, here and now: no server, no database.",
-        epilog=_fields_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -157,11 +161,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """Loads all recipes when it is asked for help, and not for each training."""
+
+    def format_help(self) -> str:
+        """Return the help, with every field of every recipe."""
+        self.epilog = _fields_help()
+        return super().format_help()
+
+
 def _fields_help() -> str:
     """Return every recipe with its fields and defaults, then the fields that all share."""
     text, shared = "", config_schema(_AnyRecipe)["properties"]
     for name in known_recipes():
-        recipe = load_recipe(name)
+        try:
+            recipe = load_recipe(name)
+        except MissingRequirementError as error:
+            text += f"{error}\n\n"
+            continue
         groups = config_schema(recipe)["properties"]
         text += f"recipe {name}: {recipe.description}\n" + _group_help("recipe", groups["recipe"])
         overridden = [f"{g}.{f}={v}" for g, fs in recipe.defaults.items() for f, v in fs.items()]

@@ -11,7 +11,7 @@ import torch
 
 from halfstep.run_config import config_schema
 from trainer import machine
-from trainer.registry import known_recipes, load_recipe
+from trainer.registry import MissingRequirementError, known_recipes, load_recipe
 
 
 def main() -> None:
@@ -39,7 +39,10 @@ def devices() -> list[dict[str, Any]]:
 
 
 def recipes() -> list[dict[str, Any]]:
-    """Return every recipe with the schema of its configuration; a broken one with its error."""
+    """Return every recipe with the schema of its configuration.
+
+    One that is broken comes with its error instead, one that lacks packages with what it needs.
+    """
     return [_recipe(reference) for reference in known_recipes()]
 
 
@@ -67,6 +70,8 @@ def _recipe(reference: str) -> dict[str, Any]:
             "description": recipe.description,
             "schema": config_schema(recipe),
         }
+    except MissingRequirementError as error:
+        return {"name": reference, "needs": error.needs}
     except (Exception, SystemExit) as error:  # a user's broken recipe must not hide the others
         return {"name": reference, "error": f"{type(error).__name__}: {error}"}
 

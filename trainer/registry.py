@@ -5,8 +5,9 @@ HALFSTEP_RECIPES may list more of them, separated by commas: `/home/me/gan.py:GA
 
 import importlib.util
 import os
+import re
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +20,15 @@ class UnknownRecipeError(LookupError):
     """A recipe that is neither registered nor a file; the message lists the known ones."""
 
 
+class MissingRequirementError(UnknownRecipeError):
+    """A recipe whose packages are not installed; the message says how they are."""
+
+    def __init__(self, recipe: str, needs: str) -> None:
+        """needs: the packages, and the command that installs them."""
+        super().__init__(f"recipe {recipe} needs {needs}")
+        self.needs = needs
+
+
 def known_recipes() -> list[str]:
     """Return the names that `load_recipe` takes here, besides paths."""
     listed = os.environ.get("HALFSTEP_RECIPES", "").split(",")
@@ -29,9 +39,11 @@ def load_recipe(reference: str) -> type[Recipe]:
     """Return the recipe class of a registered name or of "path/to/file.py:Class".
 
     ":Class" may be left out where the file has one recipe.  Whatever the recipe's own module
-    raises when it is imported goes through.
+    raises when it is imported goes through.  Raises MissingRequirementError, before that, where
+    the extras that its entry point names are not installed.
     """
     for point in entry_points(group=GROUP, name=reference):
+        check_requirements(point)
         return _checked(point.load(), reference)
     path, _, attribute = reference.rpartition(":")
     if reference.endswith(".py"):
@@ -44,6 +56,27 @@ def load_recipe(reference: str) -> type[Recipe]:
     raise UnknownRecipeError(
         f'there is no recipe "{reference}"; known are {known}; a file is path/to/file.py:Class'
     )
+
+
+def check_requirements(point: EntryPoint) -> None:
+    """Raise MissingRequirementError if an extra that an entry point names is not installed."""
+    if point.dist is None:
+        return
+    for extra in point.extras:
+        of_extra = re.compile(rf"extra == [\"']{extra}[\"']")
+        needed = [each for each in point.dist.requires or () if of_extra.search(each)]
+        names = [re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in needed]
+        if missing := [name for name in names if not _is_installed(name)]:
+            install = f"pip install '{point.dist.name}[{extra}]'"
+            raise MissingRequirementError(point.name, f"{' and '.join(missing)}: {install}")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _load_file(path: Path, attribute: str) -> object:

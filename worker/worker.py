@@ -112,6 +112,8 @@ class Worker:
         for recipe in offer["recipes"]:
             if "error" in recipe:
                 _say(f"recipe {recipe['name']} cannot be offered: {recipe['error']}")
+            if "needs" in recipe:
+                _say(f"recipe {recipe['name']} is not offered: it needs {recipe['needs']}")
         self.device_indexes = {device["index"] for device in offer["devices"]}
         self.recipes = [recipe["name"] for recipe in offer["recipes"] if "schema" in recipe]
         self.device_memory_bytes = workers.device_memory_bytes(offer["devices"])

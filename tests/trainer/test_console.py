@@ -37,7 +37,10 @@ def test_a_run_prints_its_story(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["digit"], 'there is no recipe "digit"; known are digits, erfnet, gpt, mlp'),
+        (
+            ["digit"],
+            'there is no recipe "digit"; known are digits, erfnet, finetune, gpt, images, mlp',
+        ),
         (["digits", "--set", "training.steps=0"], "training.steps is 0: Input should be greater"),
         (["digits", "--set", "training.stepz=1"], "training.stepz is 1: Extra inputs"),
         (["digits", "--set", "training.steps"], "write it as FIELD=VALUE"),

@@ -6,7 +6,12 @@ import jsonschema
 import pytest
 
 from trainer import probe
-from trainer.registry import UnknownRecipeError, known_recipes, load_recipe
+from trainer.registry import (
+    MissingRequirementError,
+    UnknownRecipeError,
+    known_recipes,
+    load_recipe,
+)
 
 OWN_RECIPE = """
 from tests.trainer.conftest import Regression
@@ -41,7 +46,8 @@ def test_a_recipe_is_loaded_from_a_file(own_file):
 def test_an_unknown_recipe_is_told_the_known_ones(own_file):
     """The message lists what there is."""
     with pytest.raises(
-        UnknownRecipeError, match='no recipe "digit"; known are digits, erfnet, gpt, mlp'
+        UnknownRecipeError,
+        match='no recipe "digit"; known are digits, erfnet, finetune, gpt, images',
     ):
         load_recipe("digit")
     with pytest.raises(UnknownRecipeError, match='has no class "Yours"'):
@@ -85,4 +91,37 @@ def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_fil
     recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
     assert recipes[f"{broken}:Gan"]["error"] == "ZeroDivisionError: division by zero"
     assert recipes[f"{own_file}:Mine"]["title"] == "My own"
+    assert "schema" in recipes["digits"]
+
+
+@pytest.fixture
+def lacking(tmp_path, monkeypatch):
+    """A distribution whose recipe has an extra that nobody has installed, and one that is."""
+    folder = tmp_path / "mine-1.0.dist-info"
+    folder.mkdir()
+    requires = "".join(
+        f"Requires-Dist: {each}\n"
+        for each in ('numpy>=1; extra == "big"', 'Nobody.has-this~=2.0; extra == "big"', "alembic")
+    )
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n{requires}")
+    (folder / "entry_points.txt").write_text(
+        "[halfstep.recipes]\nbig = tests.no_such_module:Big [big]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_recipe_whose_packages_are_missing_says_so(lacking):
+    """It is not imported, and the message names what is missing and how it is installed."""
+    told = r"recipe big needs Nobody.has-this: pip install 'mine\[big\]'"
+    with pytest.raises(MissingRequirementError, match=told):
+        load_recipe("big")
+
+
+def test_a_recipe_whose_packages_are_missing_is_not_offered(lacking):
+    """It is advertised with what it needs, and without a schema; the others are with theirs."""
+    recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
+    assert recipes["big"] == {
+        "name": "big",
+        "needs": "Nobody.has-this: pip install 'mine[big]'",
+    }
     assert "schema" in recipes["digits"]

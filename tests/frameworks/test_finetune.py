@@ -1,0 +1,199 @@
+"""The recipe `finetune`, which needs transformers and peft: on a tiny model with random weights."""
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+import peft
+import transformers
+
+from halfstep.run_config import ConfigError, parse_config
+from tests.frameworks.tiny_model import TEXT, write_model
+from tests.trainer.conftest import CPU, assert_same_bits, run_loop  # noqa: F401 - a fixture
+from trainer.diagnosis.check import check
+from trainer.recipes.finetune import Finetune
+
+Values = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as save_pretrained writes it."""
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text file."""
+    path = tmp_path_factory.mktemp("text") / "sums.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def of(model: Path, text: Path, steps: int = 4, **changes: Any) -> Values:
+    """A configuration with short windows."""
+    own = {"model": str(model), "text": str(text), "context": 16, "learning_rate": 1e-2}
+    training = {"steps": steps, "warmup_steps": 0, "schedule": "constant"}
+    values: Values = {"training": training, "recipe": own | changes.pop("recipe", {})}
+    return values | {"evaluation": {"at_start": True}} | changes
+
+
+def made(model: Path, text: Path, **own: Any) -> Finetune:
+    """The recipe itself."""
+    return Finetune(parse_config(Finetune, of(model, text, recipe=own)), CPU)
+
+
+def unzipped(run_folder: Path, step: int) -> Path:
+    """The folder that a user has who unzips the last artifact."""
+    with zipfile.ZipFile(run_folder / f"artifacts/step-{step:08}/huggingface.zip") as archive:
+        archive.extractall(folder := run_folder / "unzipped")
+    return folder
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+def test_lora_learns_and_its_adapter_loads(
+    run_loop: Any,  # noqa: F811
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    precision: str,
+) -> None:
+    """The loss falls, frozen weights stay to the bit, and the adapter gives the same logits."""
+    values = of(model, text, 40, precision=precision)
+    run = run_loop(Finetune, values, folder=tmp_path / "checkpoints")
+    first, *_, last = [event["value"] for event in run.of("metric", name="val/loss")]
+    assert last < first - 0.1
+    base = transformers.AutoModelForCausalLM.from_pretrained(model)
+    trained = run.recipe.network
+    frozen = trained.get_base_model().model.embed_tokens.weight
+    assert torch.equal(frozen, base.model.embed_tokens.weight)
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(unzipped(tmp_path, 40)).eval()
+    ids = torch.arange(1, 17)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, trained.eval()(ids).logits)
+    assert "written by the model" in (tmp_path / "artifacts/step-00000040/sample.txt").read_text()
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_whole_models_load_by_from_pretrained(
+    run_loop: Any,  # noqa: F811
+    text: Path,
+    tmp_path: Path,
+    is_tied: bool,
+) -> None:
+    """What was unzipped, with the checkpoint's weights beside it, is a model and its tokenizer."""
+    write_model(tmp_path / "model", is_tied=is_tied)
+    values = of(tmp_path / "model", text, 5, recipe={"lora_rank": 0})
+    run = run_loop(Finetune, values, folder=tmp_path / "checkpoints")
+    folder = unzipped(tmp_path, 5)
+    shutil.copy(tmp_path / "checkpoints/step-00000005.safetensors", folder / "model.safetensors")
+    loaded, told = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not any(told.values())
+    assert_same_bits(dict(loaded.state_dict()), dict(run.recipe.network.state_dict()))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode(tokenizer("3 and 3")["input_ids"]) == "3 and 3"
+
+
+def test_gradient_checkpoints_change_no_bit(run_loop: Any, model: Path, text: Path) -> None:  # noqa: F811
+    """With LoRA's dropout on."""
+    runs = [
+        run_loop(Finetune, of(model, text, recipe={"lora_dropout": 0.3} | own))
+        for own in ({}, {"gradient_checkpointing": True})
+    ]
+    assert_same_bits(runs[0].weights(), runs[1].weights())
+
+
+def test_it_resumes_exactly(run_loop: Any, model: Path, text: Path, tmp_path: Path) -> None:  # noqa: F811
+    """LoRA with dropout, from a checkpoint in the middle, with other workers."""
+    own = {"lora_dropout": 0.1}
+    values = of(model, text, recipe=own, checkpoints={"every_steps": 2})
+    whole = run_loop(Finetune, values, folder=tmp_path)
+    resumed = run_loop(
+        Finetune,
+        values | {"data": {"workers": 0}},
+        folder=tmp_path,
+        resume=tmp_path / "step-00000002.pt",
+    )
+    assert resumed.of("resumed")[0]["notes"] == []
+    assert_same_bits(resumed.weights(), whole.weights())
+
+
+def test_documents_end_in_the_models_token(model: Path, tmp_path: Path) -> None:
+    """JSONL: every line is a document, and windows hold the token that follows."""
+    file = tmp_path / "lines.jsonl"
+    file.write_text("".join(json.dumps({"body": f"{n} is {n}"}) + "\n" for n in range(200)))
+    recipe = made(model, file, field="body")
+    window = recipe.dataset[0]
+    assert window.shape == (17,)
+    assert torch.equal(recipe.dataset[1][0], window[-1])
+    assert recipe.tokenizer.decode(window).startswith("0 is 0<end>1 is 1<end>2 is")
+
+
+def test_the_operations_of_lora_are_fewer(model: Path, text: Path) -> None:
+    """No gradients are made of frozen weights."""
+    lora, whole = made(model, text).flops(), made(model, text, lora_rank=0).flops()
+    assert 0 < lora < whole
+
+
+def test_a_folder_that_is_no_model_is_told(model: Path, text: Path, tmp_path: Path) -> None:
+    """No folder, no weights, no tokenizer: each has a sentence of its own."""
+    with pytest.raises(ConfigError, match=r"recipe.model is empty: name a path"):
+        Finetune(parse_config(Finetune, {}), CPU)
+    with pytest.raises(ConfigError, match=r"there is no config.json on this worker"):
+        made(tmp_path, text)
+    folder = tmp_path / "copy"
+    shutil.copytree(model, folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"no language model can be loaded from it: .*no file"):
+        made(folder, text)
+    for file in folder.glob("token*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"it has no tokenizer that can be loaded"):
+        made(folder, text)
+
+
+def test_weights_that_do_not_fit_are_told(model: Path, text: Path, tmp_path: Path) -> None:
+    """Missing, unknown and of another shape, by name."""
+    shutil.copytree(model, tmp_path, dirs_exist_ok=True)
+    weights = safetensors.torch.load_file(file := tmp_path / "model.safetensors")
+    weights["model.norm.weight"] = torch.ones(7)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    weights["model.extra.weight"] = torch.ones(1)
+    safetensors.torch.save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"its weights do not fit its config.json") as told:
+        made(tmp_path, text)
+    for part in (
+        "1 weights are missing (model.layers.1.mlp.up_proj.weight)",
+        "1 have another shape than config.json says (model.norm.weight)",
+        "1 are unknown to it (model.extra.weight)",
+    ):
+        assert part in str(told.value)
+
+
+def test_other_settings_that_do_not_fit_are_told(model: Path, text: Path, tmp_path: Path) -> None:
+    """Modules that are not there, and a text that is too short."""
+    with pytest.raises(
+        ConfigError, match=r"recipe.lora_modules is 'query'.*linear layers are .*q_p"
+    ):
+        made(model, text, lora_modules="query")
+    (short := tmp_path / "short.txt").write_text("1 and 1")
+    with pytest.raises(ConfigError, match=r"too few for a recipe.context of 16"):
+        made(model, short)
+
+
+def test_the_check_finds_no_mistake(model: Path, text: Path) -> None:
+    """`halfstep recipe check` judges as CUDA would."""
+    assert check(Finetune, {"recipe": of(model, text)["recipe"]}).errors == []

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+
+from halfstep.run_config import ConfigError
+from trainer.recipes import digit_files
+from trainer.recipes.class_folders import find
+from trainer.recipes.handwritten import TRAIN_SIZE, load_digits
+
+
+def test_the_digits_are_written_once(tmp_path, monkeypatch):
+    """All of them, with the split and the pixels of the other recipes; and not a second time."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = digit_files.digit_folder()
+    train, val = find(folder)
+    assert (len(train), len(val)) == (TRAIN_SIZE, 1797 - TRAIN_SIZE)
+    assert train.classes == tuple("0123456789")
+    images, labels = load_digits()
+    number = int(train.names[0].decode().partition("/")[2].removesuffix(".png"))
+    assert labels[number] == train.labels[0]
+    pixels = np.asarray(train.read(0))[..., 0]
+    expected = (images[number].view(8, 8) * 255 / 16).round()
+    np.testing.assert_array_equal(pixels, expected.numpy())
+    monkeypatch.setattr(digit_files, "write_digits", None)  # nobody calls it
+    assert digit_files.digit_folder() == folder
+    assert [path.name for path in folder.parent.iterdir()] == ["digits"]
+
+
+def test_who_comes_second_takes_the_files_of_the_first(tmp_path, monkeypatch):
+    """Two processes that write them at once leave one folder, and no other."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "halfstep/digits"
+
+    def overtaken(written):
+        for place in (written, folder):
+            (place / "train").mkdir(parents=True)
+
+    monkeypatch.setattr(digit_files, "write_digits", overtaken)
+    assert digit_files.digit_folder() == folder
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+    """With what to do."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"the digits cannot be written to .*XDG_CACHE_HOME"):
+        digit_files.digit_folder()

@@ -1,0 +1,127 @@
+"""Images sorted into folders by their class, as torchvision's ImageFolder has them.
+
+    train/<class>/…/<name>.jpg
+    val/<class>/…/<name>.jpg         or the classes alone: then every tenth image of each validates
+
+An image is opened when it is wanted. What is kept of each is its name, side by side in one array:
+a million of them take 60 MB, which forked workers share.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from halfstep.recipe import ConfigError
+
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+VALIDATED = 10  # of a folder without val, one of so many
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a folder with their classes."""
+
+    folder: Path
+    names: NDArray[np.bytes_]  # (N,) within the folder
+    labels: NDArray[np.int64]  # (N,)
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, index: int) -> Image.Image:
+        """Return an image in RGB. Raises ValueError, with its path, if it is broken."""
+        path = self.folder / os.fsdecode(bytes(self.names[index]))
+        try:
+            with Image.open(path) as opened:
+                return opened.convert("RGB")
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+    def only(self, chosen: NDArray[np.bool_]) -> "Images":
+        """Return those that a mask (N,) chooses."""
+        return Images(self.folder, self.names[chosen], self.labels[chosen], self.classes)
+
+
+class LabelledImages(Dataset[tuple[Tensor, int]]):
+    """Images, transformed, and labels."""
+
+    def __init__(self, images: Images, transform: Callable[[Image.Image], Any]) -> None:
+        self._images, self._transform = images, transform
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._transform(self._images.read(index)), int(self._images.labels[index])
+
+
+def find(folder: Path) -> tuple[Images, Images]:
+    """Return a folder's images to train on and to validate. Raises ConfigError, with its path."""
+    if (folder / "train").is_dir() and (folder / "val").is_dir():
+        train, val = _images(folder / "train"), _images(folder / "val")
+        if train.classes != val.classes:
+            differing = ", ".join(sorted(set(train.classes) ^ set(val.classes)))
+            raise ConfigError(
+                f"recipe.folder is {str(folder)!r}: train/ and val/ have different classes; one "
+                f"alone has {differing}"
+            )
+        return train, val
+    images = _images(folder)
+    validates = np.zeros(len(images), bool)
+    for label, name in enumerate(images.classes):
+        [of_class] = np.nonzero(images.labels == label)
+        if len(of_class) == 1:
+            raise ConfigError(
+                f"recipe.folder is {str(folder)!r}: the class {name} has a single image, too few "
+                "to train and to validate"
+            )
+        validates[of_class[VALIDATED // 2 :: VALIDATED]] = True
+        validates[of_class[-1]] |= not validates[of_class].any()
+    return images.only(~validates), images.only(validates)
+
+
+def _images(folder: Path) -> Images:
+    classes = tuple(sorted(_folders(folder)))
+    if len(classes) < 2:
+        raise ConfigError(
+            f"recipe.folder is {str(folder)!r}: it has {len(classes) or 'no'} folders of classes; "
+            "give each class, of two or more, a folder with its images"
+        )
+    names: list[bytes] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        found = sorted(_files(folder, name))
+        if not found:
+            raise ConfigError(
+                f"recipe.folder is {str(folder)!r}: the class {name} has no image in it; an image "
+                f"ends in {', '.join(SUFFIXES)}"
+            )
+        names += found
+        labels += [label] * len(found)
+    return Images(folder, np.array(names), np.array(labels, np.int64), classes)
+
+
+def _folders(folder: Path) -> Iterable[str]:
+    if not folder.is_dir():
+        raise ConfigError(f"recipe.folder is {str(folder)!r}: there is no such folder here")
+    with os.scandir(folder) as entries:
+        return [each.name for each in entries if each.is_dir() and not each.name.startswith(".")]
+
+
+def _files(folder: Path, name: str) -> Iterable[bytes]:
+    for place, _, files in os.walk(folder / name, followlinks=True):
+        within = os.path.relpath(place, folder)
+        yield from (
+            os.fsencode(f"{within}/{file}")
+            for file in files
+            if file.lower().endswith(SUFFIXES) and not file.startswith(".")
+        )

@@ -1,0 +1,85 @@
+"""Texts to learn from: plain text, or JSONL with a text a line; a file, or a folder of them."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halfstep.recipe import ConfigError
+
+SUFFIXES = (".txt", ".md", ".jsonl")  # that are read of a folder
+PIECE_CHARACTERS = 2**16  # or a line, if it is longer
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some lines of a document, at whose end it may be."""
+
+    text: str
+    is_last: bool
+
+
+def read_pieces(path: Path, field: str, max_bytes: int) -> Iterator[Piece]:
+    """Yield documents, in order of the files' names, until so many bytes of text have been read.
+
+    field: of a line of JSONL, where its text is.  Raises ConfigError for what is no text, with the
+    file and the line.
+    """
+    left = max_bytes
+    for file in _files(path):
+        pieces = _lines_of_json(file, field) if file.suffix == ".jsonl" else _pieces(file)
+        try:
+            for piece in pieces:
+                yield piece
+                left -= len(piece.text.encode(errors="replace"))
+                if left <= 0:
+                    return
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"recipe.text: {file} is no text in UTF-8: {error}") from error
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    files = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file())
+    if not files:
+        raise ConfigError(
+            f"recipe.text is {str(path)!r}: there is no text on this worker; name a file, or a "
+            f"folder with files that end in {', '.join(SUFFIXES)}"
+        )
+    return files
+
+
+def _pieces(file: Path) -> Iterator[Piece]:
+    with file.open(encoding="utf-8") as opened:
+        lines = opened.readlines(PIECE_CHARACTERS)
+        while lines:
+            later = opened.readlines(PIECE_CHARACTERS)
+            yield Piece("".join(lines), is_last=not later)
+            lines = later
+
+
+def _lines_of_json(file: Path, field: str) -> Iterator[Piece]:
+    with file.open(encoding="utf-8") as opened:
+        for number, line in enumerate(opened, start=1):
+            if line.strip():
+                yield Piece(_text_of(line, field, f"{file}, line {number}"), is_last=True)
+
+
+def _text_of(line: str, field: str, where: str) -> str:
+    try:
+        value: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"recipe.text: {where} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"recipe.text: {where} is no object but a {type(value).__name__}; each line is one, "
+            f'such as {{"{field}": "…"}}'
+        )
+    if not isinstance(text := value.get(field), str):
+        has = ", ".join(map(repr, value)) or "nothing"
+        raise ConfigError(
+            f"recipe.text: {where} has no text in {field!r} (recipe.field); it has {has}"
+        )
+    return text

@@ -1,0 +1,268 @@
+"""Fine-tune a language model: any that transformers' AutoModelForCausalLM loads from a folder.
+
+    python -m trainer.train finetune --precision bf16 --set recipe.model=/models/llama-3.2-1b \\
+        --set recipe.text=/data/letters.jsonl --set training.steps=1000
+
+By default it learns LoRA's small matrices; with recipe.lora_rank=0 every weight. Nothing is
+downloaded. It needs transformers and peft: pip install 'halfstep-service[finetune]'.
+
+What it leaves is what from_pretrained loads: "huggingface.zip" has configuration, tokenizer and, of
+LoRA, the adapter; without LoRA a checkpoint's .safetensors goes beside them, as model.safetensors.
+
+Shapes: B sequences in a batch, T tokens of context, V tokens in the vocabulary.
+Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
+"""
+
+import io
+import math
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import transformers
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from halfstep.flops import count_flops
+from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig
+from trainer.recipes.corpus import read_pieces
+from trainer.recipes.language_models import (
+    load_model,
+    load_tokenizer,
+    one_sequence_a_row,
+    with_lora,
+)
+
+EVALUATION_WINDOWS = 64  # of T tokens each, spread evenly over the validation text
+PIECES_AT_ONCE = 256  # that the tokenizer goes through in parallel
+SAMPLE_TOKENS = 48
+ZIPPED_AT = (1980, 1, 1, 0, 0, 0)  # so that the same files are the same bytes
+
+
+class FinetuneConfig(RecipeConfig):
+    """The model, the text that it learns, and which weights learn."""
+
+    learning_rate: float = Field(
+        2e-4,
+        gt=0,
+        le=1,
+        title="Learning rate",
+        description="Peak learning rate of AdamW. Without LoRA take a tenth.",
+    )
+    model: str = Field(
+        "",
+        title="Model",
+        description="A folder on the worker, as transformers' save_pretrained writes one: "
+        "config.json, weights, tokenizer.",
+    )
+    text: str = Field(
+        "",
+        title="Text",
+        description="A text file or JSONL, or a folder of them (.txt, .md, .jsonl), on the worker.",
+    )
+    field: str = Field("text", title="Field", description="Of a line of JSONL, where its text is.")
+    max_bytes: int = Field(
+        64 * 2**20, ge=1, title="Largest text", description="Read little more than these bytes."
+    )
+    context: int = Field(256, ge=2, le=2**20, title="Context", description="Tokens of a sequence.")
+    lora_rank: int = Field(
+        8,
+        ge=0,
+        le=4096,
+        title="LoRA's rank",
+        description="Of the two small matrices that are learnt beside each frozen one. 0: no LoRA, "
+        "every weight learns.",
+    )
+    lora_alpha: float = Field(
+        16.0, gt=0, le=2**20, title="LoRA's alpha", description="Their product counts alpha/rank."
+    )
+    lora_dropout: float = Field(
+        0.0, ge=0, lt=1, title="LoRA's dropout", description="Share of their inputs dropped."
+    )
+    lora_modules: str = Field(
+        "all-linear",
+        title="LoRA's modules",
+        description="The ends of names, such as q_proj, v_proj; all-linear: all but the last.",
+    )
+    gradient_checkpointing: bool = Field(
+        False,
+        title="Gradient checkpointing",
+        description="Keep no activations of the model's layers, compute them again going backward: "
+        "less memory for about a third more time.",
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, le=1, title="Weight decay", description="AdamW's decoupled weight decay."
+    )
+
+
+class Finetune(Recipe):
+    """Predict the next token; cross-entropy, AdamW."""
+
+    name: ClassVar = "finetune"
+    title: ClassVar = "Fine-tuning"
+    description: ClassVar = "A language model from a local Hugging Face folder, whole or by LoRA."
+    Config: ClassVar = FinetuneConfig
+    defaults: ClassVar = {
+        "training": {"steps": 200, "batch_size": 4, "schedule": "cosine", "warmup_steps": 10},
+        "evaluation": {"every_steps": 100},
+        "data": {"workers": 1},
+    }
+
+    def __init__(self, config: RunConfig[FinetuneConfig], device: torch.device) -> None:
+        settings = config.recipe
+        for field in ("model", "text"):
+            if not getattr(settings, field):
+                raise ConfigError(f"recipe.{field} is empty: name a path on the worker")
+        self.device, self.settings = device, settings
+        self.tokenizer = load_tokenizer(Path(settings.model))
+        network = load_model(Path(settings.model))
+        tokens = tokenize(self.tokenizer, settings)
+        vocabulary = network.get_input_embeddings().num_embeddings
+        if len(tokens) and (largest := tokens.max()) >= vocabulary:
+            raise ConfigError(
+                f"recipe.model is {settings.model!r}: its tokenizer makes the token {largest}, but "
+                f"its weights know {vocabulary} tokens"
+            )
+        split = len(tokens) * 9 // 10
+        self.dataset = Windows(tokens[:split], settings.context)
+        self.validation = Windows(tokens[split:], settings.context)
+        if not (len(self.dataset) and len(self.validation)):
+            raise ConfigError(
+                f"recipe.text has {len(tokens)} tokens, the last tenth of them for validation: too "
+                f"few for a recipe.context of {settings.context}"
+            )
+        self.tokens_per_example = settings.context
+
+        self.network: Any = with_settings(network, settings).to(device)
+        self.modules = {"model": self.network}
+        self.optimizers = {
+            "adamw": torch.optim.AdamW(
+                [p for p in self.network.parameters() if p.requires_grad],
+                lr=settings.learning_rate,
+                weight_decay=settings.weight_decay,
+                fused=config.training.fused,
+            )
+        }
+
+    def training_step(self, batch: Any) -> Iterator[Loss]:
+        """Yield the mean cross-entropy, in nats a token."""
+        yield Loss(cross_entropy(self.modules["model"], batch), optimizer="adamw")
+
+    def flops(self) -> float:
+        """Count the operations of one window of T tokens; of LoRA, those of frozen weights too."""
+        with torch.device("meta"):
+            config = transformers.AutoConfig.from_pretrained(self.settings.model)
+            network = transformers.AutoModelForCausalLM.from_config(config)
+            model = with_settings(network, self.settings)
+            window = torch.zeros(1, self.settings.context + 1, dtype=torch.int64)
+        return count_flops(lambda: cross_entropy(model, window))
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the cross-entropy of up to 64 windows, in nats a token, and its exponential."""
+        count = min(EVALUATION_WINDOWS, len(self.validation))
+        chosen = np.linspace(0, len(self.validation) - 1, count).round().astype(int)
+        losses = [
+            cross_entropy(self.modules["model"], self.validation[index][None].to(self.device))
+            for index in chosen
+        ]
+        nats = torch.stack(losses).mean().item()
+        return {"val/loss": nats, "val/perplexity": math.exp(min(nats, 700.0))}
+
+    def artifacts(self) -> dict[str, bytes | str]:
+        """Return what from_pretrained loads, and a text that the model goes on with."""
+        return {"huggingface.zip": self._zipped(), "sample.txt": self._sample()}
+
+    def _zipped(self) -> bytes:
+        """Save configuration, tokenizer and, of LoRA, the adapter, as the libraries do."""
+        with tempfile.TemporaryDirectory() as folder:
+            if self.settings.lora_rank:
+                # Whether embeddings changed need not be asked of the hub: they are frozen.
+                self.network.save_pretrained(folder, save_embedding_layers=False)
+            else:
+                self.network.config.save_pretrained(folder)
+                if self.network.can_generate():
+                    self.network.generation_config.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+            file = io.BytesIO()
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                for path in sorted(each for each in Path(folder).rglob("*") if each.is_file()):
+                    name = path.relative_to(folder).as_posix()
+                    about = zipfile.ZipInfo(name, ZIPPED_AT)
+                    archive.writestr(about, path.read_bytes(), zipfile.ZIP_DEFLATED)
+        return file.getvalue()
+
+    def _sample(self) -> str:
+        given = self.validation[0][None, : self.settings.context // 2].to(self.device)
+        written = self.network.generate(
+            input_ids=given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=SAMPLE_TOKENS,
+            do_sample=False,
+            pad_token_id=self.tokenizer.eos_token_id or 0,
+        )[0]
+        prompt, sample = (
+            self.tokenizer.decode(part)
+            for part in (written[: given.shape[1]], written[given.shape[1] :])
+        )
+        return f"{prompt}\n──── written by the model:\n{sample}"
+
+
+class Windows(Dataset[Tensor]):
+    """Windows of T tokens, side by side, each with the token that follows, (T + 1,)."""
+
+    def __init__(self, tokens: NDArray[np.int32], context: int) -> None:
+        self._tokens, self._context = tokens, context
+
+    def __len__(self) -> int:
+        return max(0, (len(self._tokens) - 1) // self._context)
+
+    def __getitem__(self, index: int) -> Tensor:
+        start = index * self._context
+        return torch.from_numpy(self._tokens[start : start + self._context + 1].astype(np.int64))
+
+
+def with_settings(network: Any, settings: FinetuneConfig) -> Any:
+    """Return a model with LoRA and gradient checkpoints, as far as they are set."""
+    if settings.gradient_checkpointing:
+        # Not reentrant: that needs an input with a gradient, which frozen embeddings have not.
+        network.activation_checkpointing_enable({"use_reentrant": False})
+    if settings.lora_rank == 0:
+        return network
+    return with_lora(
+        network,
+        rank=settings.lora_rank,
+        alpha=settings.lora_alpha,
+        dropout=settings.lora_dropout,
+        modules=settings.lora_modules,
+    )
+
+
+def cross_entropy(model: nn.Module, windows: Tensor) -> Tensor:
+    """Return the mean over windows (B, T + 1); autocast computes it in fp32."""
+    with one_sequence_a_row():
+        logits = model(input_ids=windows[:, :-1], use_cache=False).logits  # (B, T, V)
+    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+def tokenize(tokenizer: Any, settings: FinetuneConfig) -> NDArray[np.int32]:
+    """Return all documents' tokens in a row, an end-of-text after each if there is one."""
+    # Its threads have ended by the time that workers are forked; unset, it would warn of them.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    parts: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
+    pieces = read_pieces(Path(settings.text), settings.field, settings.max_bytes)
+    while some := [piece for piece, _ in zip(pieces, range(PIECES_AT_ONCE), strict=False)]:
+        encoded = tokenizer([piece.text for piece in some], add_special_tokens=False)["input_ids"]
+        parts += [
+            np.array([*tokens, *(end if piece.is_last else ())], np.int32)
+            for piece, tokens in zip(some, encoded, strict=True)
+        ]
+    return np.concatenate(parts)

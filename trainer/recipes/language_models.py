@@ -1,0 +1,127 @@
+"""Loading a language model from a folder, with a sentence for whatever is wrong with it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import masking_utils
+
+from halfstep.recipe import ConfigError
+
+LISTED = 3  # names of weights that a message has
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return a folder's tokenizer. Raises ConfigError if it has none."""
+    _check_folder(folder)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
+        raise ConfigError(_no_tokenizer(folder, str(error).partition("\n")[0])) from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # made of nothing, for want of files
+        raise ConfigError(_no_tokenizer(folder, "the one that it names knows no words"))
+    return tokenizer
+
+
+def load_model(folder: Path) -> Any:
+    """Return a folder's model in fp32. Raises ConfigError unless its weights are those of it."""
+    _check_folder(folder)
+    try:
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            local_files_only=True,
+            dtype=torch.float32,  # autocast casts what may be cast
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below, by name
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigError(
+            f"recipe.model is {str(folder)!r}: no language model can be loaded from it: "
+            f"{str(error).strip().partition(chr(10))[0]}"
+        ) from error
+    wrong = [
+        f"{len(names)} {what} ({_some(names)})"
+        for what, names in (
+            ("weights are missing", info["missing_keys"]),
+            ("have another shape than config.json says", info["mismatched_keys"]),
+            ("are unknown to it", info["unexpected_keys"]),
+        )
+        if names
+    ]
+    if wrong:
+        raise ConfigError(
+            f"recipe.model is {str(folder)!r}: its weights do not fit its config.json, a "
+            f"{type(model).__name__}: {', '.join(wrong)}"
+        )
+    return model
+
+
+def with_lora(model: Any, *, rank: int, alpha: float, dropout: float, modules: str) -> Any:
+    """Return a model whose weights are frozen, with LoRA's matrices beside them.
+
+    modules: "all-linear", or ends of names with commas.  Raises ConfigError if there are none.
+    """
+    import peft  # takes seconds
+
+    names = [name.strip() for name in modules.split(",") if name.strip()]
+    lora = peft.LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules="all-linear" if names == ["all-linear"] else names,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return peft.get_peft_model(model, lora)
+    except ValueError as error:
+        linear = {
+            name.rpartition(".")[2]
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear)
+        }
+        raise ConfigError(
+            f"recipe.lora_modules is {modules!r}: {str(error).partition(chr(10))[0]}; its linear "
+            f"layers are {', '.join(sorted(linear))}"
+        ) from error
+
+
+@contextmanager
+def one_sequence_a_row() -> Iterator[None]:
+    """Have models ask the device nothing: whether a row's positions begin anew, which they do not.
+
+    Without an attention mask, which would cost the quickest kernels, transformers looks whether
+    sequences are packed, and the host waits for the answer in every step.
+    """
+    looks = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = _not_packed
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = looks
+
+
+def _not_packed(position_ids: Any) -> None:
+    """Say what is told of a row that is one sequence."""
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"recipe.model is {str(folder)!r}: there is no config.json on this worker; name a "
+            "folder that transformers' save_pretrained has written"
+        )
+
+
+def _no_tokenizer(folder: Path, why: str) -> str:
+    return (
+        f"recipe.model is {str(folder)!r}: it has no tokenizer that can be loaded, such as "
+        f"tokenizer.json: {why}"
+    )
+
+
+def _some(names: Any) -> str:
+    listed = sorted(str(name[0]) if isinstance(name, tuple) else str(name) for name in names)
+    return ", ".join(listed[:LISTED]) + (", …" if len(listed) > LISTED else "")
