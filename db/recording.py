@@ -158,7 +158,7 @@ class Recording:
         """Let go of what waits to be written of the steps that the training went back from."""
 
         def stays(told: Event) -> bool:
-            return bool(told["step"] <= event["step"]) or told["event"] == telemetry.SPIKE
+            return bool(told["step"] <= event["step"]) or told["event"] in telemetry.OUTLAST
 
         self._rewound.append(event)
         pending = self.pending

@@ -167,7 +167,7 @@ def unpack(start: Ints, packed: list[bytes], series: tuple[Series, ...], size: i
     low, high = column("min").astype(np.float64), column("max").astype(np.float64)
     nonfinite = column("nonfinite").astype(np.int64)
     never = nonfinite == rows["steps"][:, None]
-    low[never] = high[never] = np.nan
+    low[never] = high[never] = mean[never] = np.nan
     return Summaries(
         start=start,
         steps=rows["steps"].astype(np.int64),

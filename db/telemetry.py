@@ -47,6 +47,8 @@ STEP_COLUMNS = (
 
 
 SPIKE = "spike"
+#: Told of a step, and true also where the training has gone back from it.
+OUTLAST = (SPIKE, "failed_diagnosis", "obeyed", "length")
 #: Of a step, as the spool's event has it.
 WORKLOAD = ("examples", "tokens", "flops", "peak_flops", "device")
 
@@ -96,7 +98,7 @@ def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]
     """
     run = held(session, run_id, attempt)
     after = event["step"]
-    _forget(session, run, after=after, kept=(SPIKE,))
+    _forget(session, run, after=after, kept=OUTLAST)
     run.rewinds, run.rewound_step = run.rewinds + 1, after
     run.revision += 1
     reason = (

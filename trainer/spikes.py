@@ -9,6 +9,7 @@ A loss that is not finite in a step that was applied is a spike too, of infinite
 """
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -29,12 +30,13 @@ Floats = NDArray[np.float64]
 
 
 class Spikes(Observer):
-    """Tells of spikes, and keeps the first that nobody has gone back from."""
+    """Tells of spikes, and keeps the first that is to be gone back from."""
 
     is_diagnosis = True
 
     def __init__(self, settings: Spike, on_event: Callable[[Event], None]) -> None:
         self._threshold, self._window = settings.threshold, settings.window_steps
+        self._rewinds = settings.rewind
         self._on_event = on_event
         self._losses: Floats = np.zeros(0)  # the last finite ones, a window at most
         self._quiet_until = 0  # the step after which another is told
@@ -99,7 +101,8 @@ class Spikes(Observer):
     def _tell(self, step: int, loss: float, z: float) -> None:
         self._quiet_until = step + self._window
         event: Event = {"event": "spike", "step": step, "loss": loss, "z": z}
-        self.pending = self.pending or event
+        if self._rewinds:
+            self.pending = self.pending or event
         self._on_event(event)
 
 
@@ -107,4 +110,4 @@ def robust_z(loss: float, window: Floats) -> float:
     """Return how many robust standard deviations a loss lies above the median of a window."""
     median = float(np.median(window))
     spread = CONSISTENCY * float(np.median(np.abs(window - median)))
-    return (loss - median) / max(spread, LEAST_SPREAD * abs(median), np.finfo(np.float64).tiny)
+    return (loss - median) / max(spread, LEAST_SPREAD * abs(median), sys.float_info.min)

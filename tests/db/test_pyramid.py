@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from db import pyramid, telemetry
 from db.database import Database
-from db.summaries import Points, Summaries, layout, merge
+from db.summaries import Points, Summaries, layout, merge, unpack
 from db.tables import MetricBucket, Run, StepBucket
 from halfstep.spool import UNKNOWN_US
 from tests.db.telemetry_made import forget, make_metric, make_steps, record
@@ -194,3 +194,12 @@ def test_a_series_that_is_nowhere_known_has_no_extremes(database: Database, runn
     assert np.isnan(found.high[0, -1])
     assert found.nonfinite[:, -1].tolist() == [63, 1, 0]
     assert found.low[1, -1] == steps["data_us"][64:127].min()
+
+
+def test_a_series_that_was_not_kept_yet_has_no_mean() -> None:
+    """Summaries of before it are as long as the others were, and say nothing of it."""
+    rows = np.zeros(2, layout(pyramid.STEP_SERIES[:-1], 64))
+    rows["steps"] = 64
+    packed = [row.tobytes() for row in rows]
+    found = unpack(np.array([0, 64]), packed, pyramid.STEP_SERIES, 64)
+    assert np.isnan(found.mean[:, -1]).all()

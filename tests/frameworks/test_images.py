@@ -9,10 +9,9 @@ from PIL import Image
 
 pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
 
-from trainer.data.examples import DataError
-
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU, assert_same_bits, run_loop  # noqa: F401 - a fixture
+from trainer.data.examples import DataError
 from trainer.diagnosis.check import check
 from trainer.recipes.digit_files import write_digits
 from trainer.recipes.images import Images

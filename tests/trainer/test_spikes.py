@@ -118,7 +118,8 @@ def test_what_decides_of_the_next_step_is_in_the_state():
     losses = noise(80)
     losses[40] = 5.0
     made, whole, parts = records(losses), [], []
-    one, other = (Spikes(Spike(window_steps=WINDOW), told_.append) for told_ in (whole, parts))
+    settings = Spike(window_steps=WINDOW, rewind=True)
+    one, other = (Spikes(settings, told_.append) for told_ in (whole, parts))
     one.arrived(made[:41])
     other.load_state_dict(one.state_dict())
     assert other.pending == one.pending != None  # noqa: E711
@@ -126,6 +127,18 @@ def test_what_decides_of_the_next_step_is_in_the_state():
     other.arrived(made[41:])
     assert whole[1:] == parts
     assert robust_z(2.0, np.ones(16)) == pytest.approx(1000)
+
+
+@pytest.mark.parametrize("rewind", [True, False])
+def test_a_spike_above_nothing_is_plain_numbers(tmp_path, rewind):
+    """Where most losses are exactly 0, as of a hinge: a checkpoint with it loads without code."""
+    losses = np.zeros(60)
+    losses[40] = 5.0
+    spikes = Spikes(Spike(window_steps=WINDOW, rewind=rewind), lambda event: None)
+    spikes.arrived(records(losses))
+    torch.save(spikes.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert (state["pending"] is not None) == rewind
 
 
 def test_a_rewind_goes_back_and_leaves_the_examples_out(run_loop, tmp_path):

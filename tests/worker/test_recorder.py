@@ -15,6 +15,7 @@ from sqlalchemy import select
 from app.summary import summarise
 from db import findings, queue, runs
 from db.database import Database
+from db.recording import Recording
 from db.series import Cursor, changes, log_lines, raw_steps
 from db.settings import Settings
 from db.tables import (
@@ -497,6 +498,19 @@ def test_what_a_training_went_back_from_is_taken_back(attempts: Attempts, is_at_
     assert news.goes_back
     assert news.steps["step"][-4:] == [21, 22, 23, 24]
     assert news.cursor.step == 24
+
+
+def test_what_was_done_stays_done_where_a_training_goes_back_from_it() -> None:
+    """A request that was obeyed is not asked again; a diagnosis that failed is not back."""
+    recording = Recording(1, 1, has_begun=True, last_line=0)
+    done = [HONEST[kind] | {"step": 25} for kind in ("obeyed", "failed_diagnosis")]
+    recording.take([*done, make_metric(25, 0.5), *rewound(20, 30)])
+    assert [event["event"] for event in recording.pending.events] == [
+        "obeyed",
+        "failed_diagnosis",
+        "spike",
+        "spike",
+    ]
 
 
 def test_two_rewinds_unseen_are_both_followed(attempts: Attempts) -> None:

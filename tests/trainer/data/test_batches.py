@@ -135,3 +135,17 @@ def test_what_a_step_waits_for_its_data_is_in_its_record(run_loop, monkeypatch):
     run = run_loop(Slow, {"training": training})
     assert run.records["data_us"].tolist() == [500_000] * 3
     assert run.records["step_us"].tolist() == [500_000] * 3
+
+
+def test_a_checkpoint_from_before_orders_were_computed_says_that_it_is(run_loop, tmp_path):
+    """Its position stands in an order that is no more: nobody's recipe is to blame."""
+    run_loop(Regression, VALUES, tmp_path / "a")
+    path = tmp_path / "a" / "step-00000003.pt"
+    state = torch.load(path, weights_only=True)
+    del state["data"]
+    state["next_batch"] = ["0" * 16]
+    torch.save(state, path)
+    [told] = run_loop(Regression, VALUES, tmp_path / "b", resume=path).of("resumed")
+    assert told["notes"] == [
+        "another batch comes next: the version that saved this drew the order of examples otherwise"
+    ]
