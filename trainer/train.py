@@ -14,7 +14,7 @@ Where the host waits for the device: where a comment says so, and nowhere else. 
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from halfstep.clock import clock
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig, Scaler, Training
 from halfstep.spool import Event, Steps
-from trainer import checkpoint
 from trainer.activation_checkpoints import set_checkpoints
 from trainer.averaging import AveragingCheck
 from trainer.bf16_weights import set_bf16_weights
@@ -46,13 +45,15 @@ from trainer.diagnosis.poison import Poison
 from trainer.diagnosis.replay import Replay
 from trainer.diagnosis.uncalled import Uncalled
 from trainer.diagnosis.updates import Updates
-from trainer.ema import PREFIX, Ema
+from trainer.ema import Ema
+from trainer.evaluation import evaluate, evaluate_average, make_artifacts
 from trainer.memory_format import set_channels_last
 from trainer.module_precision import set_precisions
 from trainer.observers import Observers, courtesy
 from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Control, Ranks
 from trainer.repeatability import choose_fp32, make_deterministic, seed_everything
+from trainer.resuming import go_back_to, go_on_from, load_parts
 from trainer.rewinding import Rewinding
 from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
@@ -286,7 +287,9 @@ def train(
             if rewinding.is_due(step):
                 observers.drain()
                 if back := rewinding.look(saver.finish):
-                    progress = go_back_to(back, rig, modules, config, device, peaks, parts)
+                    progress = go_back_to(
+                        back, recipe, modules, config, device, ranks, peaks, parts
+                    )
                     schedule, telemetry.skipped = parts["schedule"], progress.skipped
                     rewinding.tell(progress, step, batches, on_event)
                     step, retried = progress.step, progress.retried
@@ -578,149 +581,6 @@ def update_weights(rig: Rig, watched: WatchedOptimizer) -> Update:
     # unfused one is not called at all. Either way its moments do not see the step.
     found_inf = watched.step(scaler)
     return Update(found_inf, total_norm, clipped_norm, norms, counts)
-
-
-def evaluate(recipe: Recipe, autocast: torch.autocast) -> dict[str, float]:
-    """Return the recipe's metrics. The host waits for the device, once in a while."""
-    with torch.no_grad(), evaluation_mode(recipe), autocast:
-        return recipe.evaluate()
-
-
-def evaluate_average(
-    ema: Ema, recipe: Recipe, autocast: torch.autocast, device: torch.device
-) -> dict[str, float]:
-    """Return the metrics of the averaged weights; training draws its random numbers as before."""
-    random = checkpoint.random_state(device)
-    try:
-        with ema.in_place():
-            metrics = evaluate(recipe, autocast)
-    finally:
-        checkpoint.restore_random_state(random, device)
-    return {f"{PREFIX}{name}": value for name, value in metrics.items()}
-
-
-def make_artifacts(recipe: Recipe, autocast: torch.autocast) -> dict[str, bytes | str]:
-    """Return the files that the recipe makes to be looked at."""
-    with torch.no_grad(), evaluation_mode(recipe), autocast:
-        return recipe.artifacts()
-
-
-@contextmanager
-def evaluation_mode(recipe: Recipe) -> Iterator[None]:
-    """Switch dropout and batch statistics off, and back: a frozen teacher's were off before."""
-    parts = [part for module in recipe.modules.values() for part in module.modules()]
-    were_training = [part.training for part in parts]
-    for part in parts:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part, was_training in zip(parts, were_training, strict=True):
-            part.training = was_training
-
-
-def go_on_from(
-    resume: Path,
-    recipe: Recipe,
-    modules: Mapping[str, nn.Module],
-    config: RunConfig[Any],
-    device: torch.device,
-    batches: Batches,
-    ranks: Ranks,
-    *,
-    is_fork: bool,
-) -> tuple[Progress, Mapping[str, Any], list[str]]:
-    """Put a checkpoint's state in place; return how far it was, and its parts (inherited_parts).
-
-    The notes say why the run may not go on bit-exactly; none is a proof that it does, as far as
-    one can be had: the same settings, software and device, and the same batch comes next.
-    """
-    state, progress, notes = restored(resume, recipe, modules, config, device, ranks)
-    batches.go_on_at(progress.position, state.get("data"))
-    fingerprints = state.get("next_batch", [])
-    if len(fingerprints) != ranks.world_size:
-        notes.append("which batch came next is not known")
-    elif any(ranks.gather(batches.fingerprint() != fingerprints[ranks.rank])):
-        notes.append(f"another batch comes next: {_why_another(state, recipe)}")
-    inherited = inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=is_fork)
-    return progress, inherited, notes
-
-
-def _why_another(state: Mapping[str, Any], recipe: Recipe) -> str:
-    if "data" not in state:
-        return "the version that saved this drew the order of examples otherwise"
-    if recipe.dataset is not None:
-        return "the dataset, or random state that it keeps by itself, is not what it was"
-    return "Recipe.batch does not follow its indices alone"
-
-
-def go_back_to(
-    path: Path,
-    rig: Rig,
-    modules: Mapping[str, nn.Module],
-    config: RunConfig[Any],
-    device: torch.device,
-    peaks: Mapping[str, list[float]],
-    parts: dict[str, Any],
-) -> Progress:
-    """Put a checkpoint of this very run in place, but for its place in the data.
-
-    Return how far it was.
-
-    parts: what counts on, whose schedule is made anew: optimizers have got other groups.
-    """
-    recipe = rig.recipe
-    state, progress, _notes = restored(path, recipe, modules, config, device, rig.ranks)
-    parts["schedule"] = make_schedule(config.training, recipe.optimizers, peaks, device)
-    load_parts(parts, inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=False))
-    return progress
-
-
-def restored(
-    path: Path,
-    recipe: Recipe,
-    modules: Mapping[str, nn.Module],
-    config: RunConfig[Any],
-    device: torch.device,
-    ranks: Ranks,
-) -> tuple[dict[str, Any], Progress, list[str]]:
-    """Load a checkpoint and put it in place; return it, and what checkpoint.restore does."""
-    # One rank's check is enough, and each reads the file once.
-    # (On a CPU mapped tensors would go on lying in the file, so there they are read.)
-    is_cuda = device.type == "cuda"
-    state = checkpoint.load(path, is_mapped=is_cuda, is_checked=ranks.rank > 0)
-    progress, notes = checkpoint.restore(
-        state, recipe, modules, config, device, ranks.rank, ranks.world_size
-    )
-    return state, progress, notes
-
-
-def inherited_parts(
-    state: Mapping[str, Any], *, is_scaled: bool, is_fork: bool
-) -> Mapping[str, Any]:
-    """Return the parts of a checkpoint's state that a run goes on with.
-
-    is_scaled: this run's scaler is enabled.  is_fork: the checkpoint is another run's.
-    """
-    parts: Mapping[str, Any] = state.get("parts", {})
-    if is_fork and "spikes" in parts:  # it goes back for spikes of its own
-        parts = {**parts, "spikes": parts["spikes"] | {"pending": None, "rewinds": 0}}
-    if not (is_scaled and state["scaler"]):
-        # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
-        return {name: part for name, part in parts.items() if name in ("schedule", "spikes", "ema")}
-    if is_fork:  # it tells of its own scales, and replays skips of its own
-        own: dict[str, Any] = {"telemetry": None}
-        if "replay" in parts:
-            own["replay"] = parts["replay"] | {"replayed": 0}
-        return {**parts, **own}
-    return parts
-
-
-def load_parts(parts: Mapping[str, Any], inherited: Mapping[str, Any]) -> None:
-    """Put the states of what counts on in place, as far as a checkpoint has them."""
-    for name, part in parts.items():
-        if inherited.get(name):
-            part.load_state_dict(inherited[name])
 
 
 def make_autocast(config: RunConfig[Any], device: torch.device) -> torch.autocast:

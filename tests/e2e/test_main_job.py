@@ -12,8 +12,9 @@ from db.tables import Status
 from halfstep.run_config import parse_config
 from tests.site import Site, until
 from trainer.checkpoint import load
+from trainer.evaluation import evaluate
 from trainer.recipes.digits import Digits
-from trainer.train import evaluate, make_autocast
+from trainer.train import make_autocast
 
 PATIENCE = 90_000  # milliseconds, for a slow machine
 

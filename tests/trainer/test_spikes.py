@@ -13,9 +13,9 @@ from halfstep.run_config import ConfigError, Spike, parse_config
 from halfstep.spool import SKIPPED, STEP_DTYPE
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.ranks import Control, Request
+from trainer.resuming import inherited_parts
 from trainer.rewinding import SpikeError
 from trainer.spikes import Spikes, robust_z
-from trainer.train import inherited_parts
 
 WINDOW = 16
 

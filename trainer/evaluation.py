@@ -1,0 +1,49 @@
+"""What a recipe shows between steps: its metrics, those of the averaged weights, its files."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from halfstep.recipe import Recipe
+from trainer import checkpoint
+from trainer.ema import PREFIX, Ema
+
+
+def evaluate(recipe: Recipe, autocast: torch.autocast) -> dict[str, float]:
+    """Return the recipe's metrics. The host waits for the device, once in a while."""
+    with torch.no_grad(), evaluation_mode(recipe), autocast:
+        return recipe.evaluate()
+
+
+def evaluate_average(
+    ema: Ema, recipe: Recipe, autocast: torch.autocast, device: torch.device
+) -> dict[str, float]:
+    """Return the metrics of the averaged weights; training draws its random numbers as before."""
+    random = checkpoint.random_state(device)
+    try:
+        with ema.in_place():
+            metrics = evaluate(recipe, autocast)
+    finally:
+        checkpoint.restore_random_state(random, device)
+    return {f"{PREFIX}{name}": value for name, value in metrics.items()}
+
+
+def make_artifacts(recipe: Recipe, autocast: torch.autocast) -> dict[str, bytes | str]:
+    """Return the files that the recipe makes to be looked at."""
+    with torch.no_grad(), evaluation_mode(recipe), autocast:
+        return recipe.artifacts()
+
+
+@contextmanager
+def evaluation_mode(recipe: Recipe) -> Iterator[None]:
+    """Switch dropout and batch statistics off, and back: a frozen teacher's were off before."""
+    parts = [part for module in recipe.modules.values() for part in module.modules()]
+    were_training = [part.training for part in parts]
+    for part in parts:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, was_training in zip(parts, were_training, strict=True):
+            part.training = was_training
