@@ -70,6 +70,17 @@ def test_restored_buffers_are_those_before_the_skip(run_loop):
     assert not run.of("poison")
 
 
+def test_expanded_buffers_are_left_alone():
+    """They cannot be written in place; the others beside them are restored."""
+    module = nn.BatchNorm1d(4)
+    module.register_buffer("shared", torch.zeros(1, 1).expand(4, 4))
+    rule = BufferRule({"model": module}, is_on=True)
+    rule.keep()
+    module.running_mean.fill_(torch.inf)
+    rule.restore([torch.ones(())])
+    assert module.running_mean.tolist() == [0.0] * 4
+
+
 def test_only_a_skip_restores(run_loop):
     """A run without skips ends with the same bits either way."""
     fp32 = {"precision": "fp32"}
