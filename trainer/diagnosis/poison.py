@@ -69,8 +69,8 @@ class Poison(Observer):
             self._look(int(skipped[0]))
 
     def after_step(self, result: StepResult) -> None:
-        """Tell what has arrived."""
-        if self._sent and self._sent[0].is_finite.has_arrived():
+        """Tell what has arrived; the look before the first step by itself has nothing to tell."""
+        if self._sent and self._sent[-1].step and self._sent[0].is_finite.has_arrived():
             self._tell()
 
     def drain(self) -> None:
