@@ -28,7 +28,7 @@ class Evidence:
 
     lost_losses: applied steps whose loss was not finite.  skips: the latest, with their culprits.
     replays: the first, as the spool's events have them.  modules: of the newest histogram.  poison:
-    the newest, likewise.  updates: the newest count of them, by module.  uncalled, shapes: what
+    the earliest, likewise.  updates: the newest count of them, by module.  uncalled, shapes: what
     settings name in vain, and what misses tensor cores.  schedule: in how many skipped steps it
     advanced.  failed: diagnoses that raised.  seconds: of the group's finished runs, by variant.
     starvation: of the latest steps.  weights: how those fit that it started from.  headroom: of an
@@ -58,7 +58,7 @@ class Evidence:
 def of_run(session: Session, run: Run) -> list[Finding]:
     """Read the evidence of a run and return what it shows."""
     newest = histograms.newest(session, run.id)
-    poison = histograms.newest(session, run.id, "poison")
+    poison = histograms.earliest(session, run.id, "poison")
     uncalled = histograms.newest(session, run.id, "uncalled")
     weights = histograms.newest(session, run.id, "weights")
     is_fp16 = groups.variant(run.settings) == "fp16"

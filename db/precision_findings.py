@@ -46,7 +46,7 @@ def little_headroom(found: dict[str, Any] | None) -> Iterator[Finding]:
 
 
 def poisoned(found: dict[str, Any] | None) -> Iterator[Finding]:
-    """Yield what the spool's event of poison, the newest, says."""
+    """Yield what the spool's event of poison, the earliest, says."""
     if not found:
         return
     more = found["count"] - len(found["buffers"])

@@ -57,8 +57,8 @@ of every field; what is not within them is not written, and read as Unrecordable
     uncalled    step, modules: that a setting names, and that the first step did not call
     updates     step, modules [{"name", "wanted", "lost"}]: of weights in bf16 how many had a
                 gradient, and how many of those have not moved; see updates.py
-    poison      step, count, buffers: after the skip of that step these hold an inf or a NaN; of
-                many the first; see poison.py
+    poison      step, count, buffers: since the skip of that step these hold an inf or a NaN; of
+                many the first; each buffer is told of once; see poison.py
     schedule    step, advanced, skipped: of the steps skipped so far, in how many the learning-rate
                 schedule advanced nevertheless; see schedule.py
     failed_diagnosis  step, diagnosis, error: one that raised, and is asked no more

@@ -2,7 +2,8 @@
 
 The scaler keeps a skipped step from the weights; a forward pass has changed the buffers by then,
 and an inf or NaN in running statistics stays there. By scaler.restore_buffers they are what they
-were before the step, decided on the device.
+were before the step, decided on the device. Expanded buffers, whose elements share memory, are left
+as they are: nothing writes them in place, a BatchNorm no more than this could.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,13 +36,21 @@ class BufferRule:
             torch._foreach_copy_(group, shaped)
 
     def _groups(self) -> list[list[Tensor]]:
-        """Return the buffers by type and device; masks, which no step changes, stay away."""
+        """Return the buffers by type and device; masks, which no step changes, stay away, and so
+        do expanded ones.
+        """
         groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for module in self._modules:
             for buffer in module.buffers():
-                if buffer.dtype != torch.bool and buffer.layout == torch.strided:
+                is_strided = buffer.layout == torch.strided
+                if is_strided and buffer.dtype != torch.bool and not _is_expanded(buffer):
                     groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
         return list(groups.values())
+
+
+def _is_expanded(buffer: Tensor) -> bool:
+    sizes = zip(buffer.shape, buffer.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in sizes)
 
 
 def _in_a_row(group: list[Tensor]) -> Tensor:

@@ -105,10 +105,12 @@ def inherited_parts(
     if not (is_scaled and state["scaler"]):
         # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
         return {name: part for name, part in parts.items() if name in ("schedule", "spikes", "ema")}
-    if is_fork:  # it tells of its own scales, and replays skips of its own
+    if is_fork:  # it tells of its own scales, and of all poison, and replays skips of its own
         own: dict[str, Any] = {"telemetry": None}
         if "replay" in parts:
             own["replay"] = parts["replay"] | {"replayed": 0}
+        if parts.get("poison"):
+            own["poison"] = parts["poison"] | {"told": []}
         return {**parts, **own}
     return parts
 

@@ -219,7 +219,7 @@ def test_one_module_that_overflows_is_offered_to_a_fork() -> None:
 
 
 def test_poisoned_buffers_are_a_finding(database: Database, running: Run) -> None:
-    """The newest event, which has all of them, says which and since when."""
+    """The earliest event says which and since when: a checkpoint after it is poisoned."""
     events = [
         {"event": "poison", "step": step, "count": 60, "buffers": [f"model.{step}.running_mean"]}
         for step in (2, 4)
@@ -228,7 +228,7 @@ def test_poisoned_buffers_are_a_finding(database: Database, running: Run) -> Non
     with database.reading() as session:
         found = findings.of_run(session, session.get_one(Run, running.id))
     [text] = [each.text for each in found if each.title == "Buffers are not finite"]
-    assert "After the skip at step 4: model.4.running_mean and 59 more." in text
+    assert "After the skip at step 2: model.2.running_mean and 59 more." in text
 
 
 @pytest.mark.parametrize(("lost", "is_told"), [(20, False), (90, True)])

@@ -9,6 +9,7 @@ from halfstep.spool import SKIPPED, STEP_DTYPE
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.buffers import BufferRule
 from trainer.diagnosis.poison import Poison
+from trainer.train import inherited_parts
 
 
 class Shouting(nn.Module):
@@ -56,9 +57,75 @@ def test_poisoned_buffers_are_named_once(run_loop):
     run = run_loop(Ahead)
     assert run.skipped() == [4, 8]
     assert not statistics(run)["running_mean"].isfinite().all()
-    [told] = run.of("poison")
-    assert told["buffers"] == ["model.2.running_mean", "model.2.running_var"]
-    assert (told["step"], told["count"]) == (8, 2)  # both had come when it looked
+    assert run.of("poison") == [told(4, "model.2.running_mean", "model.2.running_var")]
+
+
+def test_buffers_that_began_infinite_are_not_poisoned():
+    """A mask of -inf is so by design, in a resumed run as well."""
+    module = nn.BatchNorm1d(3)
+    module.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+    poison, events = followed(module)
+    poison.before_step(1)
+    module.running_var[0] = torch.inf
+    poison.drain()
+    resumed, events_after = followed(module)
+    resumed.load_state_dict(poison.state_dict())
+    for each in (poison, resumed):
+        each.before_step(2)
+        each.arrived(skipped_steps(2))
+        each.drain()
+    assert events == events_after == [told(2, "model.running_var")]
+
+
+def test_each_poisoned_buffer_is_told_with_its_own_first_step(tmp_path):
+    """Once, be the run resumed in between; again, where it is poisoned anew after a rewind."""
+    module = nn.BatchNorm1d(3)
+    poison, events = followed(module)
+    poison.before_step(1)
+    poison.drain()
+    before = poison.state_dict()
+    module.running_var[0] = torch.inf
+    poison.arrived(skipped_steps(4))
+    poison.drain()
+    torch.save(poison.state_dict(), tmp_path / "state.pt")
+    resumed, events_after = followed(module)
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    module.running_mean[0] = torch.nan
+    resumed.arrived(skipped_steps(8))
+    resumed.drain()
+    assert events == [told(4, "model.running_var")]
+    assert events_after == [told(8, "model.running_mean")]
+    resumed.load_state_dict(before)
+    resumed.arrived(skipped_steps(6))
+    resumed.drain()
+    assert events_after[1:] == [told(6, "model.running_mean", "model.running_var")]
+
+
+def test_a_fork_tells_of_poison_that_it_inherits():
+    """With the step since which its parent had it, at a skip of its own."""
+    module = nn.BatchNorm1d(3)
+    poison, _events = followed(module)
+    poison.before_step(1)
+    module.running_var[0] = torch.inf
+    poison.arrived(skipped_steps(4))
+    poison.drain()
+    state = {"scaler": {"scale": 1.0}, "parts": {"poison": poison.state_dict()}}
+    fork, events = followed(module)
+    fork.load_state_dict(inherited_parts(state, is_scaled=True, is_fork=True)["poison"])
+    fork.arrived(skipped_steps(9))
+    fork.drain()
+    assert events == [told(4, "model.running_var")]
+
+
+def followed(module):
+    """Who looks at a module, and a list of what that tells."""
+    events = []
+    return Poison({"model": module}, events.append), events
+
+
+def told(step, *buffers):
+    """The event of these buffers."""
+    return {"event": "poison", "step": step, "count": len(buffers), "buffers": list(buffers)}
 
 
 def test_restored_buffers_are_those_before_the_skip(run_loop):
@@ -68,6 +135,17 @@ def test_restored_buffers_are_those_before_the_skip(run_loop):
     assert all(buffer.isfinite().all() for buffer in statistics(run).values())
     assert statistics(run)["num_batches_tracked"] == 8
     assert not run.of("poison")
+
+
+def test_expanded_buffers_are_left_alone():
+    """They cannot be written in place; the others beside them are restored."""
+    module = nn.BatchNorm1d(4)
+    module.register_buffer("shared", torch.zeros(1, 1).expand(4, 4))
+    rule = BufferRule({"model": module}, is_on=True)
+    rule.keep()
+    module.running_mean.fill_(torch.inf)
+    rule.restore([torch.ones(())])
+    assert module.running_mean.tolist() == [0.0] * 4
 
 
 def test_only_a_skip_restores(run_loop):
@@ -120,11 +198,12 @@ def test_neither_waits_for_the_device():
     rule.keep()
     rule.restore([torch.zeros((), device="meta")])
     poison = Poison(modules, pytest.fail)
-    poison.arrived(skipped_steps())
+    poison.before_step(1)
+    poison.arrived(skipped_steps(7))
 
 
-def skipped_steps():
+def skipped_steps(step):
     """A record of a skipped step."""
     records = np.zeros(1, STEP_DTYPE)
-    records["step"], records["flags"] = 7, SKIPPED
+    records["step"], records["flags"] = step, SKIPPED
     return records
