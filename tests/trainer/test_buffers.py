@@ -9,7 +9,7 @@ from halfstep.spool import SKIPPED, STEP_DTYPE
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.buffers import BufferRule
 from trainer.diagnosis.poison import Poison
-from trainer.train import inherited_parts
+from trainer.resuming import inherited_parts
 
 
 class Shouting(nn.Module):
