@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 import numpy as np
@@ -24,7 +25,7 @@ STACK_SECONDS = 5.0  # a process has for the telling of its stack
 LOOP = b"_utils/worker.py"  # DataLoader's, in which a worker stands for all its life
 HINTS: dict[int, str] = {
     signal.SIGKILL: ": the machine was short of memory, perhaps",
-    signal.SIGBUS: ": /dev/shm, through which batches pass, is full, perhaps",
+    signal.SIGBUS: ": a file that it had mapped was cut short, perhaps",
 }
 
 
@@ -68,6 +69,10 @@ class Crew:
         for process in self._processes:
             if process.exitcode is not None:
                 raise DataError(f"{self._named(process)} {_death(process.exitcode)}")
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a worker is dead, or for so long."""
+        wait([process.sentinel for process in self._processes], seconds)
 
     def stacks(self) -> str:
         """Have each worker tell where it stands; return it."""

@@ -222,6 +222,10 @@ def _next(batches: Iterator[Any], crew: Crew) -> Any:
         if time.monotonic() - started < LOOK_SECONDS:
             raise
         return NOTHING_YET
+    except (OSError, EOFError):  # a batch's memory is handed over by its worker, which is gone
+        crew.wait(LOOK_SECONDS)
+        crew.check()
+        raise
 
 
 def _put(found: "Found", ready: "queue.Queue[Found]", over: threading.Event) -> None:

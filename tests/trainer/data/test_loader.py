@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 import traceback
 
@@ -238,3 +239,27 @@ def test_workers_end_with_the_training(run_loop):
     with pytest.raises(RuntimeError, match="a step"):
         run_loop(Raising, settings(2))
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("base", [Reading, Streaming])
+def test_a_batch_that_cannot_be_sent_is_told(run_loop, base):
+    """One that cannot be pickled, with its examples; it is not waited for."""
+
+    class Unsendable(base):
+        def collate(self, examples):
+            return lambda: examples
+
+    with pytest.raises(DataError, match=r"batch of examples \d+, .* cannot be sent .*lambda"):
+        run_loop(Unsendable, settings(1))
+
+
+def test_a_batch_for_which_shared_memory_has_no_room_is_told(run_loop):
+    """As one that cannot be pickled is."""
+
+    class Vast(Reading):
+        def collate(self, examples):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # in the worker
+            return torch.zeros(100)
+
+    with pytest.raises(DataError, match=r"cannot be sent to the training: .*too large"):
+        run_loop(Vast, settings(1))
