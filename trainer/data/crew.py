@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 import numpy as np
@@ -20,11 +21,12 @@ from torch.utils.data import get_worker_info
 from trainer.data.examples import NOTHING, DataError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-STACK_SECONDS = 5.0  # a process has for the telling of its stack
+STACK_SECONDS = 5.0  # they have for the telling of their stacks
 LOOP = b"_utils/worker.py"  # DataLoader's, in which a worker stands for all its life
+CUT = b"\n  ...\n"  # faulthandler's, below its first 100 frames
 HINTS: dict[int, str] = {
     signal.SIGKILL: ": the machine was short of memory, perhaps",
-    signal.SIGBUS: ": /dev/shm, through which batches pass, is full, perhaps",
+    signal.SIGBUS: ": a file that it had mapped was cut short, perhaps",
 }
 
 
@@ -69,32 +71,52 @@ class Crew:
             if process.exitcode is not None:
                 raise DataError(f"{self._named(process)} {_death(process.exitcode)}")
 
+    def wait(self, seconds: float) -> None:
+        """Wait until a worker is dead, or for so long."""
+        wait([process.sentinel for process in self._processes], seconds)
+
     def stacks(self) -> str:
-        """Have each worker tell where it stands; return it."""
-        return "\n".join(map(self._stack, self._processes))
+        """Have all workers tell where they stand; return it, after STACK_SECONDS at most."""
+        before = [os.fstat(file).st_size for file in self._stacks]
+        for process in self._processes:
+            if process.exitcode is None and self._number(process) is not None:
+                with suppress(ProcessLookupError):  # it has ended since
+                    os.kill(process.pid or 0, signal.SIGUSR1)
+        until = time.monotonic() + STACK_SECONDS
+        while not all(self._has_told(each, before) for each in self._processes):
+            if time.monotonic() >= until:
+                break
+            time.sleep(0.01)
+        return "\n".join(self._stack(each, before) for each in self._processes)
+
+    def kill(self) -> None:
+        """Kill all, whatever they do: they hold nothing that has to be written."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
 
     def end(self) -> None:
         """Kill who has not ended by then, and give back what this process holds of the crew."""
-        for process in self._processes:
-            process.kill()
-            process.join()
+        self.kill()
         for each in self._stacks:
             os.close(each)
         self._stacks = []
 
-    def _stack(self, process: BaseProcess) -> str:
+    def _has_told(self, process: BaseProcess, before: list[int]) -> bool:
+        number = self._number(process)
+        if process.exitcode is not None or number is None:
+            return True
+        told = os.pread(self._stacks[number], 2**16, before[number])
+        return LOOP in told or CUT in told
+
+    def _stack(self, process: BaseProcess, before: list[int]) -> str:
         number = self._number(process)
         if process.exitcode is not None:
             return f"{self._named(process)} {_death(process.exitcode)}"
         if number is None:
             return f"{self._named(process)} has not begun"
-        file = self._stacks[number]
-        before = os.fstat(file).st_size
-        with suppress(ProcessLookupError):  # it has ended since
-            os.kill(process.pid or 0, signal.SIGUSR1)
-        until = time.monotonic() + STACK_SECONDS
-        while LOOP not in (told := os.pread(file, 2**16, before)) and time.monotonic() < until:
-            time.sleep(0.01)
+        told = os.pread(self._stacks[number], 2**16, before[number])
         # Below stands how it was forked, which is the same of all.
         frames = told.partition(LOOP)[0].rpartition(b"\n")[0].decode(errors="replace")
         if not frames:  # it waits for a disk, say, and hears no signal

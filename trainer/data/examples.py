@@ -4,17 +4,20 @@ Each example is read with the global random generators seeded by its place in th
 is like depends on nothing else: not on who reads it, nor on what was read before.
 """
 
+import io
+import pickle
 import random
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from halfstep.recipe import Recipe
 from trainer.repeatability import seed_of_place
@@ -46,6 +49,16 @@ class Failure:
         return error
 
 
+@dataclass(frozen=True)
+class Packed:
+    """What a worker read, ready for its way: unpacked wherever it is received."""
+
+    content: bytes
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return pickle.loads, (self.content,)
+
+
 NOTHING = -1  # no example
 Share = tuple[int, list[int]]  # where in the stream a micro-batch begins, and its examples
 Read = tuple[Any, Any]  # a batch, and the state of a stream after it
@@ -71,7 +84,7 @@ class Examples(Dataset[Any]):
             return failed(f"example {indices[len(examples)]} cannot be read", self._dataset, error)
         batch = collated(self._collate, examples, indices, self._seed, start)
         self._began(NOTHING)
-        return batch
+        return packed(batch, indices)
 
 
 def failed(what: str, dataset: Any, error: BaseException) -> Failure:
@@ -95,11 +108,27 @@ def collated(
         seed_by_place(seed, start, b"collate")
         return collate(examples), None
     except (Exception, SystemExit) as error:
-        shown = ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
-        sentence = f"examples {shown} make no batch: {said(error)}"
+        sentence = f"examples {_listed(names)} make no batch: {said(error)}"
         if differing := _differing_shapes(examples, names):
             sentence = f"{differing}; collate cannot make a batch of them: {said(error)}"
         return Failure(sentence, traceback.format_exc())
+
+
+def packed(read: Read | Failure, names: list[int]) -> Read | Failure:
+    """Make a worker's batch of these examples one that is sure to be sent, or a Failure.
+
+    Left to its queue, which does this in a thread that nobody hears, one that cannot be pickled,
+    or for which /dev/shm has no room, would be lost, and waited for without an end.
+    """
+    if get_worker_info() is None or isinstance(read, Failure):
+        return read
+    content = io.BytesIO()
+    try:
+        ForkingPickler(content, pickle.HIGHEST_PROTOCOL).dump(read)
+    except Exception as error:
+        sentence = f"the batch of examples {_listed(names)} cannot be sent to the training"
+        return Failure(f"{sentence}: {said(error)}", traceback.format_exc())
+    return cast("Read", Packed(content.getvalue()))  # as which it is received
 
 
 def taken(read: Read | Failure) -> Read:
@@ -140,6 +169,10 @@ def as_in_a_worker() -> Iterator[None]:
 def said(error: BaseException) -> str:
     """Return the kind of an error and the first line of its message."""
     return f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+
+
+def _listed(names: list[int]) -> str:
+    return ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
 
 
 def _differing_shapes(examples: list[Any], names: list[int]) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from halfstep.run_config import Data
 from trainer.data.crew import Crew
@@ -105,12 +106,12 @@ class _Reader:
         self._ready: queue.Queue[Found] = queue.Queue(AHEAD)
         self._over = threading.Event()
         begun = threading.Event()
-        begin = partial(_begin, batches, wanted, crew, data, pin=data.pin and device.type == "cuda")
+        begin = partial(_begin, batches, wanted, crew, data)
         # Not this thread: in the main one DataLoader raises a worker's death wherever the training
         # is just then. Nor does it hold this object, so that one forgotten is closed all the same.
         self._thread = threading.Thread(
             target=_bring,
-            args=(begin, crew, device, self._ready, begun, self._over),
+            args=(begin, crew, device, data.pin, self._ready, begun, self._over),
             name="data",
             daemon=True,
         )
@@ -157,6 +158,7 @@ def _bring(
     begin: Callable[[], Iterator[Any]],
     crew: Crew,
     device: torch.device,
+    pin: bool,
     ready: "queue.Queue[Found]",
     begun: threading.Event,
     over: threading.Event,
@@ -166,7 +168,8 @@ def _bring(
     try:
         if device.type == "cuda":  # each thread has one of its own, and so it would be the first
             torch.cuda.set_device(device)
-        to_device = ToDevice(device)
+        # Not DataLoader's thread: it may wait for ever for the rest of what a killed worker sent.
+        to_device = ToDevice(device, pin=pin)
         others = set(multiprocessing.active_children())
         batches = begin()
         crew.watch(sorted(set(multiprocessing.active_children()) - others, key=_pid))
@@ -183,11 +186,13 @@ def _bring(
         _put(error.with_traceback(None) if is_told else error, ready, over)
     finally:
         begun.set()
-        batches = None  # with which the workers end, if no error's traceback holds it
+        _let_go(batches)
+        crew.kill()
+        batches = None
 
 
 def _begin(
-    batches: Dataset[Any], wanted: Iterator[Any] | None, crew: Crew, data: Data, *, pin: bool
+    batches: Dataset[Any], wanted: Iterator[Any] | None, crew: Crew, data: Data
 ) -> Iterator[Any]:
     """Fork the workers; return what they read."""
     with warnings.catch_warnings():  # of more workers than processors: they may wait for a disk
@@ -200,13 +205,29 @@ def _begin(
                 sampler=wanted,
                 num_workers=crew.size,
                 prefetch_factor=data.prefetch,
-                pin_memory=pin,
                 timeout=LOOK_SECONDS,
                 worker_init_fn=crew.join,
                 multiprocessing_context="fork",
                 generator=torch.Generator(),  # or it would draw from the training's
             )
         )
+
+
+def _let_go(batches: Any) -> None:
+    """Have DataLoader forget its workers, before they are killed.
+
+    Its own way waits for each of them, 10 seconds for one that is busy; it takes a lock that one
+    killed may hold for ever; and a recipe's own DataLoader would raise their deaths.
+    """
+    if batches is None:
+        return
+    batches._shutdown = True
+    if batches._worker_pids_set:
+        signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
+        batches._worker_pids_set = False
+    for each in batches._index_queues:
+        each.cancel_join_thread()
+        each.close()
 
 
 NOTHING_YET = object()
@@ -222,6 +243,10 @@ def _next(batches: Iterator[Any], crew: Crew) -> Any:
         if time.monotonic() - started < LOOK_SECONDS:
             raise
         return NOTHING_YET
+    except (OSError, EOFError):  # a batch's memory is handed over by its worker, which is gone
+        crew.wait(LOOK_SECONDS)
+        crew.check()
+        raise
 
 
 def _put(found: "Found", ready: "queue.Queue[Found]", over: threading.Event) -> None:

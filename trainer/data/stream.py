@@ -13,7 +13,15 @@ from torch.utils.data import IterableDataset
 
 from halfstep.recipe import Recipe
 from halfstep.run_config import Training
-from trainer.data.examples import NOTHING, Failure, Read, collated, failed, seed_by_place
+from trainer.data.examples import (
+    NOTHING,
+    Failure,
+    Read,
+    collated,
+    failed,
+    packed,
+    seed_by_place,
+)
 
 
 class StreamPlan:
@@ -79,11 +87,10 @@ class Stream(IterableDataset[Any]):
                 return
             first = place + rank * size
             own = read[rank * size : (rank + 1) * size]
-            batch = collated(
-                self._collate, own, list(range(first, first + size)), self._seed, first
-            )
+            names = list(range(first, first + size))
+            batch = collated(self._collate, own, names, self._seed, first)
             self._began(NOTHING)
-            yield batch if isinstance(batch, Failure) else (batch[0], state)
+            yield packed(batch if isinstance(batch, Failure) else (batch[0], state), names)
             place += ranks * size
 
     def _examples(self) -> Iterator[Any]:

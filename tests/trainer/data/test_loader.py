@@ -1,9 +1,12 @@
 """Datasets that workers read: the same bits whoever reads them, and however often it is resumed."""
 
+import faulthandler
 import multiprocessing
 import os
+import resource
 import signal
 import traceback
+from multiprocessing.process import BaseProcess
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import ConfigError, parse_config
 from tests.reading import EXAMPLES, Noisy, Reading
 from tests.trainer.conftest import CPU, Regression, assert_same_bits
+from trainer.data.crew import Crew
 from trainer.data.examples import DataError
 from trainer.train import make_recipe
 
@@ -238,3 +242,81 @@ def test_workers_end_with_the_training(run_loop):
     with pytest.raises(RuntimeError, match="a step"):
         run_loop(Raising, settings(2))
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("base", [Reading, Streaming])
+def test_a_batch_that_cannot_be_sent_is_told(run_loop, base):
+    """One that cannot be pickled, with its examples; it is not waited for."""
+
+    class Unsendable(base):
+        def collate(self, examples):
+            return lambda: examples
+
+    with pytest.raises(DataError, match=r"batch of examples \d+, .* cannot be sent .*lambda"):
+        run_loop(Unsendable, settings(1))
+
+
+def test_a_batch_for_which_shared_memory_has_no_room_is_told(run_loop):
+    """As one that cannot be pickled is."""
+
+    class Vast(Reading):
+        def collate(self, examples):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # in the worker
+            return torch.zeros(100)
+
+    with pytest.raises(DataError, match=r"cannot be sent to the training: .*too large"):
+        run_loop(Vast, settings(1))
+
+
+def test_workers_that_are_stuck_end_with_the_training(run_loop, monkeypatch, tmp_path):
+    """They are not asked to end, which they would not hear, and not waited for."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    class Stuck(Noisy):
+        def __getitem__(self, index):
+            if index >= 8:
+                gate.read_bytes()
+            return super().__getitem__(index)
+
+    asked = []
+    monkeypatch.setattr(BaseProcess, "terminate", asked.append)
+    values = settings(2) | {"training": {"steps": 1, "batch_size": 4, "shuffle": False}}
+    run_loop(reading(Stuck), values)
+    assert not multiprocessing.active_children()
+    assert not asked
+
+
+def test_all_workers_are_asked_for_their_stacks_at_once(monkeypatch):
+    """One is told of only when another has heard, and stacks are cut that are very deep."""
+    monkeypatch.setattr("trainer.data.crew.STACK_SECONDS", 600.0)
+    fork = multiprocessing.get_context("fork")
+    crew, ready = Crew(2), fork.Barrier(3)
+
+    def work(number, frees):
+        crew.join(number)
+
+        def hear(*_):
+            os.kill(frees, signal.SIGCONT)
+            faulthandler.dump_traceback(crew._stacks[number], all_threads=False)
+
+        if frees:
+            signal.signal(signal.SIGUSR1, hear)
+        deep(150)
+
+    def deep(frames):
+        if not frames:
+            ready.wait()
+        while not frames:
+            signal.pause()
+        deep(frames - 1)
+
+    first = fork.Process(target=work, args=(0, None))
+    first.start()
+    second = fork.Process(target=work, args=(1, first.pid))
+    second.start()
+    ready.wait()
+    os.kill(first.pid, signal.SIGSTOP)
+    crew.watch([first, second])
+    assert crew.stacks().count("in deep") >= 190
+    crew.end()
