@@ -21,6 +21,7 @@ from torch.utils.data import get_worker_info
 from trainer.data.examples import NOTHING, DataError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+ENDING = (signal.SIGINT, signal.SIGTERM)
 STACK_SECONDS = 5.0  # they have for the telling of their stacks
 LOOP = b"_utils/worker.py"  # DataLoader's, in which a worker stands for all its life
 CUT = b"\n  ...\n"  # faulthandler's, below its first 100 frames
@@ -50,8 +51,9 @@ class Crew:
             os._exit(1)
         # A terminal sends the one to all processes, systemd the other. The training leaves a
         # checkpoint then, for which it needs a batch, and says itself when it wants no more.
-        for ending in (signal.SIGINT, signal.SIGTERM):
+        for ending in ENDING:
             signal.signal(ending, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # which whoever forked us had blocked
         faulthandler.register(signal.SIGUSR1, self._stacks[number], all_threads=False)
         self._seen[number, 0] = os.getpid()
 

@@ -8,6 +8,7 @@ Batches come in the order in which they are asked for, whoever reads them.
 import atexit
 import multiprocessing
 import queue
+import signal
 import threading
 import time
 import warnings
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
 from halfstep.run_config import Data
-from trainer.data.crew import Crew
+from trainer.data.crew import ENDING, Crew
 from trainer.data.examples import DataError, Read, taken
 from trainer.data.to_device import OnTheWay, ToDevice
 
@@ -171,6 +172,8 @@ def _bring(
         # Not DataLoader's thread: it may wait for ever for the rest of what a killed worker sent.
         to_device = ToDevice(device, pin=pin)
         others = set(multiprocessing.active_children())
+        # In this thread, and in what it forks until that ignores them: the main thread hears them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         batches = begin()
         crew.watch(sorted(set(multiprocessing.active_children()) - others, key=_pid))
         begun.set()
