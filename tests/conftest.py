@@ -4,6 +4,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,3 +162,10 @@ def site(tmp_path: Path, database: Database, database_url: str, ada: User) -> It
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
         assert str(tmp_path) not in command, f"left running: {command}"
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests had torch.compile do in this process is forgotten."""
+    if frames := sys.modules.get("torch._dynamo.convert_frame"):
+        monkeypatch.setattr(frames, "FRAME_COUNTER", 0)

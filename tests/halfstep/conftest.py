@@ -1,6 +1,5 @@
 """A real server for the client, as the server's own tests have it."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,3 @@ def stranger(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     for name in ("HALFSTEP_URL", "HALFSTEP_TOKEN", "HALFSTEP_MODE"):
         monkeypatch.delenv(name, raising=False)
     return folder
-
-
-@pytest.fixture
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests had torch.compile do in this process is forgotten."""
-    if frames := sys.modules.get("torch._dynamo.convert_frame"):
-        monkeypatch.setattr(frames, "FRAME_COUNTER", 0)

@@ -10,6 +10,8 @@ from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer.diagnosis.replay import Replay
 from trainer.recipes.digits import Digits
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
 EVERY = {"diagnosis": {"headroom_every_steps": 3, "histogram_every_steps": 0}}
 
 
