@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from halfstep.clock import clock
-from halfstep.run_config import Diagnosis, Training
+from halfstep.run_settings import Diagnosis, Training
 from halfstep.spool import SpoolWriter
 from trainer import machine
 from trainer.telemetry import Telemetry

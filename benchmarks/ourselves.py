@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.peer import step_itself
 from halfstep.clock import clock
-from halfstep.run_config import Diagnosis, Training
+from halfstep.run_settings import Diagnosis, Training
 from halfstep.spool import SpoolWriter
 from trainer.telemetry import Telemetry
 from trainer.watched import StepResult, Update, watched_optimizers

@@ -13,7 +13,8 @@ import torch
 
 from benchmarks.report import report
 from benchmarks.telemetry_cost import MeasuredLoop, TinyGPT
-from halfstep.run_config import Precision, parse_config
+from halfstep.run_config import parse_config
+from halfstep.run_settings import Precision
 from tests.trainer.test_no_sync import attempt_steps
 from trainer.registry import MissingRequirementError, known_recipes, load_recipe
 

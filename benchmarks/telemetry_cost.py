@@ -31,7 +31,8 @@ from benchmarks.report import report
 from halfstep import ring
 from halfstep.clock import clock as run_clock
 from halfstep.recipe import Loss, Recipe
-from halfstep.run_config import Diagnosis, RunConfig, parse_config
+from halfstep.run_config import RunConfig, parse_config
+from halfstep.run_settings import Diagnosis
 from halfstep.spool import SpoolWriter
 from trainer import machine
 from trainer.ranks import Ranks

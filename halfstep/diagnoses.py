@@ -4,7 +4,6 @@
 that raises, for want of memory say, is told once, and asked no more. This module imports torch.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -16,7 +15,7 @@ from halfstep.exponents import Exponents
 from halfstep.gradients import Gradients, local_elements
 from halfstep.headroom import Headroom, headroom_event, looked_at
 from halfstep.open_row import OpenRow, Value
-from halfstep.parcel import Parcel
+from halfstep.parcel import Parcels
 from halfstep.spool import Event
 
 ERROR_CHARACTERS = 1000
@@ -42,7 +41,7 @@ class Diagnoses:
         self._names: dict[nn.Module, str] = {}
         self._exponents: WeakKeyDictionary[Gradients, Exponents] = WeakKeyDictionary()
         self._headroom = Headroom()
-        self._sent: deque[tuple[Parcel, Callable[[list[Tensor]], Event]]] = deque()
+        self._parcels = Parcels()
 
     def add(self, names: Mapping[nn.Module, str]) -> None:
         """Call modules by these names."""
@@ -69,10 +68,7 @@ class Diagnoses:
 
     def report(self, *, wait: bool = False) -> None:
         """Tell what has arrived; or wait for the device, and tell all."""
-        while self._sent and (wait or self._sent[0][0].has_arrived()):
-            parcel, event = self._sent.popleft()
-            parcel.wait()
-            self._on_event(event(parcel.tensors))
+        self._parcels.report(wait=wait)
 
     def end(self) -> None:
         """Leave torch as it was."""
@@ -101,14 +97,20 @@ class Diagnoses:
         counted, device = row.counted, row.counted[0][1].device
         counts = torch.cat([each.to(device, non_blocking=True) for _, each in counted])
         whole = Exponents.together([exponents for exponents, _ in counted])
-        parcel = Parcel.send(counts, _tensor(scale, device))
-        self._sent.append((parcel, lambda t: whole.event(step, float(t[1]), t[0])))
+
+        def report(arrived: list[Tensor]) -> None:
+            self._on_event(whole.event(step, float(arrived[1]), arrived[0]))
+
+        self._parcels.send(report, counts, _tensor(scale, device))
 
     def _send_headroom(self, step: int, scale: Value) -> None:
         names, largest = self._headroom.measured()
-        parcel = Parcel.send(largest, _tensor(scale, largest.device))
+
+        def report(arrived: list[Tensor]) -> None:
+            self._on_event(headroom_event(step, float(arrived[1]), names, arrived[0]))
+
         if names:
-            self._sent.append((parcel, lambda t: headroom_event(step, float(t[1]), names, t[0])))
+            self._parcels.send(report, largest, _tensor(scale, largest.device))
 
     def _ask(self, name: str, step: int, call: Callable[[], None]) -> None:
         try:

@@ -3,6 +3,8 @@
 This module imports torch.
 """
 
+from collections import deque
+from collections.abc import Callable
 from typing import Self
 
 import torch
@@ -38,3 +40,21 @@ class Parcel:
         """Wait for the device."""
         if self._arrived is not None:
             self._arrived.synchronize()
+
+
+class Parcels:
+    """Parcels on their way, each with what is to be done with it once it is there."""
+
+    def __init__(self) -> None:
+        self._sent: deque[tuple[Parcel, Callable[[list[Tensor]], None]]] = deque()
+
+    def send(self, report: Callable[[list[Tensor]], None], *tensors: Tensor) -> None:
+        """Start the copies; `report` is to be called with them."""
+        self._sent.append((Parcel.send(*tensors), report))
+
+    def report(self, *, wait: bool = False) -> None:
+        """Report what has arrived, in the order sent; or wait for the device, and report all."""
+        while self._sent and (wait or self._sent[0][0].has_arrived()):
+            parcel, report = self._sent.popleft()
+            parcel.wait()
+            report(parcel.tensors)

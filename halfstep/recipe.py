@@ -16,7 +16,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
-from halfstep.run_config import ConfigError, RecipeConfig, RunConfig
+from halfstep.run_config import ConfigError, RunConfig
+from halfstep.run_settings import RecipeConfig
 
 __all__ = ["ConfigError", "Loss", "Recipe", "RecipeConfig", "RecipeError", "RunConfig"]
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 
 from halfstep.recipe import RecipeError
-from halfstep.run_config import ConfigError, RecipeConfig, RunConfig, config_schema, parse_config
+from halfstep.run_config import ConfigError, RunConfig, config_schema, parse_config
+from halfstep.run_settings import RecipeConfig
 from halfstep.spool import Event, Steps
 from trainer.checkpoint import CheckpointError
 from trainer.ranks import joined

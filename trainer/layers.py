@@ -2,7 +2,7 @@
 
 import math
 
-from halfstep.run_config import Diagnosis
+from halfstep.run_settings import Diagnosis
 
 MOST_SAMPLES = 2000  # of a run, however long: as many as a screen has columns
 

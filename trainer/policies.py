@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from halfstep.run_config import LARGEST_SCALE, SMALLEST_SCALE, Scaler
+from halfstep.run_settings import LARGEST_SCALE, SMALLEST_SCALE, Scaler
 from halfstep.spool import SKIPPED, Steps
 from trainer.observers import Observer
 

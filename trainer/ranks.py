@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from halfstep.run_config import Training
+from halfstep.run_settings import Training
 
 Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
 STOPS: tuple[Stop | None, ...] = (None, "preempt", "pause", "cancel")  # the last ones prevail

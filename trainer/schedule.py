@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.recipe import RecipeError
-from halfstep.run_config import ConfigError, Training
+from halfstep.run_config import ConfigError
+from halfstep.run_settings import Training
 
 
 class Schedule(Protocol):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halfstep.run_config import Spike
+from halfstep.run_settings import Spike
 from halfstep.spool import SKIPPED, Event, Steps
 from trainer.observers import Observer
 

@@ -4,12 +4,14 @@ A file's names and the recipe's need not begin alike: a wrapper's "module." or "
 "model." of a network within a network, is left out on either side where more of them fit then.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
+from halfstep.run_config import ConfigError, RunConfig
 from halfstep.spool import Event
 from trainer.weight_files import read_weights
 
@@ -47,6 +49,30 @@ class Fit:
             "of another shape": self.misshapen,
         }
         return "; ".join(f"{word}: {_shown(names)}" for word, names in found.items() if names)
+
+
+def start_from_weights(
+    paths: Mapping[str, Path] | None,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    on_event: Callable[[Event], None],
+) -> None:
+    """Put weights of a file in the place of those drawn, if any are wanted, and say how they fit.
+
+    Raises ConfigError if they do not, WeightsError for what cannot be read.
+    """
+    wanted = config.weights
+    if wanted.path is None and wanted.run is None:
+        return
+    source = wanted.path or f"run {wanted.run} at step {wanted.step}"
+    if paths is None:
+        if wanted.path is None:
+            raise ConfigError(f"weights.run is {wanted.run}: only a server knows of runs; use path")
+        paths = {"": Path(wanted.path)}
+    event, trouble = load_weights(paths, modules, source=source, is_strict=wanted.strict)
+    on_event(event)
+    if trouble:
+        raise ConfigError(trouble)
 
 
 def load_weights(

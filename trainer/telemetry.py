@@ -21,7 +21,7 @@ from torch import Tensor
 from halfstep.clock import clock
 from halfstep.ring import Ring
 from halfstep.rows import FOUND_INF, Rows
-from halfstep.run_config import Diagnosis, Training
+from halfstep.run_settings import Diagnosis, Training
 from halfstep.spool import Event, Steps
 from trainer.layers import layer_interval
 from trainer.observers import Observer

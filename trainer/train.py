@@ -27,7 +27,8 @@ from torch.amp.grad_scaler import GradScaler
 
 from halfstep.clock import clock
 from halfstep.recipe import Loss, Recipe, RecipeError
-from halfstep.run_config import ConfigError, RunConfig, Scaler, Training
+from halfstep.run_config import ConfigError, RunConfig
+from halfstep.run_settings import Scaler, Training
 from halfstep.spool import Event, Steps
 from trainer.activation_checkpoints import set_checkpoints
 from trainer.averaging import AveragingCheck
@@ -58,7 +59,7 @@ from trainer.rewinding import Rewinding
 from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
 from trainer.spikes import Spikes
-from trainer.starting_weights import load_weights
+from trainer.starting_weights import start_from_weights
 from trainer.stopwatch import Stopwatch
 from trainer.telemetry import Telemetry
 from trainer.watched import (
@@ -332,30 +333,6 @@ def train(
 
     _report(stopwatch.metrics(), step, telemetry.elapsed_ms(), on_event)
     return Outcome(STATUS_OF_STOP[stop], step)
-
-
-def start_from_weights(
-    paths: Mapping[str, Path] | None,
-    modules: Mapping[str, nn.Module],
-    config: RunConfig[Any],
-    on_event: Callable[[Event], None],
-) -> None:
-    """Put weights of a file in the place of those drawn, if any are wanted, and say how they fit.
-
-    Raises ConfigError if they do not, WeightsError for what cannot be read.
-    """
-    wanted = config.weights
-    if wanted.path is None and wanted.run is None:
-        return
-    source = wanted.path or f"run {wanted.run} at step {wanted.step}"
-    if paths is None:
-        if wanted.path is None:
-            raise ConfigError(f"weights.run is {wanted.run}: only a server knows of runs; use path")
-        paths = {"": Path(wanted.path)}
-    event, trouble = load_weights(paths, modules, source=source, is_strict=wanted.strict)
-    on_event(event)
-    if trouble:
-        raise ConfigError(trouble)
 
 
 def make_rig(

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from db import checkpoints, runs, workers
 from db.database import Database
 from db.tables import Run, User
-from halfstep.run_config import Weights
+from halfstep.run_settings import Weights
 from tests.app.conftest import CPU, DIGITS, SCHEMA, start_run
 from tests.db.telemetry_made import record
 from tests.db.test_checkpoints import saved_weights

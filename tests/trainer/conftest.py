@@ -138,6 +138,12 @@ def run_loop(tmp_path):
     return run
 
 
+def drawn(sampler):
+    """Yield what recipe.batch gets for each micro-batch of the next step."""
+    for start in sampler.starts():
+        yield sampler.indices(start), sampler.generator(start)
+
+
 def bare_loop(recipe_class, values, device=CPU):
     """PyTorch's documented fp16 loop, and nothing else, for a recipe with one optimizer."""
     config = parse_config(recipe_class, values)
@@ -149,7 +155,7 @@ def bare_loop(recipe_class, values, device=CPU):
     [optimizer] = recipe.optimizers.values()
     parameters = [p for module in recipe.modules.values() for p in module.parameters()]
     for _ in range(config.training.steps):
-        [batch] = [recipe.batch(*each) for each in sampler.step()]
+        [batch] = [recipe.batch(*each) for each in drawn(sampler)]
         optimizer.zero_grad()
         with torch.autocast(device.type, dtype=torch.float16):
             [loss] = recipe.training_step(batch)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from halfstep.layers import Layers
-from halfstep.run_config import Diagnosis
+from halfstep.run_settings import Diagnosis
 from tests.trainer.conftest import Pair, assert_same_bits
 from trainer.layers import MOST_SAMPLES, layer_interval
 

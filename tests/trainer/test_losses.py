@@ -10,7 +10,7 @@ from torch import nn
 
 from halfstep.recipe import Loss, RecipeError
 from halfstep.run_config import parse_config
-from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
+from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits, drawn
 from trainer.data.sampler import Sampler
 from trainer.train import make_scaler
 
@@ -81,7 +81,7 @@ def test_several_losses_of_a_shared_graph_as_pytorch_does_it(run_loop):
     recipe = Shared(config, CPU)
     scaler, sampler = make_scaler(config, CPU), Sampler(64, config.training)
     for _ in range(30):
-        [batch] = [recipe.batch(*each) for each in sampler.step()]
+        [batch] = [recipe.batch(*each) for each in drawn(sampler)]
         for optimizer in recipe.optimizers.values():
             optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.float16):
@@ -115,7 +115,7 @@ def test_losses_yielded_together_reach_their_own_optimizers(run_loop, accumulati
     config = parse_config(Adversaries, {"training": training})
     torch.manual_seed(0)
     recipe, sampler = Adversaries(config, CPU), Sampler(64, config.training)
-    batches = [recipe.batch(*each) for each in sampler.step()]
+    batches = [recipe.batch(*each) for each in drawn(sampler)]
     losses = [recipe.losses(batch) for batch in batches]
     for module, number, optimizer in (("model", 0, "sgd"), ("other", 1, "adam")):
         network = recipe.modules[module]

@@ -11,13 +11,12 @@ import sys
 import pytest
 import torch
 
+from halfstep.parcel import Parcels
 from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU, Pair, Regression
 from trainer import train
-from trainer.diagnosis.headroom import Headroom
 from trainer.diagnosis.histogram import Histogram
-from trainer.observers import Observer
 from trainer.policies import ScaleRule
 from trainer.ranks import Ranks
 from trainer.recipes.digits import Digits
@@ -61,9 +60,8 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
     )
     # Its tensors go where the losses are: to meta.
     monkeypatch.setattr(train, "make_scaler", lambda config, _device: make_scaler(config, CPU))
-    # What is counted goes to the host by an event, which only CUDA has; so do a skip's flags.
-    monkeypatch.setattr(Histogram, "after_step", Observer.after_step)
-    monkeypatch.setattr(Headroom, "_report", lambda self: self._sent.clear())
+    # What is on its way to the host arrives by an event, which only CUDA has.
+    monkeypatch.setattr(Parcels, "report", lambda self: None)
     values = {"diagnosis": {}, "data": {"workers": 0}, **(values or {})}
     values["diagnosis"] = {"replay_skips": 0, **values["diagnosis"]}
     config = parse_config(recipe_class, values)

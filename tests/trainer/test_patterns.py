@@ -15,7 +15,7 @@ from torch import nn
 
 from halfstep.recipe import Loss, RecipeError
 from halfstep.run_config import parse_config
-from tests.trainer.conftest import CPU, Regression, assert_same_bits
+from tests.trainer.conftest import CPU, Regression, assert_same_bits, drawn
 from trainer.checkpoint import CheckpointError
 from trainer.data.sampler import Sampler
 from trainer.recipes.digits import Digits
@@ -209,7 +209,7 @@ def test_enabled_is_the_one_switch(run_loop):
     torch.manual_seed(0)
     recipe, sampler = Digits(config, CPU), Sampler(1437, config.training)
     for _ in range(20):
-        [(indices, generator)] = sampler.step()
+        [(indices, generator)] = drawn(sampler)
         images, labels = recipe.batch(indices, generator)
         recipe.optimizers["adamw"].zero_grad()
         F.cross_entropy(recipe.modules["model"](images), labels).backward()

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from halfstep.recipe import Loss
-from halfstep.run_config import ConfigError, Scaler, parse_config
+from halfstep.run_config import ConfigError, parse_config
+from halfstep.run_settings import Scaler
 from halfstep.spool import STEP_DTYPE
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer import checkpoint

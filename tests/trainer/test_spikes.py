@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.run_config import ConfigError, Spike, parse_config
+from halfstep.run_config import ConfigError, parse_config
+from halfstep.run_settings import Spike
 from halfstep.spool import SKIPPED, STEP_DTYPE
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.ranks import Control, Request

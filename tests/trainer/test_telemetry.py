@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from halfstep.ring import DRAIN_ROWS, RING_ROWS
-from halfstep.run_config import Diagnosis, Training
+from halfstep.run_settings import Diagnosis, Training
 from tests.trainer.conftest import CPU
 from trainer.telemetry import Telemetry
 from trainer.watched import StepResult, Update, watched_optimizers

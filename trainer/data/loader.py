@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
-from halfstep.run_config import Data
+from halfstep.run_settings import Data
 from trainer.data.crew import ENDING, Crew
 from trainer.data.examples import DataError, Read, taken
 from trainer.data.to_device import OnTheWay, ToDevice

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from halfstep.run_config import ConfigError, Training
+from halfstep.run_config import ConfigError
+from halfstep.run_settings import Training
 from trainer.data.order import Order
 from trainer.repeatability import seed_of_place
 
@@ -47,14 +48,6 @@ class Sampler:
         """How far a step moves the position."""
         return self._training.accumulation_steps * self.examples_in_a_pass
 
-    def step(self) -> Iterator[tuple[Tensor, torch.Generator]]:
-        """Yield the indices (B,) of each micro-batch, and a generator to augment it with.
-
-        The indices are on the host; pinned, if asked for, so that the copy to a GPU can overlap.
-        """
-        for start in self.starts():
-            yield self.indices(start), self.generator(start)
-
     def starts(self) -> Iterator[int]:
         """Yield where in the stream each micro-batch of the next step begins."""
         for _ in range(self._training.accumulation_steps):
@@ -69,7 +62,10 @@ class Sampler:
             yield first + number * self.examples_in_a_pass
 
     def indices(self, start: int) -> Tensor:
-        """Return the indices (B,) of the micro-batch that begins there."""
+        """Return the indices (B,) of the micro-batch that begins there.
+
+        They are on the host; pinned, if asked for, so that the copy to a GPU can overlap.
+        """
         return self._order.take(start, self._training.batch_size)
 
     def generator(self, start: int) -> torch.Generator:

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from halfstep.recipe import Recipe
-from halfstep.run_config import Training
+from halfstep.run_settings import Training
 from trainer.data.examples import (
     NOTHING,
     Failure,

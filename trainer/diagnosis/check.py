@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.recipe import Loss, Recipe, RecipeError
-from halfstep.run_config import ConfigError, Precision, RunConfig
+from halfstep.run_config import ConfigError, RunConfig
+from halfstep.run_settings import Precision
 from halfstep.spool import SKIPPED, STEP_DTYPE, Event, Steps
 from trainer.console import nested
 from trainer.diagnosis.cuda_autocast import cudas_autocast

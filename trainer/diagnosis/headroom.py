@@ -5,16 +5,16 @@ none: a hook that comes and goes would have the network compiled anew each time.
 """
 
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from halfstep import headroom
 from halfstep.headroom import Compiled, headroom_event, looked_at
-from halfstep.parcel import Parcel
+from halfstep.parcel import Parcels
 from halfstep.run_config import RunConfig
 from halfstep.spool import Event
 from trainer.module_names import named
@@ -40,7 +40,7 @@ class Headroom(Observer):
         self._names = looked_at(names)
         self._measuring = headroom.Headroom(with_smallest=True)
         self._step = 0
-        self._sent: deque[tuple[int, list[headroom.Measured], Parcel]] = deque()
+        self._parcels = Parcels()
 
     def before_step(self, step: int) -> None:
         """Hook in, if the step is due."""
@@ -61,15 +61,13 @@ class Headroom(Observer):
             self._measuring.end()
             measured, numbers = self._measuring.measured()
             if measured:
-                self._sent.append((self._step, measured, Parcel.send(result.scale, numbers)))
-        if self._sent and self._sent[0][2].has_arrived():
-            self._report()
+                report = partial(self._report, self._step, measured)
+                self._parcels.send(report, result.scale, numbers)
+        self._parcels.report()
 
     def drain(self) -> None:
         """Wait for the device and report what is left."""
-        while self._sent:
-            self._sent[0][2].wait()
-            self._report()
+        self._parcels.report(wait=True)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
@@ -77,7 +75,6 @@ class Headroom(Observer):
         with self._measuring.set_aside():
             yield
 
-    def _report(self) -> None:
-        step, measured, parcel = self._sent.popleft()
-        scale, numbers = parcel.tensors
+    def _report(self, step: int, measured: list[headroom.Measured], arrived: list[Tensor]) -> None:
+        scale, numbers = arrived
         self._on_event(headroom_event(step, float(scale), measured, numbers))

@@ -3,16 +3,15 @@
 Counted between unscaling and the clip. In the other steps it costs nothing.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from halfstep.exponents import Exponents
-from halfstep.parcel import Parcel
-from halfstep.run_config import Diagnosis
+from halfstep.parcel import Parcels
+from halfstep.run_settings import Diagnosis
 from halfstep.spool import Event
 from trainer.observers import Observer
 from trainer.watched import StepResult, WatchedOptimizer
@@ -36,7 +35,7 @@ class Histogram(Observer):
         self._exponents = Exponents(names, device)
         self._step = 0
         self._counts: Tensor | None = None  # while a step is counted
-        self._sent: deque[_Sample] = deque()
+        self._parcels = Parcels()
 
     def before_step(self, step: int) -> None:
         """Say which step comes."""
@@ -54,22 +53,15 @@ class Histogram(Observer):
     def after_step(self, result: StepResult) -> None:
         """Send off what was counted, and report what has arrived."""
         if self._counts is not None:
-            self._sent.append(_Sample(self._step, Parcel.send(result.scale, self._counts)))
+            report = partial(self._report, self._step)
+            self._parcels.send(report, result.scale, self._counts)
             self._counts = None
-        if self._sent and self._sent[0].parcel.has_arrived():
-            self._report(self._sent.popleft())
+        self._parcels.report()
 
     def drain(self) -> None:
         """Wait for the device and report what is left."""
-        while self._sent:
-            self._sent[0].parcel.wait()
-            self._report(self._sent.popleft())
+        self._parcels.report(wait=True)
 
-    def _report(self, sample: "_Sample") -> None:
-        scale, counts = sample.parcel.tensors
-        self._on_event(self._exponents.event(sample.step, float(scale), counts))
-
-
-class _Sample(NamedTuple):
-    step: int
-    parcel: Parcel
+    def _report(self, step: int, arrived: list[Tensor]) -> None:
+        scale, counts = arrived
+        self._on_event(self._exponents.event(step, float(scale), counts))

@@ -7,27 +7,19 @@ as a causal mask of -inf, and are never named. A run without skips pays for that
 step waits for an answer.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from halfstep.parcel import Parcel
+from halfstep.parcel import Parcels
 from halfstep.spool import SKIPPED, Event, Steps
 from trainer.observers import Observer
 from trainer.watched import StepResult
 
 NAMES_TOLD = 50
-
-
-class _Look(NamedTuple):
-    """Which buffers are finite, on its way to the host."""
-
-    step: int | None  # the first skip that may have poisoned them, None before the first step
-    names: list[str]
-    is_finite: Parcel
 
 
 class Poison(Observer):
@@ -41,7 +33,7 @@ class Poison(Observer):
         self._by_design: set[str] | None = None  # not finite before the first step; None: not known
         self._since: dict[str, int] = {}  # the others: the skip after which they were not
         self._told: set[str] = set()
-        self._sent: deque[_Look] = deque()
+        self._parcels = Parcels()
 
     def state_dict(self) -> dict[str, Any]:
         """Return which buffers are not finite, since when, and what of it was told."""
@@ -69,18 +61,18 @@ class Poison(Observer):
             self._look(int(skipped[0]))
 
     def after_step(self, result: StepResult) -> None:
-        """Tell what has arrived; the look before the first step by itself has nothing to tell."""
-        if self._sent and self._sent[-1].step and self._sent[0].is_finite.has_arrived():
-            self._tell()
+        """Tell what has arrived."""
+        self._parcels.report()
 
     def drain(self) -> None:
         """Wait for the device and tell what is left."""
-        while self._sent:
-            self._sent[0].is_finite.wait()
-            self._tell()
+        self._parcels.report(wait=True)
 
     def _look(self, step: int | None) -> None:
-        """Send off which buffers are finite: two kernels a device."""
+        """Send off which buffers are finite: two kernels a device.
+
+        step: the first skip that may have poisoned them, None before the first step.
+        """
         groups: dict[torch.device, dict[str, Tensor]] = {}
         for name, module in self._modules.items():
             for path, buffer in module.named_buffers():
@@ -88,14 +80,11 @@ class Poison(Observer):
                     groups.setdefault(buffer.device, {})[f"{name}.{path}"] = buffer
         if groups:
             names = [name for group in groups.values() for name in group]
-            is_finite = Parcel.send(
-                *[_is_finite(list(group.values())) for group in groups.values()]
-            )
-            self._sent.append(_Look(step, names, is_finite))
+            is_finite = [_is_finite(list(group.values())) for group in groups.values()]
+            self._parcels.send(partial(self._tell, step, names), *is_finite)
 
-    def _tell(self) -> None:
-        step, names, parcel = self._sent.popleft()
-        is_finite = [is_sound for group in parcel.tensors for is_sound in group.tolist()]
+    def _tell(self, step: int | None, names: list[str], arrived: list[Tensor]) -> None:
+        is_finite = [is_sound for group in arrived for is_sound in group.tolist()]
         infinite = [name for name, is_sound in zip(names, is_finite, strict=True) if not is_sound]
         if step is None:
             self._by_design = set(infinite)

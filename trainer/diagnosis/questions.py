@@ -22,7 +22,8 @@ from torch.utils.cpp_extension import TORCH_LIB_PATH
 from torch.utils.data import IterableDataset
 
 from halfstep.recipe import Loss, Recipe
-from halfstep.run_config import Precision, RunConfig, parse_config
+from halfstep.run_config import RunConfig, parse_config
+from halfstep.run_settings import Precision
 from trainer import checkpoint
 from trainer.data.batches import fingerprint
 from trainer.data.sources import drawn

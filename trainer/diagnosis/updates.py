@@ -5,15 +5,15 @@ less than half the distance to the next number of its type. Of fp32 weights next
 those are not looked at. In steps that are due it costs a copy of the weights, otherwise nothing.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from halfstep.parcel import Parcel
-from halfstep.run_config import Diagnosis
+from halfstep.parcel import Parcels
+from halfstep.run_settings import Diagnosis
 from halfstep.spool import Event
 from trainer.observers import Observer
 from trainer.watched import StepResult, WatchedOptimizer
@@ -50,7 +50,7 @@ class Updates(Observer):
         self._on_event = on_event
         self._step, self._is_due = 0, False
         self._before: list[_Before] = []
-        self._sent: deque[tuple[int, list[str], Parcel]] = deque()
+        self._parcels = Parcels()
 
     def before_step(self, step: int) -> None:
         """Say which step comes."""
@@ -71,21 +71,17 @@ class Updates(Observer):
         if self._before:
             counts = [each.counts() for each in self._before]
             names = [each.name for each in self._before]
-            self._sent.append((self._step, names, Parcel.send(torch.stack(counts))))
+            self._parcels.send(partial(self._report, self._step, names), torch.stack(counts))
             self._before = []
-        if self._sent and self._sent[0][2].has_arrived():
-            self._report()
+        self._parcels.report()
 
     def drain(self) -> None:
         """Wait for the device and report what is left."""
-        while self._sent:
-            self._sent[0][2].wait()
-            self._report()
+        self._parcels.report(wait=True)
 
-    def _report(self) -> None:
-        step, names, parcel = self._sent.popleft()
+    def _report(self, step: int, names: list[str], arrived: list[Tensor]) -> None:
         modules: dict[str, list[int]] = {}
-        for name, (wanted, lost) in zip(names, parcel.tensors[0].tolist(), strict=True):
+        for name, (wanted, lost) in zip(names, arrived[0].tolist(), strict=True):
             counted = modules.setdefault(name.rpartition(".")[0], [0, 0])
             counted[0] += wanted
             counted[1] += lost

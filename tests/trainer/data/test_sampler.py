@@ -1,13 +1,15 @@
 import pytest
 import torch
 
-from halfstep.run_config import ConfigError, Training
+from halfstep.run_config import ConfigError
+from halfstep.run_settings import Training
+from tests.trainer.conftest import drawn
 from trainer.data.sampler import Sampler, check_batch
 
 
 def taken(sampler, steps):
     """The indices of some steps, in one list."""
-    return [index for _ in range(steps) for batch, _ in sampler.step() for index in batch.tolist()]
+    return [index for _ in range(steps) for batch, _ in drawn(sampler) for index in batch.tolist()]
 
 
 def test_every_example_comes_once_an_epoch():
@@ -44,11 +46,11 @@ def test_ranks_share_a_step_between_them():
 def test_augmentation_is_seeded_by_the_place_in_the_run():
     """The same place draws the same numbers, whatever was drawn before."""
     first, second = (Sampler(10, Training(batch_size=2)) for _ in range(2))
-    [(_, generator)] = first.step()
+    [(_, generator)] = drawn(first)
     torch.rand(9, generator=generator)
-    draws = [torch.rand(3, generator=g) for _, g in first.step()]
+    draws = [torch.rand(3, generator=g) for _, g in drawn(first)]
     second.position = 2
-    assert torch.equal(draws[0], torch.rand(3, generator=next(second.step())[1]))
+    assert torch.equal(draws[0], torch.rand(3, generator=next(drawn(second))[1]))
 
 
 def test_too_large_a_batch_is_named_with_what_would_fit():

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from halfstep.exponents import BIAS, BINS, describe
-from halfstep.run_config import Diagnosis
+from halfstep.run_settings import Diagnosis
 from tests.trainer.conftest import CPU, Regression
 from trainer.diagnosis.histogram import Histogram
 from trainer.recipes.digits import Digits

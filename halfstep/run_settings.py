@@ -1,0 +1,530 @@
+"""What a run can be told: each group of settings a class, every field with its help text.
+
+No torch here.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from halfstep.events import NAME_CHARACTERS
+
+Precision = Literal["fp16", "bf16", "fp32"]
+#: The powers of two that fp32, the scale's own type, holds in full. Below the first, a scale or its
+#: reciprocal, which gradients are multiplied by, would be 0 or infinite.
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
+MOST_STEPS = 10**9
+
+
+class Group(BaseModel):
+    """A group of fields: what is not listed is an error, and so are inf and NaN."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True
+    )
+
+
+class Training(Group):
+    """How the model is trained."""
+
+    steps: int = Field(
+        1000,
+        ge=1,
+        le=MOST_STEPS,
+        title="Steps",
+        description="Attempted optimizer steps; steps that the scaler skips count.",
+    )
+    epochs: Annotated[float, Field(gt=0, le=10**6)] | None = Field(
+        None,
+        title="Epochs",
+        description="Times that each example is seen; stands in for the number of steps. Empty: as "
+        "many steps as told.",
+    )
+    batch_size: int = Field(
+        64,
+        ge=1,
+        le=2**24,
+        title="Batch size",
+        description="Training examples in one forward pass on one device.",
+    )
+    accumulation_steps: int = Field(
+        1,
+        ge=1,
+        le=2**16,
+        title="Accumulation steps",
+        description="Forward passes whose gradients are averaged into one optimizer step.",
+    )
+    max_grad_norm: Annotated[float, Field(gt=0, le=2.0**127)] | None = Field(
+        1.0,
+        title="Largest gradient norm",
+        description="Clip each optimizer's unscaled gradients to this L2 norm. Empty: no clipping.",
+    )
+    max_grad_value: Annotated[float, Field(gt=0, le=2.0**127)] | None = Field(
+        None,
+        title="Largest gradient value",
+        description="Clip each element of the unscaled gradients to ± this, after the clip by "
+        "norm. Empty: no clipping.",
+    )
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**32,
+        title="Seed",
+        description="Decides initial weights, the order of examples, dropout and augmentation.",
+    )
+    shuffle: bool = Field(
+        True,
+        title="Shuffle",
+        description="Draw a new order of the examples for each epoch. Off: as they come.",
+    )
+    schedule: Literal["constant", "cosine", "recipe"] = Field(
+        "constant",
+        title="Learning-rate schedule",
+        description="After the warm-up: constant, or a cosine that falls to 0 at the last step. "
+        "recipe: the recipe sets the rates itself.",
+    )
+    schedule_counts: Literal["attempted", "applied"] = Field(
+        "attempted",
+        title="Schedule counts",
+        description="attempted: skipped steps move the learning rate on as well. applied: they do "
+        "not; the rate is computed on the device, and the optimizer has to be fused.",
+    )
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        le=MOST_STEPS,
+        title="Warm-up steps",
+        description="Steps over which the learning rate rises linearly from 0.",
+    )
+    fused: bool = Field(
+        True,
+        title="Fused optimizer",
+        description="Update all weights in one kernel. Without it, PyTorch's scaler makes the "
+        "host wait for the device once a step.",
+    )
+    weights: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        title="Weights",
+        description="bf16: in a bf16 run keep weights and the optimizer's moments in bf16. Half "
+        "the memory; small updates round away.",
+    )
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        title="EMA decay",
+        description="Keep an exponential moving average of the weights, such as 0.999, evaluate it "
+        "beside them (ema/…) and save it, too. Empty: none.",
+    )
+    compile: bool = Field(
+        False,
+        title="Compile",
+        description="Call the networks through torch.compile: faster steps, minutes to start, "
+        "other last bits.",
+    )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
+        "default",
+        title="Compile mode",
+        description="For torch.compile. reduce-overhead: record the kernels of a pass as a CUDA "
+        "graph, for small batches. max-autotune: that, and try kernels for minutes.",
+    )
+    channels_last: bool = Field(
+        False,
+        title="Channels last",
+        description="Keep the weights of convolutions with their channels last, as tensor cores "
+        "want images. Other last bits.",
+    )
+    deterministic: bool = Field(
+        True,
+        title="Deterministic",
+        description="Use only algorithms that give the same bits each time, so that a resumed run "
+        "repeats itself exactly.",
+    )
+    tf32: bool = Field(
+        False,
+        title="TF32",
+        description="Let CUDA round the inputs of fp32 products and convolutions to TF32: up to "
+        "eight times as fast, with 10 bits of precision to fp32's 23.",
+    )
+    unused_parameters: bool = Field(
+        False,
+        title="Unused parameters",
+        description="With several devices: some steps leave parameters without a gradient. Costs a "
+        "walk through the graph in each step.",
+    )
+    static_graph: bool = Field(
+        False,
+        title="Static graph",
+        description="With several devices: every step goes through the same operations, and the "
+        "first one shows DistributedDataParallel which. Parameters that are never used then cost "
+        "nothing, and activation checkpoints may be re-entrant.",
+    )
+    device_memory_gib: Annotated[float, Field(gt=0, le=65536)] | None = Field(
+        None,
+        title="Device memory (GiB)",
+        description="Wait for a worker all of whose devices have so much memory. Empty: any will "
+        "do.",
+    )
+    threads: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        title="CPU threads",
+        description="Threads for computation on the CPU. Another number gives other last bits.",
+    )
+
+    @model_validator(mode="after")
+    def _a_cuda_graph_has_gradients_of_one_pass(self) -> Self:
+        if self.compile and self.compile_mode != "default" and self.accumulation_steps > 1:
+            raise ValueError(
+                f"compile_mode {self.compile_mode} cannot go with accumulation_steps "
+                f"{self.accumulation_steps}: a CUDA graph writes its gradients over those of the "
+                "pass before; allowed: default"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_static_graph_is_the_same_in_every_pass(self) -> Self:
+        if self.static_graph and self.accumulation_steps > 1:
+            raise ValueError(
+                f"static_graph cannot go with accumulation_steps {self.accumulation_steps}: "
+                "DistributedDataParallel leaves out no averaging between passes of a static graph"
+            )
+        if self.static_graph and self.unused_parameters:
+            raise ValueError(
+                "static_graph cannot go with unused_parameters: which parameters have no gradient "
+                "is the same in every step of a static graph, and found in the first"
+            )
+        return self
+
+
+#: The name of a module, or what matches the names of several, as in a shell: model.blocks.*.norm
+Pattern = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)]
+Patterns = Annotated[list[Pattern], Field(max_length=32)]
+
+
+class Modules(Group):
+    """Modules that run otherwise than their network, by their names or patterns such as *.norm."""
+
+    fp32: Patterns = Field(
+        [],
+        title="In fp32",
+        description="Modules that run in fp32 within an fp16 or bf16 run, with all that is in "
+        "them, by the names that a replay tells: model.head, model.blocks.*.norm.",
+    )
+    bf16: Patterns = Field(
+        [],
+        title="In bf16",
+        description="Modules that run in bf16 within an fp16 run, likewise; where both name one, "
+        "fp32 holds.",
+    )
+    checkpointed: Patterns = Field(
+        [],
+        title="Activation checkpoints",
+        description="Modules that keep no activations and compute them again going backward: less "
+        "memory for about a third more time, and the same bits.",
+    )
+
+
+class Weights(Group):
+    """Weights to start from, without another training's optimizer, scale or steps."""
+
+    path: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
+        None,
+        title="File or folder",
+        description="On the worker, below a folder that its operator allows: .safetensors, .pt, or "
+        "a folder as Hugging Face has them. Empty: the recipe draws its own.",
+    )
+    run: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None,
+        title="Of run",
+        description="Number of a run whose saved weights to start from instead.",
+    )
+    step: Annotated[int, Field(ge=0, le=MOST_STEPS)] | None = Field(
+        None,
+        title="At step",
+        description="Step of that run's checkpoint. Empty: its newest as of the submission.",
+    )
+    strict: bool = Field(
+        True,
+        title="Strict",
+        description="Fail where weights are missing, left over or of another shape. Off: start "
+        "from those that fit.",
+    )
+
+    @model_validator(mode="after")
+    def _weights_have_one_source(self) -> Self:
+        if self.path is not None and self.run is not None:
+            raise ValueError(f"path {self.path} and run {self.run}; allowed: one of the two")
+        if self.step is not None and self.run is None:
+            raise ValueError(f"step is {self.step}, which says nothing without run")
+        return self
+
+
+class Scaler(Group):
+    """The loss scaler. It works in fp16 only."""
+
+    enabled: bool = Field(
+        True, title="Enabled", description="Scale the loss in fp16. bf16 and fp32 need no scaler."
+    )
+    init_scale: float = Field(
+        2.0**16,
+        ge=SMALLEST_SCALE,
+        le=LARGEST_SCALE,
+        title="Initial scale",
+        description="Loss scale at step 1.",
+    )
+    growth_factor: float = Field(
+        2.0,
+        gt=1,
+        le=2.0**24,
+        title="Growth factor",
+        description="The scale is multiplied by this to grow.",
+    )
+    backoff_factor: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        title="Back-off factor",
+        description="The scale is multiplied by this after a step with non-finite gradients.",
+    )
+    growth_interval: int = Field(
+        2000,
+        ge=1,
+        lt=2**31,
+        title="Growth interval",
+        description="Steps in a row without a skip after which the scale grows.",
+    )
+    # What PyTorch's scaler does not have; see policies.py. All of it is off by default.
+    floor: Annotated[float, Field(ge=SMALLEST_SCALE, le=LARGEST_SCALE)] | None = Field(
+        None, title="Floor", description="The scale never falls below this. Empty: 2^-126."
+    )
+    ceiling: Annotated[float, Field(gt=0, le=LARGEST_SCALE)] | None = Field(
+        None, title="Ceiling", description="The scale never grows beyond this. Empty: no ceiling."
+    )
+    hysteresis: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        title="Hysteresis",
+        description="Skips until the scale backs off; counted anew when it grows. 1: at once.",
+    )
+    tolerance: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        title="Tolerance",
+        description="Share of skips, since the scale last changed, below which it does not back "
+        "off. 0: each skip counts.",
+    )
+    stop_after_skips: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
+        None,
+        title="Stop after … skips",
+        description="Fail the run after this many skips in a row, once it is calibrated. Empty: "
+        "never.",
+    )
+    stop_at_floor: bool = Field(
+        False,
+        title="Stop at the floor",
+        description="Fail the run when a step is skipped with the scale at its floor.",
+    )
+    restore_buffers: bool = Field(
+        False,
+        title="Restore buffers",
+        description="After a skipped step give buffers, such as running statistics of a BatchNorm, "
+        "their values from before it. Costs copies of them in every step.",
+    )
+    retry_in_fp32: bool = Field(
+        False,
+        title="Retry in fp32",
+        description="Attempt the batch of a skipped step once more, in fp32. The host then waits "
+        "for the device in every step.",
+    )
+
+    @model_validator(mode="after")
+    def _scale_lies_between_floor_and_ceiling(self) -> Self:
+        low, high = self.floor or 0.0, self.ceiling or LARGEST_SCALE
+        if not low <= self.init_scale <= high:
+            raise ValueError(
+                f"init_scale is {self.init_scale:g}, not between floor {low:g} and ceiling {high:g}"
+            )
+        if self.stop_at_floor and self.floor is None:
+            raise ValueError("stop_at_floor needs a floor")
+        return self
+
+
+class Checkpoints(Group):
+    """When checkpoints are saved, apart from the end."""
+
+    every_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
+        None,
+        title="Every … steps",
+        description="Steps between checkpoints. Empty: at the end only.",
+    )
+    keep_last: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
+        None,
+        title="Keep the last …",
+        description="Of the checkpoints saved at an interval, delete others. Empty: keep all.",
+    )
+    keep_every_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
+        None,
+        title="Keep every … steps",
+        description="Keep those whose step is a multiple of this as well.",
+    )
+    keep_best: Annotated[str, Field(max_length=NAME_CHARACTERS)] | None = Field(
+        None,
+        title="Keep the best by",
+        description="Keep the one with the best value of this metric, such as val/accuracy.",
+    )
+    best_is: Literal["highest", "lowest"] = Field(
+        "highest", title="Best is", description="Which value of that metric is the best."
+    )
+
+
+class Evaluation(Group):
+    """When the recipe is evaluated, apart from the end."""
+
+    every_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
+        None,
+        title="Every … steps",
+        description="Steps between evaluations. Empty: at the end only.",
+    )
+    at_start: bool = Field(
+        False,
+        title="At the start",
+        description="Evaluate before the first step as well: what the untrained model does.",
+    )
+
+
+class Diagnosis(Group):
+    """What is measured to explain the loss scale. It changes no bit of what is trained."""
+
+    histogram_every_steps: int = Field(
+        100,
+        ge=0,
+        le=MOST_STEPS,
+        title="Histogram every … steps",
+        description="Steps between histograms of the gradients' exponents. 0: none.",
+    )
+    layer_norms_every_steps: int = Field(
+        50,
+        ge=0,
+        le=10**9,
+        title="Layer norms every … steps",
+        description="Steps between records of each layer's gradient norm, at most 2,000 in a run. "
+        "0: none.",
+    )
+    headroom_every_steps: int = Field(
+        100,
+        ge=0,
+        le=MOST_STEPS,
+        title="Headroom every … steps",
+        description="Steps between looks at the largest and smallest activation and gradient of "
+        "each module, against fp16's limits; none of a compiled network. 0: none.",
+    )
+    updates_every_steps: int = Field(
+        100,
+        ge=0,
+        le=MOST_STEPS,
+        title="Updates every … steps",
+        description="Steps between counts of the updates that round away, of weights in bf16. "
+        "0: none.",
+    )
+    replay_skips: int = Field(
+        3,
+        ge=0,
+        le=1000,
+        title="Replayed skips",
+        description="How many of the first skips after calibration are replayed to name the "
+        "module that overflowed. 0: none.",
+    )
+
+
+class Data(Group):
+    """How a recipe's dataset is read. It changes no bit of what is trained."""
+
+    workers: int = Field(
+        2,
+        ge=0,
+        le=256,
+        title="Workers",
+        description="Processes that read and decode examples ahead, for each device. 0: the "
+        "training itself reads, between its steps. Recipes whose data lie on the device have none.",
+    )
+    prefetch: int = Field(
+        2,
+        ge=1,
+        le=1024,
+        title="Batches ahead",
+        description="Batches that each worker holds ready, in host memory.",
+    )
+    pin: bool = Field(
+        True,
+        title="Pinned memory",
+        description="Have batches wait in page-locked memory, from where the copy to a GPU goes "
+        "on beside its work.",
+    )
+    wait_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=10**6,
+        title="Longest wait (seconds)",
+        description="A run that waits longer for a batch says where its worker stands, and goes "
+        "on waiting.",
+    )
+
+
+class Spike(Group):
+    """Sudden rises of the loss: when one is told, and whether to go back from it."""
+
+    threshold: Annotated[float, Field(gt=1, le=10**6)] | None = Field(
+        10.0,
+        title="Threshold",
+        description="Robust standard deviations above the median of the window from which on a "
+        "loss above all of the window is a spike. Empty: none is.",
+    )
+    window_steps: int = Field(
+        100,
+        ge=16,
+        le=10_000,
+        title="Window",
+        description="Steps before one that it is compared with.",
+    )
+    rewind: bool = Field(
+        False,
+        title="Rewind",
+        description="Go back from a spike to the last checkpoint saved at an interval before it, "
+        "and on from there without the examples of the steps in between.",
+    )
+    look_every_steps: int = Field(
+        50,
+        ge=1,
+        le=MOST_STEPS,
+        title="Look every … steps",
+        description="With rewinding: steps after which the host waits for the device to look for a "
+        "spike; it does so before each checkpoint too.",
+    )
+    most_rewinds: int = Field(
+        3, ge=1, le=1000, title="At most … rewinds", description="In the whole run."
+    )
+    afterwards: Literal["go on", "fail"] = Field(
+        "go on",
+        title="Afterwards",
+        description="What a run does at a spike after as many rewinds.",
+    )
+
+    @model_validator(mode="after")
+    def _a_rewind_needs_a_threshold(self) -> Self:
+        if self.rewind and self.threshold is None:
+            raise ValueError("rewind needs a threshold")
+        return self
+
+
+class RecipeConfig(Group):
+    """A recipe's own fields; recipes extend it."""
+
+    learning_rate: float = Field(
+        1e-3,
+        gt=0,
+        le=1e6,
+        title="Learning rate",
+        description="Peak learning rate of the optimizer.",
+    )
