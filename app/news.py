@@ -111,8 +111,7 @@ def _message(
         "run": summary.model_dump(mode="json"),
         "is_over": changes.is_over,
         "resumptions": history.resumptions(session, run.id),
-        "has_histograms": any(row.kind == "histogram" for row in changes.diagnoses),
-        "has_layers": any(row.kind == "layer_norms" for row in changes.diagnoses),
+        "diagnosed": sorted({row.kind for row in changes.diagnoses}),
     }
     if any(row.kind == SPIKE for row in changes.diagnoses):
         message["spikes"] = spikes(session, run.id)

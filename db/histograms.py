@@ -1,7 +1,7 @@
 """Where the numbers of a run lay, step by step: exponents, norms of layers, headroom, updates."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from db.tables import Diagnosis
 
 LARGEST_FP16 = 65504.0
+LARGEST_OF = ("activation", "gradient")  # of a module, in a look at the headroom
 
 
 def newest(session: Session, run_id: int, kind: str = "histogram") -> Diagnosis | None:
@@ -64,13 +65,27 @@ def headroom(session: Session, run_id: int) -> dict[str, Any] | None:
     newest_look = newest(session, run_id, "headroom")
     if newest_look is None:
         return None
-    modules = []
-    for each in newest_look.content["modules"]:
-        largest = [float(each[kind] or 0) for kind in ("activation", "gradient")]
-        modules.append({**each, "left": _left(largest)})
-        modules[-1] |= dict(zip(("activation", "gradient"), largest, strict=True))
+    modules = [
+        {**each, "left": _left_of(each)} | dict(zip(LARGEST_OF, _largest(each), strict=True))
+        for each in newest_look.content["modules"]
+    ]
     modules.sort(key=lambda module: math.inf if module["left"] is None else module["left"])
     return newest_look.content | {"modules": modules}
+
+
+def headroom_by_step(session: Session, run_id: int, *, most: int) -> dict[str, Any]:
+    """Return steps, modules in forward order and left, a list a module, thinned as samples are.
+
+    left: as of `headroom`; None also where a module was not there.
+    """
+    rows = _thinned(session, run_id, "headroom", most)
+    looks = [{each["name"]: _left_of(each) for each in row.content["modules"]} for row in rows]
+    modules = list(dict.fromkeys(name for look in looks for name in look))
+    return {
+        "steps": [row.step for row in rows],
+        "modules": modules,
+        "left": [[look.get(name) for look in looks] for name in modules],
+    }
 
 
 def updates(session: Session, run_id: int) -> dict[str, Any] | None:
@@ -89,7 +104,12 @@ def updates(session: Session, run_id: int) -> dict[str, Any] | None:
     return newest_count.content | {"modules": modules}
 
 
-def _left(largest: list[float]) -> float | None:
+def _largest(module: Mapping[str, Any]) -> list[float]:
+    return [float(module[kind] or 0) for kind in LARGEST_OF]
+
+
+def _left_of(module: Mapping[str, Any]) -> float | None:
+    largest = _largest(module)
     if any(math.isnan(number) for number in largest):
         return -math.inf
     most = max(largest)

@@ -54,6 +54,17 @@ class LayerNorms(BaseModel):
     norms: Annotated[list[list[Number]], Field(description="A list a layer, a number a step")]
 
 
+class HeadroomLooks(BaseModel):
+    """How many powers of two each module's largest numbers were below fp16's largest, 65,504."""
+
+    steps: list[int]
+    modules: Annotated[list[str], Field(description="In forward order")]
+    left: Annotated[
+        list[list[Number]],
+        Field(description='A list a module, a number a step; "-Infinity" for inf or NaN'),
+    ]
+
+
 class ArtifactFile(BaseModel):
     """A file to download from /runs/{run_id}/artifacts/{id}/download."""
 
@@ -113,6 +124,18 @@ def get_layer_norms(
     """Return the gradient norm of each layer over time, evenly thinned where there are many."""
     runs.get(session, run_id)
     return LayerNorms(**histograms.layer_norms(session, run_id, most=most))
+
+
+@router.get("/headroom")
+def get_headroom(
+    run_id: RunId,
+    session: Db,
+    _visitor: SignedIn,
+    most: Annotated[int, Query(ge=2, le=2000)] = MOST_SAMPLES,
+) -> HeadroomLooks:
+    """Return the headroom of each module over time, evenly thinned where there are many looks."""
+    runs.get(session, run_id)
+    return HeadroomLooks(**histograms.headroom_by_step(session, run_id, most=most))
 
 
 @router.get("/replays")

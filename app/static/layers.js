@@ -15,6 +15,13 @@ const drawable = (norm) => (typeof norm === 'number' && norm > 0 ? norm : null)
 /** @param {string} name */
 const shortened = (name) => (name.length > NAME ? `…${name.slice(1 - NAME)}` : name)
 
+/** An axis of a heat map that names its rows, as many as can be read. @param {string[]} rows */
+export const names = (rows) => {
+  const every = Math.ceil(rows.length / 24)
+  const named = rows.map((_, i) => i).filter((i) => i % every === 0)
+  return { automargin: true, tickvals: named, ticktext: named.map((i) => shortened(rows[i])) }
+}
+
 /** @param {LayerNorms} found @param {Record<string, string>} colors */
 export const layersFigure = ({ steps, layers, norms }, colors) => {
   const inner = LINES + GAP + MAP
@@ -30,15 +37,13 @@ export const layersFigure = ({ steps, layers, norms }, colors) => {
     hovertemplate: '%{customdata[0]}, step %{x}: %{customdata[1]}<extra></extra>',
     colorbar: { title: { text: 'log₁₀ of the norm', side: 'right' }, thickness: 10, outlinewidth: 0, len: MAP / inner, y: 0, yanchor: 'bottom' },
   }
-  const every = Math.ceil(layers.length / 24)
-  const named = layers.map((_, i) => i).filter((i) => i % every === 0)
   const axis = { gridcolor: colors.grid, zeroline: false }
   const layout = {
     height: inner + MARGIN.t + MARGIN.b, margin: MARGIN, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', showlegend: false,
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, uirevision: 'same',
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
     xaxis: { title: { text: 'attempted step', standoff: 6 }, anchor: 'y', ...axis },
-    yaxis: { domain: [0, MAP / inner], autorange: 'reversed', automargin: true, tickvals: named, ticktext: named.map((i) => shortened(layers[i])), ...axis },
+    yaxis: { domain: [0, MAP / inner], autorange: 'reversed', ...names(layers), ...axis },
     yaxis2: { domain: [(MAP + GAP) / inner, 1], type: 'log', tickformat: '~g', nticks: 5, ...axis },
   }
   return { data: [map, ...lines], layout, drawn: steps.length }

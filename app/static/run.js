@@ -4,6 +4,7 @@ import { previewTexts } from 'artifacts'
 import { createCharts } from 'charts'
 import { count } from 'formats'
 import { createGradients } from 'gradients'
+import { createHeadroom } from 'headroom'
 import { createLayers } from 'layers'
 import { follow } from 'live'
 import { createLog } from 'log'
@@ -131,6 +132,8 @@ const gradientSection = article.querySelector('[data-gradients]')
 const gradients = gradientSection && createGradients(gradientSection, api)
 const layerSection = article.querySelector('[data-layers]')
 const layers = layerSection && createLayers(layerSection, api)
+const headroomSection = article.querySelector('[data-headroom]')
+const headroom = headroomSection && createHeadroom(headroomSection, api)
 const system = createSystem(article.querySelector('[data-system]'), api)
 
 /** Words are for reading, and each change of them lays out the page: so often at most. */
@@ -165,8 +168,9 @@ if (article.dataset.over === 'false') {
       rows: [...(words?.rows ?? []).filter(([name]) => !(name in news.fragments)), ...Object.entries(news.rows)],
     }
     showWords()
-    if (news.has_histograms) gradients?.refresh()
-    if (news.has_layers) layers?.refresh()
+    if (news.diagnosed.includes('histogram')) gradients?.refresh()
+    if (news.diagnosed.includes('layer_norms')) layers?.refresh()
+    if (news.diagnosed.includes('headroom')) headroom?.refresh()
     system.refresh()
     if (news.log.length) still(() => log.add(news.log)) // measuring where the end is lays out the page
     skipped = news.run.skipped

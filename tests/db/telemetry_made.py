@@ -108,6 +108,15 @@ def make_histogram(step: int, *modules: dict[str, Any], scale: float = 2.0**16) 
     return {"event": "histogram", "step": step, "scale": scale, "modules": list(modules)}
 
 
+def make_headroom(step: int, **modules: tuple[Any, Any]) -> dict[str, Any]:
+    """A look at modules' largest activations and gradients, as it comes out of a spool."""
+    looked_at = [
+        {"name": name, "activation": activation, "gradient": gradient}
+        for name, (activation, gradient) in modules.items()
+    ]
+    return {"event": "headroom", "step": step, "scale": 1024.0, "modules": looked_at}
+
+
 def make_replay(step: int, **changes: Any) -> dict[str, Any]:
     """Make the event of a replay that found the head's backward pass."""
     event = {

@@ -1,11 +1,12 @@
 """Histograms as they come out of both databases."""
 
+import math
 from typing import Any
 
 from db import histograms
 from db.database import Database
 from db.tables import Run
-from tests.db.telemetry_made import make_histogram, make_module, record
+from tests.db.telemetry_made import make_headroom, make_histogram, make_module, record
 
 
 def test_modules_add_up_exponent_by_exponent() -> None:
@@ -62,6 +63,20 @@ def test_norms_of_layers_are_rows_in_forward_order(database: Database, running: 
     assert found["steps"] == [50, 100]
     assert found["layers"] == ["body", "head", "tail"]
     assert found["norms"] == [[1.0, 2.0], ["Infinity", None], [None, 3.0]]
+
+
+def test_headroom_of_modules_is_rows_in_forward_order(database: Database, running: Run) -> None:
+    """By the larger of activation and gradient; inf and NaN leave none, zeros say nothing."""
+    looks = [
+        make_headroom(50, body=(65504.0, 1.0), head=(65504 / 2**4, 65504 / 2**3)),
+        make_headroom(100, head=(1.0, "NaN"), tail=(0.0, None), body=("Infinity", 1.0)),
+    ]
+    record(database, running, events=looks)
+    with database.reading() as session:
+        found = histograms.headroom_by_step(session, running.id, most=10)
+    assert found["steps"] == [50, 100]
+    assert found["modules"] == ["body", "head", "tail"]
+    assert found["left"] == [[0.0, -math.inf], [3.0, -math.inf], [None, None]]
 
 
 def test_many_norms_of_layers_are_thinned_evenly(database: Database, running: Run) -> None:

@@ -8,6 +8,7 @@ from db.tables import Request, Run, User
 from tests.app.conftest import CONFIG, start_run
 from tests.db.telemetry_made import (
     make_events,
+    make_headroom,
     make_histogram,
     make_module,
     make_replay,
@@ -60,6 +61,22 @@ def test_gradients_are_drawn_and_slid_to_another_scale(
     expect(lost).to_contain_text("At a scale of 25, 0 % of the gradients")
     page.get_by_role("button", name="As used").click()
     expect(lost).to_contain_text("At its scale, 216")
+
+
+def test_headroom_is_drawn_look_by_look(database: Database, running: Run, page: Page) -> None:
+    """A heat map of all modules, which follows; hovering says how much a module has left."""
+    looks = [make_headroom(step, body=(1.0, 2.0), head=(4094.0, None)) for step in (50, 100)]
+    record(database, running, make_steps([1.0]), events=looks[:1])
+    page.goto("/runs/1")
+    plot = page.locator("[data-headroom-plot]")
+    plot.scroll_into_view_if_needed()
+    page.wait_for_selector('[data-headroom-plot][data-drawn="1"]')
+    record(database, running, events=looks[1:])
+    page.wait_for_selector('[data-headroom-plot][data-drawn="2"]')
+    box = plot.locator(".nsewdrag").bounding_box()
+    assert box
+    page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 0.75 * box["height"])
+    expect(plot.locator(".hoverlayer")).to_contain_text("head, step 100: 4.0 powers of two left")
 
 
 def test_comparison_is_one_click_and_draws_its_runs(

@@ -11,6 +11,7 @@ from db.settings import Settings
 from db.tables import Request, Run, User
 from tests.app.conftest import CONFIG, submit
 from tests.db.telemetry_made import (
+    make_headroom,
     make_histogram,
     make_module,
     make_replay,
@@ -133,7 +134,7 @@ def test_live_news_bring_diagnoses(
     second = look(first.cursor)
     assert second is not None
     assert "model.head" in second.data
-    assert '"has_histograms":true' in second.data
+    assert '"diagnosed":["histogram","replay"]' in second.data
     assert "Gradients underflow" in second.data
     assert look(second.cursor) is None
     titles = [each["title"] for each in browser.get("/api/v1/runs/1/findings").json()]
@@ -155,20 +156,19 @@ def test_page_has_the_headroom_of_modules(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """Of the last look, the module with least of it first; one beyond fp16 has none."""
-    modules = [
-        {"name": "zero", "activation": 0.0, "gradient": None},
-        {"name": "roomy", "activation": 1.0, "gradient": 65504 / 2**3},
-        {"name": "over", "activation": 1.0, "gradient": "Infinity"},
-    ]
-    for step in (50, 100):
-        event = {"event": "headroom", "step": step, "scale": 1024.0, "modules": modules}
-        record(database, running, events=[event])
+    of_modules = {"zero": (0.0, None), "roomy": (1.0, 65504 / 2**3), "over": (1.0, "Infinity")}
+    events = [make_headroom(step, **of_modules) for step in (50, 100)]
+    record(database, running, events=events)
     page = browser.get("/runs/1").text
     assert "In step 100" in page
-    section = page.partition('<section id="headroom">')[2].partition("</section>")[0]
+    section = page.partition('<section id="headroom"')[2].partition("</section>")[0]
     assert section.index("over") < section.index("roomy") < section.index("zero")
     assert "<b>none</b>" in section
     assert ">3.0<" in section
+    looks = browser.get("/api/v1/runs/1/headroom").json()
+    assert looks["steps"] == [50, 100]
+    assert looks["modules"] == ["zero", "roomy", "over"]
+    assert looks["left"] == [[None] * 2, [3.0] * 2, ["-Infinity"] * 2]
 
 
 def test_page_has_the_smallest_numbers_where_they_were_measured(
@@ -179,7 +179,7 @@ def test_page_has_the_smallest_numbers_where_they_were_measured(
     smallest = {"smallest_activation": 2.0**-20, "smallest_gradient": None}
     event = {"event": "headroom", "step": 50, "scale": 8.0, "modules": [module | smallest]}
     record(database, running, events=[event])
-    section = browser.get("/runs/1").text.partition('<section id="headroom">')[2]
+    section = browser.get("/runs/1").text.partition('<section id="headroom"')[2]
     section = section.partition("</section>")[0]
     assert "the smallest that are not zero, beside fp16's 2⁻²⁴, 5.96e-8" in section
     assert '<td class="number">9.54e-7</td><td class="number">–</td>' in section
