@@ -14,6 +14,7 @@ class Gated(Digits):
     """Digits, slowly until the file that HALFSTEP_GATE names is there."""
 
     name: ClassVar = "gated"
+    title: ClassVar = "Gated digits"
 
     def batch(self, indices: Any, generator: Any) -> Any:
         """Return a batch, when it is time."""

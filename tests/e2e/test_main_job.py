@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from db.settings import Settings
 from db.tables import Status
 from halfstep.run_config import parse_config
-from tests.site import Site, until
+from tests.site import GATED, Site, until
 from trainer.checkpoint import load
 from trainer.evaluation import evaluate
 from trainer.recipes.digits import Digits
@@ -27,10 +27,10 @@ def settings(site: Site) -> Settings:
 
 def test_submit_watch_and_download(site: Site, page: Page, tmp_path: Path) -> None:
     """A newcomer submits digits in fp16, sees it train and skip, and downloads what loads."""
-    with site.worker(HALFSTEP_COLD="yes"):
-        until(lambda: site.offers("digits"))
+    with site.gated_worker(HALFSTEP_COLD="yes"):
+        until(lambda: site.offers(GATED))
         page.get_by_role("link", name="New run").first.click()
-        page.get_by_role("link", name="Handwritten digits").click()
+        page.get_by_role("link", name="Gated digits").click()
         page.locator('[name="training.steps"]').fill("600")
         page.get_by_role("button", name="Start run").click()
         page.wait_for_url("**/runs/1")
@@ -43,6 +43,7 @@ def test_submit_watch_and_download(site: Site, page: Page, tmp_path: Path) -> No
         until(lambda: page.evaluate(DRAWN) > drawn)
         assert site.run(1).status == Status.RUNNING
         expect(page.locator("[data-skip-count]")).to_contain_text("skipped")
+        site.open_gate()
 
         expect(status).to_have_text("finished", timeout=PATIENCE)
     run = site.run(1)
@@ -58,7 +59,7 @@ def test_submit_watch_and_download(site: Site, page: Page, tmp_path: Path) -> No
     with page.expect_download() as started:
         page.locator(".checkpoints tr", has_text="whole state").get_by_text("Download").click()
     download = started.value
-    assert download.suggested_filename == "digits-fp16-run1-step600.pt"
+    assert download.suggested_filename.endswith("Gated-fp16-run1-step600.pt")
     path = tmp_path / download.suggested_filename
     download.save_as(path)
     digest = page.locator(".checkpoints tr", has_text="whole state").locator("code").first
@@ -74,7 +75,7 @@ def validation_accuracy(path: Path) -> float:
     """Load a checkpoint, as anybody may, and evaluate it."""
     torch.set_num_threads(1)
     state = torch.load(path, weights_only=True)
-    assert state["recipe"] == "digits"
+    assert state["recipe"] == "gated"
     assert load(path)["progress"] == state["progress"]
     config = parse_config(Digits, state["config"])
     recipe = Digits(config, torch.device("cpu"))
