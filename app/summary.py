@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, PlainSerializer
 from sqlalchemy import select
@@ -19,6 +19,11 @@ from db.waiting import Queue
 
 #: A number whose NaN is null and whose infinities are "Infinity" and "-Infinity".
 Number = Annotated[float | None, PlainSerializer(json_number, return_type=float | str | None)]
+
+
+#: Of finished runs those whose every step was skipped, or whose last loss is not finite; of failed
+#: ones those that a rule of their configuration has stopped.
+Ending = Literal["unapplied", "diverged", "stopped"]
 
 
 class RunVerdict(BaseModel):
@@ -83,6 +88,9 @@ class RunSummary(BaseModel):
     silent_seconds: Annotated[
         int, Field(description="Without news of a watched run, 0 while there are")
     ]
+    ending: Annotated[
+        Ending | None, Field(description="What its status leaves unsaid; null if nothing")
+    ]
     error: str | None
     created_at: float
     started_at: float | None
@@ -93,12 +101,6 @@ class RunSummary(BaseModel):
     def is_over(self) -> bool:
         """Whether nothing more will happen."""
         return self.status in ENDED
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it came to its end with a loss that is not finite."""
-        is_finite = self.loss is not None and math.isfinite(self.loss)
-        return self.status == Status.FINISHED and self.own_steps > 0 and not is_finite
 
     @property
     def trains(self) -> bool:
@@ -155,6 +157,7 @@ def summarise_all(
             own_steps=run.own_steps,
             is_scaled=verdicts.is_scaled(run.settings),
             applied=applied[run.id],
+            ending=_ending(run, applied[run.id]),
             verdict=_verdict(judged.get(run.id)),
             seconds=None if run.started_at is None else (run.ended_at or moment) - run.started_at,
             seconds_left=_seconds_left(run),
@@ -167,6 +170,16 @@ def summarise_all(
 
 
 _COLUMNS = RunSummary.model_fields.keys() & (set(Run.__table__.columns.keys()) - {"tags"})
+
+
+def _ending(run: Run, applied: int) -> Ending | None:
+    if run.status == Status.FAILED:
+        return "stopped" if run.fault == "rule" else None
+    if run.status != Status.FINISHED or not run.own_steps:
+        return None
+    if not applied:
+        return "unapplied"
+    return "diverged" if run.loss is None or not math.isfinite(run.loss) else None
 
 
 def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, Any]:

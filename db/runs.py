@@ -499,7 +499,7 @@ def set_status(
     fault: str | None = None,
 ) -> None:
     """Change a run's status and write down when and why."""
-    run.status = status
+    run.status, run.fault = status, fault
     run.revision = (run.revision or 0) + 1
     if status in ENDED:
         run.ended_at = session.scalar(select(now()))

@@ -199,6 +199,7 @@ class Run(Table):
 
     step counts attempted steps, skipped those that the scaler skipped. `revision` rises with every
     change, so that a viewer can tell whether it has seen the row. All writes of an attempt name it.
+    fault is that of its last change of status.
     stalled_attempts counts those in a row that were killed without a new step.
     resumed_step is the last step before this attempt's own, NULL until it has made one.
     files_revision is the revision at which its checkpoints or artifacts last changed.
@@ -249,6 +250,7 @@ class Run(Table):
     worker_id: Mapped[int | None] = mapped_column(ForeignKey("workers.id"))
     stop_reason: Mapped[str | None]
     error: Mapped[str | None]
+    fault: Mapped[str | None]
     killed_attempts: Mapped[int] = mapped_column(default=0, server_default="0")
     stalled_attempts: Mapped[int] = mapped_column(default=0, server_default="0")
 
@@ -319,7 +321,10 @@ class WatchedAttempt(Table):
 
 
 class RunStatus(Table):
-    """A change of status, when and why. reason is for people; fault is infrastructure or code."""
+    """A change of status, when and why.
+
+    reason is for people; fault is infrastructure, code, or rule: one of the configuration's.
+    """
 
     __tablename__ = "run_statuses"
     __table_args__ = (Index(None, "run_id", "id"),)

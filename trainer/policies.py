@@ -19,7 +19,11 @@ from trainer.observers import Observer
 CALIBRATED_AFTER = 25
 
 
-class ScaleUnusableError(RuntimeError):
+class RuleError(RuntimeError):
+    """A rule that the configuration sets has ended the run: no fault of code or machine."""
+
+
+class ScaleUnusableError(RuleError):
     """The loss scale will not come right; the message says which rule found so, and when."""
 
 

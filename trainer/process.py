@@ -70,12 +70,12 @@ def run_attempt(files: AttemptFiles) -> int:
         outcome = job.train()
     except (Exception, SystemExit) as error:
         # The one broad except: whatever a recipe raises belongs on the run's page.
-        text = traceback.format_exc()
+        fault, text = fault_of(error)
         if isinstance(error, SystemExit):
             text += f"The recipe called sys.exit({error.code!r}): raise an error that says why.\n"
         sys.stderr.write(text)
         try:
-            write_outcome(files, "failed", job.last_step, text)
+            write_outcome(files, "failed", job.last_step, text, fault)
         except OSError as error:  # a full disk: the exit code has to say it
             return error.errno or 1
         return 1
@@ -100,12 +100,27 @@ class Signals:
         self._received = True
 
 
-def write_outcome(files: AttemptFiles, status: str, step: int, error: str | None = None) -> None:
+def fault_of(error: BaseException) -> tuple[str, str]:
+    """Return what a run failed by, its code or a rule of its configuration, and what to say."""
+    from trainer.policies import RuleError
+
+    if isinstance(error, RuleError):
+        return "rule", f"{error}\n"
+    return "code", traceback.format_exc()
+
+
+def write_outcome(
+    files: AttemptFiles,
+    status: str,
+    step: int,
+    error: str | None = None,
+    fault: str | None = None,
+) -> None:
     """Write how the attempt ended. The first rank to fail wins: the others fail because of it."""
     path = files.outcome
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as file:
-        json.dump({"status": status, "step": step, "error": error}, file)
+        json.dump({"status": status, "step": step, "error": error, "fault": fault}, file)
         file.flush()
         os.fsync(file.fileno())
     with suppress(FileExistsError):

@@ -13,11 +13,12 @@ from halfstep.run_config import RunConfig
 from halfstep.spool import Event
 from trainer.checkpoint import Progress
 from trainer.data.batches import Batches
+from trainer.policies import RuleError
 from trainer.ranks import Ranks
 from trainer.spikes import Spikes
 
 
-class SpikeError(RuntimeError):
+class SpikeError(RuleError):
     """The loss rose again after as many rewinds as were allowed; the message says when."""
 
 

@@ -105,7 +105,7 @@ class Training:
         if status == Status.FAILED and os.strerror(errno.ENOSPC) in error:
             return disk_full(self._attempt.files.folder, error)
         if status == Status.FAILED:
-            return Ending(status, error.splitlines()[-1], error, "code")
+            return Ending(status, error.splitlines()[-1], error, outcome.get("fault") or "code")
         if status == Status.QUEUED:
             reason = "its worker was stopped" if is_preempted else LOST_LEASE
             return Ending(status, reason, error, "infrastructure")

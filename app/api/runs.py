@@ -29,7 +29,9 @@ class RunList(BaseModel):
 
 
 class StatusChange(BaseModel):
-    """When and why a run changed its status; fault: "infrastructure", "code" or null."""
+    """When and why a run changed its status; fault: "infrastructure", "code", "rule" (of its
+    configuration) or null.
+    """
 
     attempt: int
     status: Status

@@ -20,11 +20,11 @@ from sqlalchemy import (
     select,
 )
 
-from db import accounts, ingest
+from db import accounts, ingest, queue
 from db.database import Database
 from db.pyramid import SIZES, STEP_SERIES
 from db.summaries import layout
-from db.tables import Run, StepBucket, Worker
+from db.tables import Run, Status, StepBucket, Worker
 from db.windows import window
 from halfstep.spool import UNKNOWN_US
 from tests.db.conftest import submit_command
@@ -114,7 +114,7 @@ def test_sql_is_printed_without_a_change(database: Database) -> None:
     text = io.StringIO()
     command.upgrade(database.migrations(text), "0001:head", sql=True)
     assert "CREATE INDEX ix_metrics_run_id_id ON metrics (run_id, id)" in text.getvalue()
-    assert "'0011'" in text.getvalue()
+    assert "'0014'" in text.getvalue()
 
 
 def test_a_watched_run_is_one_that_an_earlier_version_can_list(database: Database) -> None:
@@ -143,6 +143,16 @@ def test_an_earlier_version_neither_waits_for_a_command_nor_runs_it(database: Da
     assert (row["source"], row["status"]) == ("watch", "cancelled")
     assert row["ended_at"] == row["created_at"]
     command.upgrade(database.migrations(), "head")
+
+
+def test_runs_of_before_know_what_they_failed_by(database: Database, running: Run) -> None:
+    """It is that of the last change of their status."""
+    with database.writing() as session:
+        queue.end(session, running.id, running.attempt, Status.FAILED, fault="code")
+    command.downgrade(database.migrations(), "0011")
+    command.upgrade(database.migrations(), "head")
+    with database.reading() as session:
+        assert session.get_one(Run, running.id).fault == "code"
 
 
 def test_steps_of_before_have_no_wait_and_summaries_are_read_both_ways(

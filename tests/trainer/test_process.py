@@ -83,7 +83,7 @@ def test_a_job_is_trained_into_spool_checkpoint_and_outcome(tmp_path):
     write_job(tmp_path)
     assert finish(start(tmp_path)) == (0, "")
     outcome, records, events = read(tmp_path)
-    assert outcome == {"status": "finished", "step": 30, "error": None}
+    assert outcome == {"status": "finished", "step": 30, "error": None, "fault": None}
     assert records["step"].tolist() == list(range(1, 31))
     assert (records["elapsed_ms"] > 10**9).all()  # since the run's first start, before this boot
     [saved] = [event for event in events if event["event"] == "checkpoint"]
@@ -107,7 +107,7 @@ def test_a_recipe_that_raises_leaves_its_traceback(tmp_path, statement, last_lin
     code, errors = finish(start(tmp_path))
     outcome, records, _ = read(tmp_path)
     assert code == 1
-    assert (outcome["status"], outcome["step"]) == ("failed", 3)
+    assert (outcome["status"], outcome["step"], outcome["fault"]) == ("failed", 3, "code")
     assert outcome["error"].startswith("Traceback")
     assert outcome["error"].endswith(f"{last_line}\n")
     assert last_line in errors

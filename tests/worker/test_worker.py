@@ -44,9 +44,14 @@ def test_two_workers_record_every_attempted_step(site: Site) -> None:
 
 
 def test_a_run_that_raises_fails_with_its_traceback_and_the_worker_goes_on(site: Site) -> None:
-    """The traceback is kept, the fault is the code's, and the next run trains."""
+    """The traceback is kept, the fault is the code's, and the next run trains.
+
+    So it does after one that a rule of its configuration has stopped, whose fault is nobody's.
+    """
     training = {"steps": 10, "batch_size": 5000}
     broken = site.submit(config={"precision": "fp16", "training": training})
+    scaler = {"init_scale": 2.0**100, "floor": 2.0**100, "stop_at_floor": True}
+    stopped = site.submit(config={"precision": "fp16", "training": {"steps": 10}, "scaler": scaler})
     fine = site.submit(steps=10)
     with site.worker():
         assert site.wait(fine).status == Status.FINISHED
@@ -58,6 +63,9 @@ def test_a_run_that_raises_fails_with_its_traceback_and_the_worker_goes_on(site:
         last = runs.statuses(session, broken)[-1]
     assert (last.fault, "training.batch_size" in (last.reason or "")) == ("code", True)
     assert "training.batch_size is 5000" in site.log(broken)
+    by_rule = site.run(stopped)
+    assert (by_rule.status, by_rule.fault) == (Status.FAILED, "rule")
+    assert (by_rule.error or "").startswith("step 1 was skipped although the loss scale")
 
 
 def test_a_metric_that_is_no_number_fails_its_run_and_no_other(site: Site, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from db import queue, runs, waiting
 from db.database import Database
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
-from tests.db.telemetry_made import make_steps, record
+from tests.db.telemetry_made import make_events, make_steps, record
 
 
 def test_newcomer_is_told_what_to_do(browser: TestClient) -> None:
@@ -39,9 +39,39 @@ def test_a_run_that_lost_its_loss_says_so(
         queue.end(session, running.id, running.attempt, Status.FINISHED)
     for path in ("/runs", "/runs/1"):
         page = browser.get(path).text
-        assert 'data-status="finished" data-lost' in page
+        assert 'data-ending="diverged" title="finished">diverged</span>' in page
         assert '<span class="lost-loss">loss NaN</span>' in page
     assert "Its loss is NaN:" in page
+    assert browser.get("/api/v1/runs/1").json()["ending"] == "diverged"
+
+
+def test_a_run_that_applied_nothing_says_so(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Each step was skipped: its end is no success, whatever the last loss was."""
+    record(database, running, make_steps([1.0, 1.0], skipped=[1, 2]), events=make_events([1, 2]))
+    with database.writing() as session:
+        queue.end(session, running.id, running.attempt, Status.FINISHED)
+    for path in ("/runs", "/runs/1"):
+        page = browser.get(path).text
+        assert 'data-ending="unapplied" title="finished">nothing applied</span>' in page
+    assert "each of its 2 steps was skipped" in page
+
+
+def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """What its configuration asked for has happened."""
+    record(database, running, make_steps([1.0]))
+    with database.writing() as session:
+        reason = "step 1 was skipped although the loss scale, 16, is at its floor"
+        said = {"reason": reason, "error": reason, "fault": "rule"}
+        queue.end(session, running.id, running.attempt, Status.FAILED, **said)
+    for path in ("/runs", "/runs/1"):
+        page = browser.get(path).text
+        assert 'data-ending="stopped" title="failed">stopped by a rule</span>' in page
+    assert "This run was stopped: a rule of its configuration" in page
+    assert "an error in the code" not in page
 
 
 def test_queued_run_shows_place_and_reason(
