@@ -6,7 +6,7 @@ is here; torch and pydantic come with `pip install 'halfstep[recipe]'`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -62,6 +62,7 @@ class Recipe(ABC):
     dataset: Dataset[Any] | None = None  # the training data; or override `batch`
     tokens_per_example: int | None = None  # for tokens/s, where an example is made of them
     scaler: GradScaler  # the loop's own; a gradient penalty needs it
+    on_log: Callable[[Mapping[str, Tensor | float]], None] | None = None  # the loop's own, too
 
     @abstractmethod
     def __init__(self, config: RunConfig[Any], device: torch.device) -> None: ...
@@ -116,6 +117,16 @@ class Recipe(ABC):
         loop asks once, before the first step.
         """
         return None
+
+    def log(self, values: Mapping[str, Tensor | float]) -> None:
+        """Tell numbers of the step under way: `self.log({"train/accuracy": hits.float().mean()})`.
+
+        A tensor of one number is brought to the host without a wait. Of several calls in a step,
+        for its micro-batches say, the mean is told; with several devices, the first one's. What is
+        told in an evaluation or a replay is nobody's step, and left out.
+        """
+        if self.on_log is not None:
+            self.on_log(values)
 
     def after_step(self) -> None:  # noqa: B027 - most recipes have no use for it
         """Do what is due once a step, when it has been queued; skipped or not, the host cannot say.

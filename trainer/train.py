@@ -14,7 +14,7 @@ Where the host waits for the device: where a comment says so, and nowhere else. 
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ from trainer.diagnosis.uncalled import Uncalled
 from trainer.diagnosis.updates import Updates
 from trainer.ema import Ema
 from trainer.evaluation import evaluate, evaluate_average, make_artifacts
+from trainer.logged import Logged
 from trainer.memory_format import set_channels_last
 from trainer.module_precision import set_precisions
 from trainer.observers import Observers, courtesy
@@ -111,6 +112,7 @@ class Followers:
     spikes: Spikes
     updates: Updates
     telemetry: Telemetry
+    logged: Logged
     uncalled: Uncalled
     poison: Poison  # last: what telemetry drains it hears of before it is drained itself
 
@@ -369,16 +371,24 @@ def make_rig(
     rig = Rig(recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers)
     spikes = Spikes(config.spike, on_event)
     headroom = Headroom(modules, config, on_event)
+    telemetry = Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at)
+    logged = Logged(device, telemetry.elapsed_ms, on_event)
+    recipe.on_log = logged.log
+
+    @contextmanager
+    def set_aside() -> Iterator[None]:
+        with headroom.set_aside(), logged.set_aside():
+            yield
+
     followers = Followers(
         StopRule(config.scaler),
-        Replay(
-            rig, modules, batches, config, device, on_event, spikes.left_out, headroom.set_aside
-        ),
+        Replay(rig, modules, batches, config, device, on_event, spikes.left_out, set_aside),
         Histogram(optimizers, diagnosis, device, on_event),
         headroom,
         spikes,
         Updates(optimizers, diagnosis, on_event),
-        Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at),
+        telemetry,
+        logged,
         Uncalled(modules, config, on_event),
         Poison(modules, on_event),
     )

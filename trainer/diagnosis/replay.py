@@ -120,7 +120,7 @@ class Replay(Observer):
     ) -> None:
         """left_out: steps after which the stream goes on so many examples later; it may grow.
 
-        set_aside: has those look away who measure what passes through modules.
+        set_aside: has those look away who take in what a step does.
         """
         self._left_out, self._set_aside = left_out, set_aside
         self._rig, self._modules = rig, dict(modules)

@@ -1,0 +1,94 @@
+import pytest
+import torch
+
+from halfstep.recipe import RecipeError
+from tests.trainer.conftest import Regression, assert_same_bits
+from tests.trainer.test_no_sync import attempt_steps
+from trainer.logged import MOST_NAMES
+
+FP16 = {"precision": "fp16"}
+SKIPPING = FP16 | {"scaler": {"init_scale": 2.0**24, "growth_interval": 5}}
+
+
+class Telling(Regression):
+    """Tells the loss's double, and a number of the host that counts the micro-batches."""
+
+    batches = 0
+
+    def training_step(self, batch):
+        for loss in super().training_step(batch):
+            self.batches += 1
+            self.log({"train/double": 2 * loss.value, "train/batches": self.batches})
+            yield loss
+
+    def evaluate(self):
+        self.log({"train/double": torch.zeros(())})
+        return super().evaluate()
+
+
+def told(run, name):
+    """Steps and values of a metric."""
+    events = [event for event in run.of("metric") if event["name"] == name]
+    return [event["step"] for event in events], [event["value"] for event in events]
+
+
+def test_a_number_of_each_step_is_told_once(run_loop):
+    """As a metric of that step, with its time; an evaluation in between tells none."""
+    values = {"training": {"steps": 12}, "evaluation": {"every_steps": 3, "at_start": True}}
+    run = run_loop(Telling, values)
+    steps, doubles = told(run, "train/double")
+    assert steps == list(range(1, 13))
+    assert doubles == [2 * loss for loss in run.records["loss"].tolist()]
+    times = [event["elapsed_ms"] for event in run.of("metric") if event["name"] == "train/double"]
+    assert times == sorted(times)
+
+
+def test_of_micro_batches_the_mean_is_told(run_loop):
+    """Of a number on the host, too."""
+    run = run_loop(Telling, {"training": {"steps": 3, "accumulation_steps": 4, "batch_size": 4}})
+    assert told(run, "train/batches") == ([1, 2, 3], [2.5, 6.5, 10.5])
+
+
+def test_neither_a_replay_nor_a_retry_tells(run_loop):
+    """A step that is gone through again is told of once."""
+    scaler = {"init_scale": 2.0**24, "growth_interval": 30, "retry_in_fp32": True}
+    run = run_loop(Telling, FP16 | {"training": {"steps": 80}, "scaler": scaler})
+    assert run.of("replay")
+    assert run.of("retry")
+    assert told(run, "train/double")[0] == list(range(1, 81))
+
+
+def test_no_bit_of_training_is_different(run_loop):
+    """Whatever a recipe tells, with steps skipped among them."""
+    values = SKIPPING | {"training": {"steps": 30}}
+    run = run_loop(Telling, values)
+    assert run.skipped()
+    assert_same_bits(run.weights(), run_loop(Regression, values).weights())
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_it_never_waits_for_the_device(monkeypatch):
+    """A number on the device, one on the host, of several micro-batches."""
+    values = {"training": {"accumulation_steps": 2}}
+    recipe = attempt_steps(monkeypatch, Telling, values)
+    assert recipe.batches == 6
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"a": "text"}, 'log was told a str for "a"; allowed: a number, a tensor'),
+        ({"a": torch.zeros(3)}, r'log was told "a" of shape \(3,\); allowed: one number'),
+        ({f"n{i}": i for i in range(MOST_NAMES + 1)}, f"allowed: {MOST_NAMES} names in a step"),
+    ],
+)
+def test_what_is_no_number_ends_the_run_by_name(run_loop, values, message):
+    """Before the step is made."""
+
+    class Wrong(Regression):
+        def training_step(self, batch):
+            self.log(values)
+            yield from super().training_step(batch)
+
+    with pytest.raises(RecipeError, match=message):
+        run_loop(Wrong, {"training": {"steps": 2}})
