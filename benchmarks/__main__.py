@@ -16,6 +16,8 @@ CLAIMS = (
     "telemetry_cost",
     "watch_cost",
     "checkpoint_stall",
+    "accumulation_memory",
+    "cut_download",
     "data_loading",
     "syncs",
     "recording",
