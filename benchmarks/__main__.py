@@ -24,6 +24,7 @@ CLAIMS = (
     "opening",
     "opening_page",
     "random_windows",
+    "compare",
     "skips",
     "step_to_figure",
     "browser_busy",

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
@@ -88,9 +89,10 @@ def _each(run: object) -> int:
     return int(workload.get("examples") or 0)
 
 
-def likely(session: Session, shown: Sequence[Run], *, most: int) -> list[Likely]:
+def likely(session: Session, ids: Collection[int], *, most: int) -> list[Likely]:
     """Offer runs to lay beside some: parents, forks and groups first, then of the same recipe."""
-    ids = [run.id for run in shown]
+    own = select(Run.parent_id, Run.group_id, Run.recipe, Run.project).where(Run.id.in_(ids))
+    shown = session.execute(own).all()
     parents = {run.parent_id for run in shown if run.parent_id}
     group_ids = {run.group_id for run in shown if run.group_id}
     columns = select(Run.id, Run.name, Run.parent_id, Run.group_id, Run.recipe, Run.project)
@@ -118,7 +120,7 @@ def likely(session: Session, shown: Sequence[Run], *, most: int) -> list[Likely]
     return list(found.values())[:most]
 
 
-def _most_common(shown: Sequence[Run]) -> tuple[str, str]:
+def _most_common(shown: Sequence[Any]) -> tuple[str, str]:
     """Return what most of some runs are of: a recipe, or else a project."""
     for kind in ("recipe", "project"):
         of = Counter(getattr(run, kind) for run in shown if getattr(run, kind))

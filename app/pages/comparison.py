@@ -17,7 +17,6 @@ from app.parameters import RunId, Text, as_run_ids
 from app.rendering import page
 from db import comparisons, runs, waiting
 from db.errors import Invalid
-from db.tables import Run
 from db.waiting import Queue
 
 router = APIRouter()
@@ -34,7 +33,7 @@ SERIES = {
     "data_us": "Waiting for data, ms",
 }
 MOST_DRAWN = 12
-LIKELY_SHOWN = 24
+LIKELY_SHOWN = 16
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,6 @@ def _page(
     **values: Any,
 ) -> HTMLResponse:
     ids = laid_out.ids
-    shown = [session.get_one(Run, run_id) for run_id in ids]
     queue = Queue.read(session)
     marks = waiting.live_marks(session, ids, queue)
     newest = runs.newest_id(session)
@@ -133,7 +131,7 @@ def _page(
         every_setting=view.settings == "all",
         drawable=drawable,
         notices=notices,
-        likely=comparisons.likely(session, shown, most=LIKELY_SHOWN),
+        likely=comparisons.likely(session, ids, most=LIKELY_SHOWN),
         most_runs=MOST_RUNS,
         cursor=list_cursor(newest, marks, is_worker_up=bool(queue.workers)),
         **values,

@@ -5,15 +5,14 @@ import { comparisonFigure, stepAt, X_TITLES } from 'comparison'
 import { count } from 'formats'
 import { Legend } from 'legend'
 import { follow } from 'live'
-import { Points } from 'points'
 import { show } from 'rows'
 import { createScatter } from 'scatter'
+import { seriesOf } from 'series_of_runs'
 import { still } from 'still'
 import { plain, readView, writeView } from 'view'
 
-/** So many runs are asked for at once, and so many times beside each other: the first are drawn early. */
-const [CHUNK, AT_ONCE] = [5, 3]
-const [MOST_POINTS, LEAST_POINTS, ALL_POINTS] = [2000, 500, 20_000]
+/** Rows of the figure: no more fit on a page, or into an address. */
+const MOST_DRAWN = 12
 /** Asking anew may take this share of the time. */
 const SHARE = 0.25
 
@@ -23,14 +22,13 @@ const readout = article.querySelector('[data-readout]')
 const ids = article.dataset.runs.split(',')
 const view = readView()
 const choices = Object.fromEntries([...new URLSearchParams(location.search)].filter(([name]) => ['by', 'band', 'settings', 'across', 'up'].includes(name)))
-/** @type {Map<string, Points>} */
-const points = new Map()
 /** What each run has of each setting that differs. @type {Record<string, any[]>} */
 let differences = {}
 const legend = new Legend(article, ids, () => { write(); draw() })
 
 const boxes = [...article.querySelectorAll('[name=draw]')]
 const rows = () => boxes.filter(({ checked }) => checked).map(({ value, dataset }) => ({ name: value, title: dataset.title }))
+const { points, fetchSeries } = seriesOf(ids, view, () => rows().map(({ name }) => name), () => draw())
 /** Those that were there when the page came need no place in the address. */
 const usual = boxes.filter(({ defaultChecked }) => defaultChecked).map(({ value }) => value).join()
 const isAsked = new URLSearchParams(location.search).has('draw')
@@ -79,37 +77,6 @@ const draw = () => {
   note.hidden = !unknown.length
   note.textContent = `Not drawn, for it is not known how many examples a step of theirs has: ${unknown.map(({ label }) => label).join(', ')}.`
   if (here.length || points.size === ids.length) chart.draw({ runs: here, rows: rows(), view: { ...view }, band: choices.band ?? 'range' })
-}
-
-/** @returns {Record<string, string>} the steps that the view shows, of whichever run goes farthest */
-const stretch = () => {
-  if (!view.range || !points.size) return {}
-  const spans = [...points.values()].filter((each) => view.x !== 'examples' || each.examples).map((each) => each.steps(view.range, view.x))
-  const [first, last] = [Math.min(...spans.map(([a]) => a)), Math.max(...spans.map(([, b]) => b))]
-  return spans.length && last >= 1 ? { first: String(Math.max(Math.floor(first), 1)), last: String(Math.ceil(last)) } : {}
-}
-
-/** @param {string[]} some ids of runs; each few are drawn when they have come */
-const fetchSeries = async (some) => {
-  const most = Math.round(Math.min(Math.max(ALL_POINTS / ids.length, LEAST_POINTS), MOST_POINTS))
-  const names = new Set(rows().map(({ name }) => (name === 'examples_per_second' ? 'step_us' : name)))
-  const asked = stretch()
-  const chunks = Array.from({ length: Math.ceil(some.length / CHUNK) }, (_, i) => some.slice(i * CHUNK, (i + 1) * CHUNK))
-  const next = async () => {
-    for (let chunk = chunks.shift(); chunk; chunk = chunks.shift()) {
-      const query = new URLSearchParams({ runs: chunk.join(), points: String(most), ...asked })
-      for (const name of names) query.append('series', name)
-      const { runs } = await (await insisted(`/api/v1/comparison/series?${query}`)).json()
-      for (const [id, page] of Object.entries(runs)) {
-        const range = asked.first ? [Number(asked.first), Number(asked.last)] : [1, Infinity]
-        const known = points.get(id)
-        if (known) known.setPage(page, range)
-        else points.set(id, new Points(page))
-      }
-      draw()
-    }
-  }
-  await Promise.all(Array.from({ length: AT_ONCE }, next))
 }
 
 const fetchWords = async () => {
@@ -180,7 +147,7 @@ const showSettings = async (which) => {
 }
 for (const box of boxes) {
   box.addEventListener('change', () => {
-    if (rows().length > 12) box.checked = false // no more fit on a page, or into an address
+    if (rows().length > MOST_DRAWN || !rows().length) box.checked = !box.checked
     changeView(box.checked)
   })
 }
@@ -188,7 +155,7 @@ for (const box of boxes) {
 const goOn = (runs) => {
   const address = new URL('/compare', location.href)
   const query = new URLSearchParams(location.search)
-  query.set('runs', runs)
+  query.set('runs', runs.split(/[\s,]+/).filter(Boolean).join())
   address.search = query.toString()
   location.assign(plain(address))
 }
@@ -200,7 +167,7 @@ article.addEventListener('click', (event) => {
 })
 article.querySelector('[data-add-form]').addEventListener('submit', (event) => {
   event.preventDefault()
-  goOn(event.target.elements.runs.value.trim())
+  goOn(event.target.elements.runs.value)
 })
 article.querySelector('[data-reset-zoom]').addEventListener('click', () => {
   view.range = null

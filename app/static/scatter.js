@@ -3,7 +3,7 @@ import { strokeOf } from 'comparison'
 import { createPlot } from 'charts'
 
 const FIGURES = { 'run/step_ms': 'Time a step, ms', 'run/seconds': 'Time, s', 'run/peak_memory_bytes': 'Peak memory, bytes', seconds: 'Duration, s', loss: 'Last loss' }
-const [LOG_FROM, HEIGHT] = [50, 380] // how many times the smallest the largest is, for a log axis; pixels
+const [LOG_FROM, HEIGHT] = [20, 380] // how many times the smallest the largest is, for a log axis; pixels
 
 /** What can be drawn, by name: of each run a value. @param {any} found as /api/v1/comparison answers @returns {Map<string, any[]>} */
 const columnsOf = ({ runs, differences }) => {

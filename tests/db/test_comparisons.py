@@ -95,12 +95,11 @@ def test_relatives_are_offered_first(database: Database, ada: User, worker: Work
     _change(database, 2, group_id=2)
     _change(database, 4, parent_id=2)
     with database.reading() as session:
-        shown = [session.get_one(Run, 2), session.get_one(Run, 6)]
-        offered = comparisons.likely(session, shown, most=9)
+        offered = comparisons.likely(session, [2, 6], most=9)
         assert [(each.id, each.why) for each in offered] == [
             (4, "a fork of run 2"),
             (3, "in group 2"),
             (1, "the parent"),
             (5, "digits"),
         ]
-        assert len(comparisons.likely(session, shown, most=2)) == 2
+        assert len(comparisons.likely(session, [2, 6], most=2)) == 2
