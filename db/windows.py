@@ -355,7 +355,8 @@ def _located(
         f"SELECT step FROM steps {hint} WHERE run_id = :run_id"  # noqa: S608 - our own names
         f" AND step BETWEEN :first AND :last AND {FLAGGED[flag]} ORDER BY step"
     ).bindparams(run_id=run_id, first=span[0], last=span[1])
-    steps = list(connection.execute(query).scalars())
+    # Straight from the driver, as db.pyramid reads: there may be thousands.
+    steps = [step for (step,) in connection.execute(query).cursor.fetchall()]
     return Ticks(steps, [1] * len(steps), len(steps))
 
 

@@ -28,7 +28,7 @@ const legend = new Legend(article, ids, () => { write(); draw() })
 
 const boxes = [...article.querySelectorAll('[name=draw]')]
 const rows = () => boxes.filter(({ checked }) => checked).map(({ value, dataset }) => ({ name: value, title: dataset.title }))
-const { points, fetchSeries } = seriesOf(ids, view, () => rows().map(({ name }) => name), () => draw())
+const { points, fetchSeries } = seriesOf(view, () => rows().map(({ name }) => name), () => draw())
 /** Those that were there when the page came need no place in the address. */
 const usual = boxes.filter(({ defaultChecked }) => defaultChecked).map(({ value }) => value).join()
 const isAsked = new URLSearchParams(location.search).has('draw')

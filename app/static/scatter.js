@@ -1,6 +1,8 @@
-// One number of each run against another, a dot a run: settings that differ, and figures.
-import { strokeOf } from 'comparison'
+// One number of each run against another, a dot a run: settings that differ, and figures. Below it
+// all settings beside one of them.
 import { createPlot } from 'charts'
+import { strokeOf } from 'comparison'
+import { parallelFigure } from 'parallel'
 
 const FIGURES = { 'run/step_ms': 'Time a step, ms', 'run/seconds': 'Time, s', 'run/peak_memory_bytes': 'Peak memory, bytes', seconds: 'Duration, s', loss: 'Last loss' }
 const [LOG_FROM, HEIGHT] = [20, 380] // how many times the smallest the largest is, for a log axis; pixels
@@ -52,8 +54,13 @@ export const createScatter = (box, ids, labels) => {
   if (!box) return { draw: () => {}, choose: () => {} }
   const plot = createPlot(box.querySelector('[data-scatter-plot]'), scatterFigure)
   const [across, up] = ['across', 'up'].map((name) => box.querySelector(`[data-choice=${name}]`))
-  let columns = new Map()
-  const paint = () => { if (columns.size && box.open) plot.draw({ ids, labels, columns, across: across.value, up: up.value }) }
+  const beside = createPlot(box.querySelector('[data-parallel-plot]'), parallelFigure)
+  let [columns, settings] = [new Map(), []]
+  const paint = () => {
+    if (!columns.size || !box.open) return
+    plot.draw({ ids, labels, columns, across: across.value, up: up.value })
+    beside.draw({ ids, labels, columns, settings, up: up.value })
+  }
   const choose = (choices) => {
     const names = [...columns.keys()]
     const numeric = names.find((name) => columns.get(name).every((value) => typeof value === 'number'))
@@ -71,6 +78,7 @@ export const createScatter = (box, ids, labels) => {
     /** @param {any} found @param {Record<string, string>} choices of the address */
     draw: (found, choices) => {
       columns = columnsOf(found)
+      settings = Object.keys(found.differences)
       if (choices.across || choices.up) box.open = true
       choose(choices)
     },

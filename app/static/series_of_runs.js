@@ -4,13 +4,11 @@ import { Points } from 'points'
 
 /** So many runs are asked for at once, and so many times beside each other: the first are drawn early. */
 const [CHUNK, AT_ONCE] = [5, 3]
-/** Of a run, and of all runs together. */
-const [MOST_POINTS, LEAST_POINTS, ALL_POINTS] = [2000, 500, 20_000]
+/** Of a run. With half as many, runs of a few thousand steps would have to be drawn from buckets of 64. */
+const POINTS = 2000
 
-/**
- * @param {string[]} ids @param {import('view').View} view @param {() => string[]} drawn names of series and metrics @param {() => void} onCome
- */
-export const seriesOf = (ids, view, drawn, onCome) => {
+/** @param {import('view').View} view @param {() => string[]} drawn names of series and metrics @param {() => void} onCome */
+export const seriesOf = (view, drawn, onCome) => {
   /** @type {Map<string, Points>} */
   const points = new Map()
   /** Of each run the latest time that it was asked for: an earlier answer is not shown. @type {Map<string, number>} */
@@ -30,13 +28,12 @@ export const seriesOf = (ids, view, drawn, onCome) => {
     const isFirst = !points.size
     const number = ++fetches
     for (const id of some) latest.set(id, number)
-    const most = Math.round(Math.min(Math.max(ALL_POINTS / ids.length, LEAST_POINTS), MOST_POINTS))
     const names = new Set(drawn().map((name) => (name === 'examples_per_second' ? 'step_us' : name)))
     const asked = stretch()
     const chunks = Array.from({ length: Math.ceil(some.length / CHUNK) }, (_, i) => some.slice(i * CHUNK, (i + 1) * CHUNK))
     const next = async () => {
       for (let chunk = chunks.shift(); chunk; chunk = chunks.shift()) {
-        const query = new URLSearchParams({ runs: chunk.join(), points: String(most), ...asked })
+        const query = new URLSearchParams({ runs: chunk.join(), points: String(POINTS), ...asked })
         for (const name of names) query.append('series', name)
         const { runs } = await (await insisted(`/api/v1/comparison/series?${query}`)).json()
         for (const [id, page] of Object.entries(runs)) {

@@ -65,7 +65,9 @@ def test_submit_look_and_steer(client: Client) -> None:
     assert client.wait(run["id"])["status"] == "cancelled"
 
 
-def test_runs_are_laid_side_by_side(client: Client, database: Database, ada: User) -> None:
+def test_runs_are_laid_side_by_side(
+    client: Client, database: Database, ada: User, address: str, token: str
+) -> None:
     """Figures and differences by one call, series of both by another."""
     run = start_run(database, ada)
     record(database, run, make_steps([3.0, 2.0]), events=[make_metric(2, 0.5)])
@@ -81,6 +83,13 @@ def test_runs_are_laid_side_by_side(client: Client, database: Database, ada: Use
     assert client.charts([1], ["val/accuracy"])[1]["metrics"]["val/accuracy"]["y"] == [0.5]
     with pytest.raises(ApiError, match="it names 51 runs; allowed"):
         client.compare(range(1, 52))
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    typed = halfstep("run", "compare", "2", "1", "9", **environment)
+    assert typed.returncode == 0, typed.stderr
+    header, second, first = (line.split(",") for line in typed.stdout.splitlines())
+    assert dict(zip(header, first, strict=True))["best val/accuracy"] == "0.5"
+    assert dict(zip(header, second, strict=True))["training.steps"] == "7"
+    assert "left out, for they are not there: 9" in typed.stderr
 
 
 def test_a_command_is_submitted_by_client_and_by_hand(
