@@ -1,5 +1,6 @@
 """What addresses, forms and submissions may hold: the bounds of ids, and texts that can be kept."""
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -77,6 +78,22 @@ def as_run_id(field: str, text: str) -> int:
     if not 1 <= number <= LARGEST_ID:
         raise Invalid({field: f"{text[:100]!r} is not allowed; allowed: the number of a run"})
     return number
+
+
+def as_run_ids(field: str, text: str, *, most: int) -> list[int]:
+    """Read numbers of runs, with commas between them, each once. Raises Invalid."""
+    allowed = f"allowed: numbers of runs with commas between them, {most} at most"
+    parts = [part for part in re.split(r"[\s,]+", text) if part]
+    wrong = [part for part in parts if not (part.isascii() and part.isdecimal())]
+    ids = [] if wrong else list(dict.fromkeys(int(part[:12]) for part in parts))
+    wrong += [str(number) for number in ids if not 1 <= number <= LARGEST_ID]
+    if wrong:
+        raise Invalid({field: f"{wrong[0][:100]!r} is not allowed; {allowed}"})
+    if not ids:
+        raise Invalid({field: f"it names none; {allowed}"})
+    if len(ids) > most:
+        raise Invalid({field: f"it names {len(ids):,} runs; {allowed}"})
+    return ids
 
 
 def _text(text: str) -> str:

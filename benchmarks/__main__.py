@@ -26,6 +26,7 @@ CLAIMS = (
     "opening",
     "opening_page",
     "random_windows",
+    "compare",
     "skips",
     "step_to_figure",
     "browser_busy",

@@ -5,7 +5,7 @@ that 10,000,000 steps have 20,000 skips, as many back-offs and as many growths.
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +100,19 @@ def long_run() -> Database:
 
     It takes a minute to make, so it is kept in the temporary folder for the next benchmark.
     """
+    return _kept("long", (LONG_STEPS, 10_000))
+
+
+def many_runs(count: int, steps: int) -> Database:
+    """Return a SQLite database with so many runs of so many steps; it is kept as well."""
+    return _kept(f"{count}-runs", (steps,) * count)
+
+
+def _kept(kind: str, lengths: Sequence[int]) -> Database:
+    """Return the database of that kind, with runs of these lengths, made if need be."""
     scripts = ScriptDirectory.from_config(Database("sqlite:///unused.db").migrations())
     # Of an earlier schema there may be one too.
-    name = f"halfstep-bench-long-{scripts.get_current_head()}.db"
+    name = f"halfstep-bench-{kind}-{scripts.get_current_head()}.db"
     path = Path(tempfile.gettempdir()) / name
     database = Database(f"sqlite:///{path}")
     if not path.exists():
@@ -110,7 +120,7 @@ def long_run() -> Database:
         making.unlink(missing_ok=True)
         unfinished = Database(f"sqlite:///{making}")
         unfinished.migrate()
-        for steps in (LONG_STEPS, 10_000):
+        for steps in lengths:
             run_id = start_run(unfinished)
             for flush in flushes(steps):
                 record(unfinished, run_id, flush)

@@ -11,23 +11,24 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, case, func, select, text
+from sqlalchemy import Connection, and_, case, func, select, text
 from sqlalchemy.orm import Session
 
 from db.pyramid import (
-    END,
+    METRIC_SERIES,
     SIZES,
     BucketRange,
     Source,
     StepRange,
+    metric_of,
     metrics_of,
     read_buckets,
     read_points,
     steps_of,
 )
 from db.series import json_number
-from db.summaries import Ints, Points, Summaries, in_order, merge
-from db.tables import FLAGGED, ScalerEvent
+from db.summaries import Ints, Points, Series, Summaries, in_order, merge, unpack
+from db.tables import FLAGGED, Metric, MetricBucket, ScalerEvent
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,11 @@ def window(
     first: int | None = None,
     last: int | None = None,
     most: int = 5000,
+    names: Collection[str] | None = None,
 ) -> Window | None:
     """Return the steps of a run from first to last, `most` points a series at most, or None.
 
-    Raises ValueError if most is less than 32.
+    names: only these series, and the loss. Raises ValueError if most is less than 32.
     """
     connection = session.connection()
     source = steps_of(run_id)
@@ -93,16 +95,18 @@ def window(
     if span is None:
         return None
     stretch = _Stretch.read(connection, source, span, most)
-    lines = dict(stretch.lines())
+    lines = dict(stretch.lines(None if names is None else {"loss", *names}))
     skips, loss = stretch.ticks(stretch.parts.skips), lines["loss"]
     total = int(stretch.parts.steps.sum())
-    if lines["data_us"].nonfinite.total == total:  # nobody knows what it waited for
+    waits = lines.get("data_us")
+    if waits and waits.nonfinite.total == total:  # nobody knows what it waited for
         lines["data_us"] = Line([], [], Ticks())
     if stretch.bucket > 1:
         skips = _located(connection, run_id, span, "skipped", skips, most)
         nonfinite = _located(connection, run_id, span, "nonfinite", loss.nonfinite, most)
         lines["loss"] = replace(loss, nonfinite=nonfinite)
-        lines["scale"] = _scale(connection, run_id, stretch, lines["scale"], most)
+        if "scale" in lines:
+            lines["scale"] = _scale(connection, run_id, stretch, lines["scale"], most)
     return Window(
         *span,
         total=total,
@@ -121,11 +125,20 @@ def metrics(
     first: int | None = None,
     last: int | None = None,
     most: int = 5000,
+    names: Collection[str] | None = None,
 ) -> dict[str, Line]:
-    """Return every metric of a run by name, from first to last, as `window` returns a series."""
+    """Return every metric of a run by name, from first to last, as `window` returns a series.
+
+    names: only these.
+    """
     connection = session.connection()
     lines = {}
-    for source in metrics_of(session, run_id):
+    sources = (
+        metrics_of(session, run_id)
+        if names is None
+        else [metric_of(run_id, name) for name in sorted(set(names))]
+    )
+    for source in sources:
         if span := _span(connection, source, first, last):
             stretch = _Stretch.read(connection, source, span, most)
             lines[source.key["name"]] = dict(stretch.lines())["value"]
@@ -156,21 +169,56 @@ def measured(
 
     names: only these.
     """
+    return measured_of(session, [run_id], names=names)[run_id]
+
+
+def measured_of(
+    session: Session, run_ids: Collection[int], *, names: Collection[str] | None = None
+) -> dict[int, list[Measured]]:
+    """Sum up each metric of each run, in two queries for all of them."""
     connection, top = session.connection(), SIZES[-1]
-    found = []
-    for source in metrics_of(session, run_id):
-        if names is not None and source.key["name"] not in names:
-            continue
-        points = source.points.c
-        latest = select(points.step, points.value).where(*source.of(source.points))
-        step, value = connection.execute(latest.order_by(points.step.desc()).limit(1)).one()
-        whole = merge(read_buckets(connection, source, [(top, 0, END)])[top], END)
-        low, high = (
-            extreme[0, 0].item() if np.isfinite(extreme[0, 0]) else None
-            for extreme in (whole.low, whole.high)
-        )
-        found.append(Measured(source.key["name"], step, value, low, high, int(whole.steps[0])))
+    buckets = MetricBucket.__table__.c
+    picked = [buckets.run_id.in_(run_ids), buckets.size == top]
+    if names is not None:
+        picked.append(buckets.name.in_(names))
+    pairs = select(buckets.run_id, buckets.name).where(*picked).distinct().subquery()
+    mine = (Metric.run_id == pairs.c.run_id, Metric.name == pairs.c.name)
+    last = select(func.max(Metric.step)).where(*mine).correlate(pairs).scalar_subquery()
+    points = select(Metric.run_id, Metric.name, Metric.step, Metric.value)
+    points = points.join_from(pairs, Metric, and_(*mine, Metric.step == last))
+    rows = connection.execute(points)
+    latest = {(row.run_id, row.name): (row.step, row.value) for row in rows}
+
+    stones = select(buckets.run_id, buckets.name, buckets.summary).where(*picked)
+    whole = connection.execute(stones.order_by(buckets.run_id, buckets.name)).all()
+    found: dict[int, list[Measured]] = {run_id: [] for run_id in run_ids}
+    keys = [(run_id, name) for run_id, name, _summary in whole]
+    packed = [summary for *_, summary in whole]
+    for key, low, high, count in extremes(keys, packed, METRIC_SERIES, "value"):
+        run_id, name = key
+        step, value = latest[key]
+        found[run_id].append(Measured(name, step, value, low, high, count))
     return found
+
+
+def extremes(
+    keys: list[Any], packed: list[bytes], series: tuple[Series, ...], name: str
+) -> Iterator[tuple[Any, float | None, float | None, int]]:
+    """Yield of each key the finite extremes of one series and its points, from largest buckets.
+
+    keys: one a bucket, those that are equal in a row.
+    """
+    if not packed:
+        return
+    parts = unpack(np.zeros(len(packed), np.int64), packed, series, SIZES[-1])
+    first = [i for i, key in enumerate(keys) if i == 0 or key != keys[i - 1]]
+    index = [each.name for each in series].index(name)
+    low = np.fmin.reduceat(parts.low[:, index], first)
+    high = np.fmax.reduceat(parts.high[:, index], first)
+    count = np.add.reduceat(parts.steps, first)
+    for at, *both, points in zip(first, low.tolist(), high.tolist(), count.tolist(), strict=True):
+        lowest, highest = (value if np.isfinite(value) else None for value in both)
+        yield keys[at], lowest, highest, points
 
 
 def _span(
@@ -220,10 +268,12 @@ class _Stretch:
             bucket *= 2
         return cls(source, span, points, merge(parts, bucket), bucket)
 
-    def lines(self) -> Iterator[tuple[str, Line]]:
+    def lines(self, names: Collection[str] | None = None) -> Iterator[tuple[str, Line]]:
         """Yield each series as a line: raw, or the extremes of each bucket and the two ends."""
         parts, edges = self.parts, self.edges
         for index, series in enumerate(self.source.series):
+            if names is not None and series.name not in names:
+                continue
             nonfinite = self.ticks(parts.nonfinite[:, index])
             if self.bucket == 1:
                 y = list(map(json_number, edges.values[:, index].tolist()))
@@ -305,7 +355,8 @@ def _located(
         f"SELECT step FROM steps {hint} WHERE run_id = :run_id"  # noqa: S608 - our own names
         f" AND step BETWEEN :first AND :last AND {FLAGGED[flag]} ORDER BY step"
     ).bindparams(run_id=run_id, first=span[0], last=span[1])
-    steps = list(connection.execute(query).scalars())
+    # Straight from the driver, as db.pyramid reads: there may be thousands.
+    steps = [step for (step,) in connection.execute(query).cursor.fetchall()]
     return Ticks(steps, [1] * len(steps), len(steps))
 
 

@@ -192,6 +192,27 @@ class Client:
         query = {"first": first, "points": points} | ({} if last is None else {"last": last})
         return dict(self._get(f"/api/v1/runs/{run_id}/series", query))
 
+    def compare(self, run_ids: Sequence[int]) -> dict[str, Any]:
+        """Lay up to 50 runs side by side, as /compare does: runs, each with its last figures and
+        its best ones, the settings in which they differ, and the runs that are missing.
+        """
+        return dict(self._get("/api/v1/comparison", {"runs": ",".join(map(str, run_ids))}))
+
+    def charts(
+        self,
+        run_ids: Sequence[int],
+        series: Sequence[str] = ("loss",),
+        *,
+        first: int = 1,
+        last: int | None = None,
+        points: int = 1000,
+    ) -> dict[int, dict[str, Any]]:
+        """Return what that page draws: of each run some series or metrics, by its number."""
+        query: dict[str, Any] = {"runs": ",".join(map(str, run_ids)), "series": list(series)}
+        query |= {"first": first, "points": points} | ({} if last is None else {"last": last})
+        found = self._get("/api/v1/comparison/series", query)["runs"]
+        return {int(run_id): page for run_id, page in found.items()}
+
     @contextmanager
     def export(self, run_id: int, name: str) -> Iterator[Iterator[str]]:
         """Open the export of all `steps`, `events` or `metrics`; yield its CSV in pieces."""

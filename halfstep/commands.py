@@ -15,7 +15,7 @@ from halfstep.exporting.commands import export
 from halfstep.importing.commands import import_
 from halfstep.ingest import Ingest
 from halfstep.progress import Progress
-from halfstep.run_commands import events, findings, fork, scale, series
+from halfstep.run_commands import compare, events, findings, fork, scale, series
 from halfstep.typed import (
     EXIT_CODES,
     EXITS,
@@ -136,6 +136,7 @@ RUN = {
     "series": series,
     "events": events,
     "findings": findings,
+    "compare": compare,
     "scale": scale,
     "fork": fork,
 }

@@ -19,7 +19,6 @@ from pydantic import Field
 from halfstep import __version__
 from halfstep.answers import ApiError
 from halfstep.client import Client
-from halfstep.nesting import flat
 from halfstep.typed import parser_of
 
 INSTRUCTIONS = """Runs of mixed-precision training, with their loss scale. A step is an attempted
@@ -27,7 +26,7 @@ optimizer step; a skipped one had gradients that were not finite. Begin with lis
 in words what is wrong with a run and what to do."""
 READS = ToolAnnotations(readOnlyHint=True, idempotentHint=True, openWorldHint=False)
 WRITES = ToolAnnotations(readOnlyHint=False, destructiveHint=False, openWorldHint=False)
-MOST_RUNS, MOST_LINES, MOST_POINTS, MOST_COMPARED = 50, 500, 500, 20
+MOST_RUNS, MOST_LINES, MOST_POINTS, MOST_COMPARED = 50, 500, 500, 50
 FEWEST_POINTS = 32
 STATUSES = 10  # the last changes of a run's status
 SUMMARY = [
@@ -142,17 +141,11 @@ def _reading(client: Client) -> list[Callable[..., Any]]:
         run_ids: Annotated[list[RunId], Field(min_length=2, max_length=MOST_COMPARED)],
     ) -> dict[str, Any]:
         """Lay runs side by side: how each went, and the settings in which they differ."""
-        found = [client.run(run_id) for run_id in run_ids]
-        configs = [flat(run["config"]) for run in found]
-        fields = sorted({field for config in configs for field in config})
-        values = {field: [config.get(field) for config in configs] for field in fields}
+        laid_out = client.compare(run_ids)
         return {
-            "runs": [_summary(run) for run in found],
-            "differences": {
-                field: each
-                for field, each in values.items()
-                if any(value != each[0] for value in each)
-            },
+            "runs": [_summary(each["run"]) for each in laid_out["runs"]],
+            "differences": laid_out["differences"],
+            "missing": laid_out["missing"],
         }
 
     @_told

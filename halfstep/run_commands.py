@@ -54,6 +54,35 @@ def findings(words: list[str]) -> None:
             print(json.dumps(each) if options.json else f"{each['title']}\n  {each['text']}")
 
 
+def compare(words: list[str]) -> None:
+    """Lay runs side by side as CSV, a line a run: figures, and settings that are not the same."""
+    parser = parser_of("run compare", compare)
+    parser.add_argument("run", type=int, nargs="+")
+    options = parser.parse_args(words)
+    with Client() as client:
+        found = client.compare(options.run)
+    rows = [
+        {"run": each["run"]["id"], "name": each["run"]["name"], "status": each["run"]["status"]}
+        | {"step": each["run"]["step"], "skipped": each["run"]["skipped"]}
+        | {name: figure["value"] for name, figure in each["figures"].items()}
+        | {f"best {name}": figure["value"] for name, figure in each["best"].items()}
+        | {path: values[place] for path, values in found["differences"].items()}
+        for place, each in enumerate(found["runs"])
+    ]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    written = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
+    if not options.json:
+        written.writeheader()
+    for row in rows:
+        if options.json:
+            print(json.dumps(row))
+        else:
+            written.writerow(row)
+    if found["missing"]:
+        numbers = ", ".join(map(str, found["missing"]))
+        print(f"left out, for they are not there: {numbers}", file=sys.stderr)
+
+
 def scale(words: list[str]) -> None:
     """Ask a running fp16 run to go on with another loss scale from its next step on."""
     parser = parser_of("run scale", scale)

@@ -3,10 +3,10 @@
 from fastapi import APIRouter
 
 from app.api import (
+    comparison,
     diagnosis,
     docs,
     export,
-    groups,
     ingest,
     runs,
     secrets,
@@ -22,7 +22,7 @@ router = APIRouter()
 modules = (
     streams,
     runs,
-    groups,
+    comparison,
     series,
     system,
     diagnosis,

@@ -1,5 +1,6 @@
 """What a training told: series for charts, events, metrics, log lines, files."""
 
+from collections.abc import Collection
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -14,6 +15,7 @@ from app.parameters import RunId, Step
 from db import checkpoints, history, runs, series, windows
 from db.pyramid import STEP_SERIES
 from db.spikes import spikes
+from db.tables import Run
 
 router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
 
@@ -55,11 +57,11 @@ class Spike(BaseModel):
     rewound_to: Annotated[int | None, Field(description="Step that the run went back to for it")]
 
 
-class SeriesPage(BaseModel):
+class SeriesWindow(BaseModel):
     """Series over a range of steps, as many points as a screen has use for.
 
     x, mean_x: of all series without their own; extremes of buckets have them at steps of their own.
-    total: steps in the range; points: points of the longest series; cursor: where live news go on.
+    total: steps in the range; points: points of the longest series.
     metrics: what the recipe measured, in the same way.
     """
 
@@ -69,13 +71,18 @@ class SeriesPage(BaseModel):
     total: int
     points: int
     bucket: Annotated[int, Field(description="Steps that share a lowest and a highest; 1: raw")]
-    cursor: str
     x: list[int]
     mean_x: list[int]
     series: dict[str, Line]
     metrics: dict[str, Line]
     skips: Ticks
     nonfinite: Annotated[Ticks, Field(description="Steps whose loss was not finite")]
+
+
+class SeriesPage(SeriesWindow):
+    """Series of one run. cursor: where live news go on."""
+
+    cursor: str
     resumptions: Annotated[
         dict[int, int], Field(description="By attempt, the last step before its own")
     ]
@@ -137,44 +144,55 @@ def get_series(
     cursor = str(history.cursor_now(session, run))
     resumptions = history.resumptions(session, run_id)
     found = [Spike.model_validate(each) for each in spikes(session, run_id)]
-    measured = windows.metrics(session, run_id, first=first, last=last, most=points)
-    window = windows.window(session, run_id, first=first, last=last, most=points)
+    drawn = window_of(session, run, first, last, points)
+    return SeriesPage(**dict(drawn), cursor=cursor, resumptions=resumptions, spikes=found)
+
+
+def window_of(
+    session: Session,
+    run: Run,
+    first: int,
+    last: int | None,
+    points: int,
+    names: Collection[str] | None = None,
+) -> SeriesWindow:
+    """Read series of a run. names: only these, and elapsed_ms, without which there is no time."""
+    wanted = None if names is None else {*names, "elapsed_ms"}
+    metrics = None if names is None else [name for name in names if name not in SERIES]
+    measured = windows.metrics(session, run.id, first=first, last=last, most=points, names=metrics)
+    window = windows.window(session, run.id, first=first, last=last, most=points, names=names)
     if window is None:  # of a run that only logs, the steps are those of its metrics
         logged = [line.x[-1] for line in measured.values() if line.x]
-        return SeriesPage(
+        return SeriesWindow(
             parent_step=run.parent_step or 0,
             first=first,
             last=max([first, *logged]),
             total=0,
             points=0,
             bucket=1,
-            cursor=cursor,
             x=[],
             mean_x=[],
-            series={name: Line(x=None, y=[]) for name in SERIES},
+            series={name: Line(x=None, y=[]) for name in SERIES if not wanted or name in wanted},
             metrics=_lines(measured),
             skips=Ticks(),
             nonfinite=Ticks(),
-            resumptions=resumptions,
-            spikes=found,
         )
     loss = window.series["loss"]
-    return SeriesPage(
+    lines = window.series | {"elapsed_ms": window.elapsed_ms}
+    lines = {name: line for name, line in lines.items() if wanted is None or name in wanted}
+    return SeriesWindow(
         parent_step=run.parent_step or 0,
         first=window.first,
         last=window.last,
         total=window.total,
         points=window.points,
         bucket=window.bucket,
-        cursor=cursor,
         x=loss.x,
         mean_x=loss.mean_x,
-        series=_lines(window.series | {"elapsed_ms": window.elapsed_ms}, loss),
+        series=_lines(lines, loss),
         metrics=_lines(measured),
-        skips=_ticks(window.skips, before=_skips_before(session, run_id, window.first)),
+        skips=_ticks(window.skips, before=_skips_before(session, run.id, window.first)),
         nonfinite=_ticks(loss.nonfinite),
-        resumptions=resumptions,
-        spikes=found,
     )
 
 
@@ -197,7 +215,9 @@ def _ticks(ticks: windows.Ticks, before: int = 0) -> Ticks:
 
 def _skips_before(session: Session, run_id: int, step: int) -> int:
     """Count the skipped steps before a step, which says how many updates were applied by then."""
-    before = windows.window(session, run_id, last=step - 1, most=LEAST_POINTS)
+    if step == 1:
+        return 0
+    before = windows.window(session, run_id, last=step - 1, most=LEAST_POINTS, names=())
     return before.skips.total if before else 0
 
 

@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from app.pages import (
     account,
     actions,
-    groups,
+    comparison,
     new_command,
     new_run,
     run,
@@ -23,7 +23,7 @@ for module in (
     new_command,
     actions,
     run,
-    groups,
+    comparison,
     workers,
     secrets,
     account,

@@ -3,7 +3,9 @@ import { pause } from 'answers'
 import { figure } from 'figure'
 import { still } from 'still'
 
-const COLORS = { loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', data: '--chart-data', skip: '--chart-skip', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--line' }
+/** Of runs side by side: ten, and beyond as many again, dashed. */
+const RUNS = Object.fromEntries(Array.from({ length: 10 }, (_, i) => [`run${i}`, `--run-${i}`]))
+const COLORS = { ...RUNS, loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', data: '--chart-data', skip: '--chart-skip', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--line' }
 /** Drawing may take this share of the time, painting by the browser not counted. */
 const SHARE = 0.14
 /** After a failure, as when plotly did not load. */
@@ -77,8 +79,20 @@ const painter = (plot, compose, onFirst = () => {}) => {
   return (asked) => { wanted = asked; draw() }
 }
 
-/** @param {HTMLElement} plot @param {string} name */
-const savePicture = (plot, name) => window.Plotly.downloadImage(plot, { format: 'png', scale: 2, filename: name })
+/** @param {HTMLElement} plot @param {string} name @param {any} [layout] what is otherwise than on the page */
+const savePicture = (plot, name, layout) => window.Plotly.downloadImage(
+  layout ? { data: plot.data, layout: { ...plot.layout, ...layout } } : plot, { format: 'png', scale: 2, filename: name })
+
+/** The axes that a person changed: x, and rows by name; null: all there is. @param {Record<string, any>} change as Plotly tells of it @param {string[]} rows */
+export const zoomed = (change, rows) => {
+  const of = (axis) => {
+    const range = [change[`${axis}.range[0]`], change[`${axis}.range[1]`]]
+    if (range.every(Number.isFinite)) return range
+    return change[`${axis}.autorange`] ? null : undefined
+  }
+  const those = rows.map((name, i) => [name, of(`yaxis${i + 2}`)]).filter(([, range]) => range !== undefined)
+  return of('xaxis') !== undefined || those.length ? { x: of('xaxis'), rows: Object.fromEntries(those) } : null
+}
 
 /**
  * @param {HTMLElement} plot
@@ -89,13 +103,8 @@ const savePicture = (plot, name) => window.Plotly.downloadImage(plot, { format: 
 export const createCharts = (plot, { scaled, timed, onZoom, onDraw }) => {
   let rows = []
   const listen = () => plot.on('plotly_relayout', (change) => {
-    const of = (axis) => {
-      const range = [change[`${axis}.range[0]`], change[`${axis}.range[1]`]]
-      if (range.every(Number.isFinite)) return range
-      return change[`${axis}.autorange`] ? null : undefined
-    }
-    const zoomed = rows.map((name, i) => [name, of(`yaxis${i + 2}`)]).filter(([, range]) => range !== undefined)
-    if (of('xaxis') !== undefined || zoomed.length) onZoom(of('xaxis'), Object.fromEntries(zoomed))
+    const zoom = zoomed(change, rows)
+    if (zoom) onZoom(zoom.x, zoom.rows)
   })
   const compose = ({ points, view }, colors) => {
     onDraw()
@@ -113,9 +122,9 @@ export const createCharts = (plot, { scaled, timed, onZoom, onDraw }) => {
   }
 }
 
-/** A plot of its own kind. @param {HTMLElement} plot @param {Parameters<typeof painter>[1]} compose */
-export const createPlot = (plot, compose) => ({
-  draw: painter(plot, compose),
-  /** @param {string} name */
-  savePicture: (name) => savePicture(plot, name),
+/** A plot of its own kind. @param {HTMLElement} plot @param {Parameters<typeof painter>[1]} compose @param {Record<string, (event: any) => void>} [listeners] by Plotly's name of the event */
+export const createPlot = (plot, compose, listeners = {}) => ({
+  draw: painter(plot, compose, () => Object.entries(listeners).forEach(([name, listener]) => plot.on(name, listener))),
+  /** @param {string} name @param {any} [layout] */
+  savePicture: (name, layout) => savePicture(plot, name, layout),
 })

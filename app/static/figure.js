@@ -82,7 +82,7 @@ const positiveExtent = (values) => {
 const scaleWords = (value) => (value === null ? '' : scaleText(value))
 
 /** Powers of two, with room for one more on either side. @param {(number|null)[]} values */
-const scaleAxis = (values) => {
+export const scaleAxis = (values) => {
   const [lowest, highest] = positiveExtent(values).map(Math.log2)
   const [low, high] = [Math.floor(lowest) - 1, Math.ceil(highest) + 1]
   if (!Number.isFinite(low)) return { type: 'log' }

@@ -52,7 +52,9 @@ export class Points {
     this.spikes = page.spikes
     /** What a loss was that is not finite, by step; in buckets it is not told. @type {Map<number, string>} */
     this.words = new Map()
-    this.addWords(page.x, page.series.loss.y)
+    if (page.series.loss) this.addWords(page.x, page.series.loss.y)
+    /** What steps are in examples. @type {{before: number, each: number}|null} */
+    this.examples = page.examples ?? null
     /** @type {Record<string, Line>} */
     this.lines = {}
     /** Of lines in buckets, the mean of each. @type {Record<string, Line>} */
@@ -129,8 +131,9 @@ export class Points {
     }
   }
 
-  /** Where steps, in order, stand on the x axis. @param {number[]} steps @param {'step'|'applied'|'time'} mode @returns {number[]} */
+  /** Where steps, in order, stand on the x axis; by examples nowhere, if these are not known. @param {number[]} steps @param {'step'|'applied'|'time'|'examples'} mode @returns {number[]} */
   x(steps, mode) {
+    if (mode === 'examples') return this.examples ? steps.map((step) => this.examples.before + (step - this.parentStep) * this.examples.each) : []
     if (mode === 'time') return steps.map((step) => this.seconds(step))
     if (mode === 'step') return steps
     let [next, others] = [0, this.parentStep + this.skips.before] // that applied none of its own

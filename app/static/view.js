@@ -3,7 +3,7 @@
 /**
  * rows: of those rows that were zoomed, by name, from where to where y goes; exponents on a log axis.
  * @typedef {[number, number]} Range
- * @typedef {{x: 'step'|'applied'|'time', loss: 'linear'|'log', smooth: number, range: Range|null, rows: Record<string, Range>}} View
+ * @typedef {{x: 'step'|'applied'|'time'|'examples', loss: 'linear'|'log', smooth: number, range: Range|null, rows: Record<string, Range>}} View
  */
 
 const ROW = 'y.'
@@ -21,7 +21,7 @@ export const readView = () => {
   const query = new URLSearchParams(location.search)
   const rows = [...query].filter(([name, text]) => name.startsWith(ROW) && readRange(text))
   return {
-    x: ['applied', 'time'].find((name) => name === query.get('x')) ?? 'step',
+    x: ['applied', 'time', 'examples'].find((name) => name === query.get('x')) ?? 'step',
     loss: query.get('loss') === 'log' ? 'log' : 'linear',
     smooth: Math.min(Math.max(Number(query.get('smooth')) || 0, 0), 0.99),
     range: readRange(query.get('range')),
@@ -29,13 +29,16 @@ export const readView = () => {
   }
 }
 
+/** An address whose commas can be read. @param {URL} address */
+export const plain = ({ href }) => href.replaceAll('%2C', ',')
+
 /** Safari allows a hundred changes of the address in thirty seconds, and a slider makes more. */
 const WRITE_MS = 300
 let [writing, unwritten] = [0, null]
 
-/** @param {View} view */
-export const writeView = (view) => {
-  unwritten = view
+/** @param {View} view @param {Record<string, string|string[]>} [further] what else the page keeps there; empty: nothing */
+export const writeView = (view, further = {}) => {
+  unwritten = { view, further }
   if (!writing) write()
 }
 
@@ -43,7 +46,7 @@ const write = () => {
   writing = 0
   if (!unwritten) return
   writing = setTimeout(write, WRITE_MS)
-  const view = unwritten
+  const { view, further } = unwritten
   unwritten = null
   const address = new URL(location.href)
   const set = (name, value, usual) =>
@@ -54,6 +57,10 @@ const write = () => {
   set('range', view.range && rangeText(view.range), null)
   for (const name of [...address.searchParams.keys()]) if (name.startsWith(ROW)) address.searchParams.delete(name)
   for (const [name, range] of Object.entries(view.rows)) set(ROW + name, rangeText(range), null)
-  history.replaceState(null, '', address)
+  for (const [name, value] of Object.entries(further)) {
+    address.searchParams.delete(name)
+    for (const each of [value].flat()) if (each) address.searchParams.append(name, each)
+  }
+  history.replaceState(null, '', plain(address))
 }
 addEventListener('pagehide', write)

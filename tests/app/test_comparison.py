@@ -167,7 +167,7 @@ def test_numbers_stand_beside_their_ratio_to_fp32(
     _train(database, 4, seconds=6.0, losses=[2.0, 1.5], skipped=[1], end=False)
 
     with database.reading() as session:
-        columns = comparison.lay_out(session, 2, settings).columns
+        columns = comparison.of_group(session, 2, settings).columns
     fp32, bare, fp16, bf16 = (column.figures for column in columns)
     assert fp32["run/seconds"] == comparison.Figure(2.0, 1.0)
     assert bare["run/seconds"] == comparison.Figure(3.0, 1.5)

@@ -188,7 +188,7 @@ def test_long_run_is_drawn_on_after_its_last_finite_loss(
 
 def test_failed_answers_are_asked_for_again(long: None, page: Page) -> None:
     """A 503 in place of the series delays the chart, or its zoom, and harms nothing else."""
-    refused = refuse_once(page, "**/api/v1/runs/1/series*")
+    refused = refuse_once(page, "**/api/v1/comparison/series*")
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     _zoom(page, 20_000, 20_700)
@@ -264,7 +264,7 @@ def test_comparison_asks_again_for_what_it_missed(
     with database.writing() as session:
         runs.get(session, running.id).group_id = running.id
     record(database, running, make_steps([1.0] * 3))
-    refused = refuse_once(page, "**/api/v1/runs/1/series*")
+    refused = refuse_once(page, "**/api/v1/comparison/series*")
     page.goto("/groups/1")
     page.wait_for_selector('[data-drawn="3"]')
     refused.clear()

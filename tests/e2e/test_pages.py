@@ -253,6 +253,8 @@ def test_pages_fit_their_width(
         "/runs/new",
         "/runs/1",
         "/groups/2",
+        "/compare?runs=1,2&settings=all&across=precision",
+        f"/compare?runs={','.join(map(str, range(1, 12)))}",
         "/workers",
         "/account",
         "/api/v1/docs",

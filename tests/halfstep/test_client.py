@@ -13,6 +13,8 @@ from db.database import Database
 from db.settings import Settings
 from db.tables import LogLine, Run, Status, User
 from halfstep import ApiError, Client
+from tests.app.conftest import start_run
+from tests.db.telemetry_made import make_metric, make_steps, record
 from tests.site import free_port, halfstep
 
 BODY = bytes(range(256)) * 4096
@@ -61,6 +63,33 @@ def test_submit_look_and_steer(client: Client) -> None:
     assert client.resume(run["id"])["status"] == "queued"
     client.cancel(run["id"])
     assert client.wait(run["id"])["status"] == "cancelled"
+
+
+def test_runs_are_laid_side_by_side(
+    client: Client, database: Database, ada: User, address: str, token: str
+) -> None:
+    """Figures and differences by one call, series of both by another."""
+    run = start_run(database, ada)
+    record(database, run, make_steps([3.0, 2.0]), events=[make_metric(2, 0.5)])
+    client.submit("digits", {"training": {"steps": 7}})
+    laid_out = client.compare([2, 1, 9])
+    assert [each["run"]["id"] for each in laid_out["runs"]] == [2, 1]
+    assert laid_out["runs"][1]["best"]["loss"]["value"] == 2.0
+    assert laid_out["differences"]["training.steps"] == [7, 400]
+    assert laid_out["missing"] == [9]
+    charts = client.charts([1, 2], ["loss", "val/accuracy"], last=1)
+    assert charts[1]["series"]["loss"]["y"] == [3.0]
+    assert charts[2]["total"] == 0
+    assert client.charts([1], ["val/accuracy"])[1]["metrics"]["val/accuracy"]["y"] == [0.5]
+    with pytest.raises(ApiError, match="it names 51 runs; allowed"):
+        client.compare(range(1, 52))
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    typed = halfstep("run", "compare", "2", "1", "9", **environment)
+    assert typed.returncode == 0, typed.stderr
+    header, second, first = (line.split(",") for line in typed.stdout.splitlines())
+    assert dict(zip(header, first, strict=True))["best val/accuracy"] == "0.5"
+    assert dict(zip(header, second, strict=True))["training.steps"] == "7"
+    assert "left out, for they are not there: 9" in typed.stderr
 
 
 def test_a_command_is_submitted_by_client_and_by_hand(

@@ -88,6 +88,7 @@ def test_runs_are_compared(client: Client) -> None:
     laid_out = call(server_of(client), "compare", run_ids=[1, 2])
     assert [run["id"] for run in laid_out["runs"]] == [1, 2]
     assert laid_out["differences"] == {"training.steps": [400, 9]}
+    assert laid_out["missing"] == []
 
 
 def test_writing_has_to_be_allowed(client: Client) -> None:

@@ -1,0 +1,70 @@
+// Which runs are shown, in which colours: a box a run, or a group of runs that have a mean.
+
+/** The class of a sample of the n-th run's line, as compare.css has them: ten colours, then dashed ones. @param {number} place */
+const strokes = (place) => `stroke line-${place % 10} dash-${Math.floor(place / 10) % 5}`
+
+export class Legend {
+  /** @param {HTMLElement} article @param {string[]} ids in the order of their colours @param {() => void} onChange */
+  constructor(article, ids, onChange) {
+    this.article = article
+    this.ids = ids
+    this.boxes = [...article.querySelectorAll('[data-legend] input')]
+    /** @type {Record<string, string>} */
+    this.labels = Object.fromEntries(this.boxes.map(({ value, dataset }) => [value, dataset.label]))
+    const hidden = new Set((new URLSearchParams(location.search).get('hide') ?? '').split(','))
+    for (const box of this.boxes) {
+      box.checked = !hidden.has(box.value)
+      box.addEventListener('change', onChange)
+    }
+    /** Of each run the place whose colour it has. @type {Map<string, number>} */
+    this.places = new Map(ids.map((id, i) => [id, i]))
+  }
+
+  get hidden() { return this.boxes.filter(({ checked }) => !checked).map(({ value }) => value) }
+
+  /** The runs to draw; by: a setting, of whose values each has a mean. @param {Record<string, any[]>} differences @param {string|undefined} by */
+  shown(differences, by) {
+    const values = differences[by]
+    const groups = new Map()
+    if (values) this.ids.forEach((_, i) => { const key = said(by, values[i]); groups.set(key, groups.get(key) ?? groups.size) })
+    const runs = this.ids.map((id, place) => {
+      const group = values ? said(by, values[place]) : null
+      return { id, label: this.labels[id], place, group, groupPlace: groups.get(group) ?? 0 }
+    })
+    this.places = new Map(runs.map((run) => [run.id, values ? run.groupPlace : run.place]))
+    this.paint()
+    const hidden = new Set(this.hidden)
+    const visible = runs.filter(({ id }) => !hidden.has(id))
+    this.#showMeans([...groups], visible)
+    // A run's ticks have its mean's colour, too.
+    return values ? visible.map((run) => ({ ...run, place: run.groupPlace })) : visible
+  }
+
+  /** Give all samples of lines on the page the colours that the lines have. */
+  paint() {
+    for (const sample of this.article.querySelectorAll('[data-swatch]')) {
+      const name = strokes(this.places.get(sample.dataset.swatch) ?? 0)
+      if (sample.getAttribute('class') !== name) sample.setAttribute('class', name)
+    }
+  }
+
+  /** Mark the run that somebody points at. @param {string} [id] */
+  point(id) {
+    for (const box of this.boxes) box.closest('li').classList.toggle('pointed', box.value === id)
+  }
+
+  #showMeans(groups, visible) {
+    const list = this.article.querySelector('[data-means]')
+    list.hidden = !groups.length
+    list.replaceChildren(...groups.map(([name, place]) => {
+      const item = document.createElement('li')
+      const number = visible.filter(({ group }) => group === name).length
+      item.innerHTML = `<svg class="${strokes(place)}" viewBox="0 0 22 8" aria-hidden="true"><path d="M0 4h22"/></svg>`
+      item.append(` ${name}, ${number === 1 ? '1 run' : `mean of ${number} runs`}`)
+      return item
+    }))
+  }
+}
+
+/** @param {string} path @param {any} value */
+const said = (path, value) => `${path} ${value === null || value === undefined ? 'off' : String(value).slice(0, 60)}`

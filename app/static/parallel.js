@@ -1,0 +1,48 @@
+// All settings that differ beside each other, and one figure: a line a run. Plotly's own parallel
+// coordinates make code out of texts, which our content security policy forbids.
+import { strokeOf } from 'comparison'
+
+const MOST = 10 // settings beside each other
+const HEIGHT = 320
+
+/** Where each value stands between the lowest, 0, and the highest, 1; texts are evenly apart, in their order. @param {any[]} values */
+const scaleOf = (values) => {
+  const known = values.filter((value) => value !== null && value !== undefined)
+  if (known.every((value) => typeof value === 'number')) {
+    const [low, high] = [Math.min(...known), Math.max(...known)]
+    const isLog = low > 0 && high / low >= 20
+    const at = (value) => (isLog ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low || 1))
+    return { at, ends: [low, high].map((value) => String(Number(value.toPrecision(4)))) }
+  }
+  const texts = [...new Set(known.map(String))].sort()
+  return { at: (value) => texts.indexOf(String(value)) / Math.max(texts.length - 1, 1), ends: [texts[0], texts[1] && texts.at(-1)] }
+}
+
+const short = (text) => (text.length > 18 ? `${text.slice(0, 17)}…` : text)
+
+/** @param {{ids: string[], labels: Record<string, string>, columns: Map<string, any[]>, settings: string[], up: string}} wanted @param {Record<string, string>} colors */
+export const parallelFigure = ({ ids, labels, columns, settings, up }, colors) => {
+  const names = [...settings.filter((name) => name !== up).slice(0, MOST), up]
+  const scales = names.map((name) => scaleOf(columns.get(name) ?? []))
+  const data = ids.map((id, i) => {
+    const values = names.map((name) => columns.get(name)?.[i] ?? null)
+    return {
+      x: names.map((_, j) => j), y: values.map((value, j) => (value === null ? null : scales[j].at(value))), text: values.map((value, j) => `${names[j]} ${value}`),
+      name: labels[id], type: 'scatter', mode: 'lines+markers', connectgaps: true, hovertemplate: '%{fullData.name}<br>%{text}<extra></extra>',
+      marker: { size: 6, color: strokeOf(i, colors).color }, line: { ...strokeOf(i, colors), width: 1.5 },
+    }
+  })
+  const note = (text, x, y, more) => ({ text: short(text), x, y, showarrow: false, font: { size: 11, color: colors.quiet }, ...more })
+  const layout = {
+    margin: { l: 70, r: 70, t: 24, b: 52 }, height: HEIGHT, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
+    font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, showlegend: false, hovermode: 'closest', dragmode: false,
+    hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
+    xaxis: { showgrid: true, gridcolor: colors.edge, zeroline: false, tickvals: names.map((_, j) => j), showticklabels: false, fixedrange: true, range: [-0.1, names.length - 0.9] },
+    yaxis: { visible: false, fixedrange: true, range: [-0.06, 1.06] },
+    annotations: names.flatMap((name, j) => [
+      note(scales[j].ends[1] ?? '', j, 1, { yanchor: 'bottom', yshift: 10 }), note(scales[j].ends[0] ?? '', j, 0, { yanchor: 'top', yshift: -10 }),
+      note(settings.includes(name) ? name.split('.').at(-1) : name, j, 0, { yanchor: 'top', yshift: -26, font: { size: 12, color: colors.text } }),
+    ]),
+  }
+  return { data, layout, drawn: data.length }
+}

@@ -1,0 +1,93 @@
+"""Any runs side by side, in a real browser."""
+
+from typing import Any
+
+from playwright.sync_api import Page, expect
+
+from db import queue
+from db.database import Database
+from db.tables import Run, Status, User
+from tests.app.conftest import start_run
+from tests.app.test_any_runs import trained
+from tests.db.telemetry_made import make_steps, record
+
+
+def _traces(page: Page) -> list[dict[str, Any]]:
+    script = """() => document.querySelector('[data-plot]').data
+        .filter((trace) => trace.name).map(({ name, x, y, yaxis }) => ({ name, x, y, yaxis }))"""
+    found: list[dict[str, Any]] = page.evaluate(script)
+    return found
+
+
+def _wait_for(page: Page, script: str) -> None:
+    page.wait_for_function(
+        f"() => {{ const plot = document.querySelector('[data-plot]'); "
+        f"const named = (plot.data ?? []).filter((t) => t.name); return {script} }}"
+    )
+
+
+def test_runs_are_compared_from_a_run_on(
+    database: Database, ada: User, offered: None, page: Page
+) -> None:
+    """Another run is a click away; lines are hidden, told of, smoothed, drawn by other axes and as
+    means of those with equal settings; the address keeps it all, and what still trains grows."""
+    for lr, base in ((0.1, 3.0), (0.1, 2.0), (0.2, 1.0)):
+        trained(database, ada, [base] * 60, lr=lr)
+    with database.writing() as session:
+        for run_id in (1, 2, 3):
+            session.get_one(Run, run_id).workload = {"examples": 10 * run_id}
+    growing = start_run(database, ada, name="growing")
+    record(database, growing, make_steps([4.0] * 3))
+
+    page.goto("/runs/1")
+    page.get_by_role("link", name="Compare with…").click()
+    page.locator("[data-add='2']").click()
+    page.wait_for_url("**/compare?runs=1,2")
+    page.locator("summary", has_text="Add runs").click()
+    page.get_by_label("Numbers of runs").fill("1, 2,3,4")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    _wait_for(page, "named.length === 4")
+    assert [trace["y"][0] for trace in _traces(page)] == [3.0, 2.0, 1.0, 4.0]
+
+    # Pointed at, a line is told of above the chart, beside no box that would cover it.
+    box = page.locator(
+        "[data-plot] .bglayer, [data-plot] .cartesianlayer .plot"
+    ).last.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    expect(page.locator("[data-readout]")).to_contain_text("step")
+    expect(page.locator(".legend .pointed")).to_have_count(1)
+
+    page.get_by_label("Examples", exact=True).check()
+    expect(page.locator("[data-unknown]")).to_contain_text("growing")
+    _wait_for(page, "named.length === 3 && named[2].x.at(-1) === 1800")
+    page.get_by_label("Step", exact=True).check()
+    page.locator("summary", has_text="Choose what is drawn").click()
+    page.get_by_role("checkbox", name="val/accuracy").check()
+    _wait_for(page, "named.length === 7")
+    page.locator(".legend").get_by_label("run of").nth(2).uncheck()
+    _wait_for(page, "named.length === 5")
+    page.get_by_label("Mean of runs with the same").select_option("training.lr")
+    _wait_for(page, "named[0]?.name === 'training.lr 0.1' && named[0].y[0] === 2.5")
+    expect(page.locator("[data-means]")).to_contain_text("training.lr 0.1, mean of 2 runs")
+
+    kept = ["by=training.lr", "hide=3", "draw=loss&draw=val%2Faccuracy"]
+    page.wait_for_function("kept => kept.every((each) => location.search.includes(each))", arg=kept)
+    page.reload()
+    _wait_for(page, "named[0]?.name === 'training.lr 0.1' && named.length >= 3")
+    page.get_by_label("Mean of runs with the same").select_option("")
+    record(database, growing, make_steps([5.0] * 2, first=4))
+    _wait_for(page, "named.some((t) => t.x.length === 5 && t.y.at(-1) === 5)")
+    expect(page.locator('[data-key="step"] td').last).to_contain_text("5 of")
+    with database.writing() as session:
+        queue.end(session, growing.id, 1, Status.FINISHED)
+    expect(page.locator('[data-key="status"] td').last).to_have_text("finished")
+
+    page.get_by_label("All settings").check()
+    expect(page.locator('[data-key="config.training.batch_size"]')).to_be_visible()
+    page.locator("summary", has_text="One against another").click()
+    page.get_by_label("Across").select_option("training.lr")
+    page.get_by_label("Up").select_option("Lowest loss")
+    page.wait_for_selector('[data-scatter-plot][data-drawn="4"]')
+    page.locator("[data-parallel-plot]").scroll_into_view_if_needed()
+    page.wait_for_selector('[data-parallel-plot][data-drawn="4"]')
