@@ -146,7 +146,11 @@ def _find_weights(session: Session, config: dict[str, Any]) -> dict[str, str]:
         return {"weights.step": f"{step} says nothing without run, whose checkpoint it is"}
     if run_id is None:
         return {}
-    found = checkpoints.weights_at(session, run_id, step)
+    source = session.get(Run, run_id)
+    is_deleted = source is not None and source.deleted_at is not None
+    found = [] if is_deleted else checkpoints.weights_at(session, run_id, step)
+    if is_deleted:
+        return {"weights.run": f"run {run_id} was deleted; allowed: a run that is not"}
     if not found:
         at = "" if step is None else f" at step {step}"
         return {"weights.run": f"run {run_id} has saved no weights{at}"}

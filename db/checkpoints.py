@@ -40,11 +40,12 @@ def publish(
         if row is None:
             row = Checkpoint(run_id=run_id, step=event["step"], kind=file["kind"])
             session.add(row)
-        is_same = row.sha256 == file["sha256"]
+        is_same, before = row.sha256 == file["sha256"], row.stored_bytes
         row.key = key or (row.key if is_same else "")
         row.attempt, row.path, row.reason = attempt, file.get("path"), event["reason"]
         row.revision = run.revision
         row.size_bytes, row.sha256 = file["size_bytes"], file["sha256"]
+        run.stored_bytes += row.stored_bytes - before
     if event.get("request"):
         session.execute(
             update(Request)
@@ -155,6 +156,7 @@ def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) 
     run.revision += 1
     if gone:
         run.files_revision = run.revision
+        run.stored_bytes -= sum(row.stored_bytes for row in gone)
     return [row.key for row in gone]
 
 
