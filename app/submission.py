@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from app import command_lines, schemas
 from app.command_lines import Command
 from app.parameters import LARGEST_STEP, flaw, flaws, outsized
-from db import checkpoints, groups, runs, workers
+from db import checkpoints, groups, labels, runs, workers
 from db.errors import Invalid, NotFound
 from db.tables import LARGEST_ID, Run, User
 
@@ -20,7 +20,7 @@ LIMITS = {
     "parent_step": (1, LARGEST_STEP),
     "compared_with": (1, LARGEST_ID),
 }
-LENGTHS = {"name": 100, "tags": 200}
+LENGTHS = {name: labels.LENGTHS[name] for name in ("name", "tags")}
 
 
 def _bounded(name: str, default: Any, description: str) -> Any:

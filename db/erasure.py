@@ -17,8 +17,8 @@ from obstore.store import LocalStore, ObjectStore
 from sqlalchemy import Table, delete, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from db.bin import DAY_SECONDS, IN_BIN
 from db.database import Database, now
+from db.run_bin import DAY_SECONDS, IN_BIN
 from db.settings import Settings
 from db.storage import delete_file
 from db.tables import Run

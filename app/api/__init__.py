@@ -3,11 +3,13 @@
 from fastapi import APIRouter
 
 from app.api import (
+    bulk,
     diagnosis,
     docs,
     export,
     groups,
     ingest,
+    run_bin,
     runs,
     secrets,
     series,
@@ -22,6 +24,8 @@ router = APIRouter()
 modules = (
     streams,
     runs,
+    bulk,
+    run_bin,
     groups,
     series,
     system,

@@ -6,8 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from app.sweeping import Sweeper
-from db import bin as run_bin
-from db import runs
+from db import run_bin, runs
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, User

@@ -4,8 +4,7 @@ import os
 import signal
 import sys
 
-from db import bin as run_bin
-from db import queue
+from db import queue, run_bin
 from db.tables import Run, Status
 from tests import warm
 from tests.db.telemetry_made import make_steps, record

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from db import bin as run_bin
-from db import queue
+from db import queue, run_bin
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User

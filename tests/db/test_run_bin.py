@@ -9,8 +9,7 @@ import pytest
 from obstore.store import LocalStore
 from sqlalchemy import Connection, event, func, insert, select, update
 
-from db import bin as run_bin
-from db import checkpoints, erasure, groups, ingest, queue, runs
+from db import checkpoints, erasure, groups, ingest, queue, run_bin, runs
 from db.database import Database
 from db.errors import Conflict, Ended, Invalid, NotFound
 from db.settings import Settings

@@ -88,9 +88,9 @@ def listed(session: Session, *, after: str = "", limit: int) -> Page:
     return page(session, query, (Run.id,), after=after, limit=limit, newest_first=True)
 
 
-def erased_at_latest(run: Run, days: float) -> float | None:
-    """Return when a run of the bin is erased; None if it is not in it."""
-    return None if run.deleted_at is None else run.deleted_at + days * DAY_SECONDS
+def erased_after(run: Run, days: float) -> float:
+    """Return when a run of the bin goes for good."""
+    return (run.deleted_at or 0.0) + days * DAY_SECONDS
 
 
 def _locked(session: Session, run_id: int) -> Run:
