@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from zlib import crc32
 
 from sqlalchemy.orm import Session
 
@@ -111,6 +112,7 @@ def _message(
         "run": summary.model_dump(mode="json"),
         "is_over": changes.is_over,
         "resumptions": history.resumptions(session, run.id),
+        "labels": labels_mark(run),
         "has_histograms": any(row.kind == "histogram" for row in changes.diagnoses),
         "has_layers": any(row.kind == "layer_norms" for row in changes.diagnoses),
     }
@@ -193,6 +195,11 @@ def _rows(
         measured = windows.measured(session, run.id, names=names)
         keys = sorted(windows.metric_names(session, run.id), key=metric_order)
         yield "metrics", {"html": fragment("_metrics.html", metrics=measured), "keys": keys}
+
+
+def labels_mark(run: Run) -> int:
+    """Return a number that differs when a run's name, tags or note do."""
+    return crc32("\0".join((run.name, run.tags, run.note)).encode())
 
 
 def metric_order(name: str) -> tuple[bool, str]:

@@ -75,6 +75,12 @@ def erase(session: Session, run_id: int, user: User) -> Run:
     return run
 
 
+def restorable(session: Session, run_id: int | None) -> Run | None:
+    """Return a run if it is in the bin and can be restored."""
+    run = session.get(Run, run_id) if run_id is not None else None
+    return run if run and run.deleted_at is not None and not run.erasing else None
+
+
 def contents(session: Session) -> Contents:
     """Count what is in the bin."""
     query = select(func.count(), func.coalesce(func.sum(Run.stored_bytes), 0)).where(IN_BIN)

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app import command_lines, comparison, schemas
 from app.auth import SignedIn
 from app.context import Db, TheSettings
-from app.news import by_step, skipped_steps, waiting_mark
+from app.news import by_step, labels_mark, skipped_steps, waiting_mark
 from app.parameters import RunId
 from app.rendering import page
 from app.summary import summarise
@@ -61,6 +61,8 @@ def show_run(
         files=checkpoints.of_run(session, run_id),
         saves=checkpoints.saves(session, run_id),
         forks=runs.forks(session, run_id),
+        note=run.note,
+        labels_mark=labels_mark(run),
         metrics=windows.measured(session, run_id),
         comparison=comparison.lay_out(session, run.group_id, settings) if run.group_id else None,
         labels=comparison.LABELS,
