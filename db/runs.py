@@ -168,7 +168,9 @@ def _show_fork(session: Session, parent_id: int, parent_step: int | None) -> Non
     parent.revision += 1
     parent.files_revision = parent.revision
     at = (Checkpoint.run_id == parent_id, Checkpoint.step == parent_step)
-    session.execute(update(Checkpoint).where(*at).values(revision=parent.revision))
+    shown = update(Checkpoint).where(*at).values(revision=parent.revision)
+    if session.execute(shown.returning(Checkpoint.id)).first() is None:  # deleted since the check
+        raise Invalid({"parent_step": f"there is no checkpoint at step {parent_step} any more"})
 
 
 def check_is_kept(run: Run | None, field: str, run_id: int) -> Run:
@@ -235,6 +237,11 @@ def newest(
 def count(session: Session, *, status: str = "", text: str = "") -> int:
     """Count the runs that `newest` would list, page by page."""
     return session.scalar(_matching(select(func.count()), status, text)) or 0
+
+
+def stored_bytes(session: Session) -> int:
+    """Return what the files of all runs take in the store, those in the bin left out."""
+    return int(session.scalar(select(func.sum(Run.stored_bytes)).where(KEPT)) or 0)
 
 
 def _matching(query: Any, status: str, text: str) -> Any:

@@ -292,6 +292,10 @@ class Client:
         """Return the deleted runs that can be restored, newest first."""
         return list(self._pages("/api/v1/bin", "runs"))
 
+    def storage(self) -> dict[str, Any]:
+        """Return what room there is, and what the files of runs take."""
+        return dict(self._get("/api/v1/storage"))
+
     def pause(self, run_id: int) -> dict[str, Any]:
         """Pause a run, with a checkpoint."""
         return self._post(f"/api/v1/runs/{run_id}/pause")
