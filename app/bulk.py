@@ -9,7 +9,7 @@ from db import labels, run_bin, runs
 from db.errors import Conflict, Invalid, NotFound
 from db.tables import User
 
-MOST_RUNS = 500
+MOST_RUNS = 200
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ from db import runs
 from db.database import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
-from db.tables import ENDED, RECIPE, Run, User
+from db.tables import ENDED, RECIPE, Run, Status, User
 
 DAY_SECONDS = 86_400.0
+#: As a list, an index finds those few.
+UNENDED = [status for status in Status if status not in ENDED]
 IN_BIN = Run.deleted_at.is_not(None) & Run.erased_at.is_(None)
 
 
@@ -112,5 +114,5 @@ def _dependent(session: Session, run_id: int) -> Run | None:
     """Return a run that has not ended and starts from a checkpoint or the weights of this one."""
     weights = Run.config["weights"]["run"].as_integer() == run_id
     starts = (Run.parent_id == run_id) | ((Run.source == RECIPE) & weights)
-    query = select(Run).where(Run.status.not_in(ENDED), starts)
+    query = select(Run).where(Run.status.in_(UNENDED), starts)
     return session.scalar(query.order_by(Run.id).limit(1))

@@ -63,6 +63,8 @@ FLAGGED = {
     "nonfinite": text(f"(flags & {NONFINITE_LOSS}) <> 0"),
 }
 
+#: Of a run, that it is deleted and not erased yet, word for word as its index has it.
+IN_BIN = text("deleted_at IS NOT NULL AND erased_at IS NULL")
 
 #: What a column of ids holds; and of counts, so that both databases can still add to it.
 LARGEST_ID = 2**31 - 1
@@ -226,8 +228,8 @@ class Run(Table):
         Index("ix_runs_watch_id", "owner_id", "watch_id", unique=True),
         Index(
             *("ix_runs_deleted_at", "deleted_at"),
-            sqlite_where=text("deleted_at IS NOT NULL"),
-            postgresql_where=text("deleted_at IS NOT NULL"),
+            sqlite_where=IN_BIN,
+            postgresql_where=IN_BIN,
         ),
     )
 

@@ -280,7 +280,7 @@ class Client:
         return self.bulk("restore", run_ids)
 
     def bulk(self, action: str, run_ids: Sequence[int], *, tag: str = "") -> dict[str, Any]:
-        """Do one thing with up to 500 runs, as far as it can be done with each.
+        """Do one thing with up to 200 runs, as far as it can be done with each.
 
         action: add_tag or remove_tag, with a tag; cancel, delete, restore; or erase, which deletes
         runs of the bin for good.

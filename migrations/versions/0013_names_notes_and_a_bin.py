@@ -9,7 +9,7 @@ branch_labels = None
 depends_on = None
 
 FILES = ('checkpoints', 'artifacts')
-IN_BIN = sa.text('deleted_at IS NOT NULL')
+IN_BIN = sa.text('deleted_at IS NOT NULL AND erased_at IS NULL')
 
 
 def upgrade() -> None:

@@ -105,7 +105,7 @@ def test_of_many_what_can_be_done_is_done(
     "body",
     [
         {"runs": [], "action": "delete"},
-        {"runs": [1] * 501, "action": "delete"},
+        {"runs": [1] * 201, "action": "delete"},
         {"runs": [0], "action": "delete"},
         {"runs": [1], "action": "explode"},
         {"runs": [1], "action": "add_tag"},
