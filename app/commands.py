@@ -14,7 +14,9 @@ import typer
 from alembic.command import upgrade
 from sqlalchemy import make_url
 
-from db import accounts, pyramid, runs
+from app import formats
+from app.disk import disk
+from db import accounts, pruning, pyramid, run_bin, runs
 from db.backup import back_up
 from db.backup import restore as restore_backup
 from db.database import Database, open_database
@@ -107,11 +109,73 @@ def migrate(
 
 
 def storage(words: list[str]) -> None:
-    """Compare files of checkpoints and artifacts with the database: `storage check`."""
+    """What runs take on disk, and what may go: `storage runs`, `prune` and `check`."""
     cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    cli.callback()(lambda: None)  # a group, of one command as yet
+    cli.command("runs")(_list_storage)
+    cli.command("prune")(_prune_storage)
     cli.command("check")(_check_storage)
     _run(cli, words, "storage")
+
+
+def _list_storage(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="So many runs at most")] = 20,
+) -> None:
+    """List runs by what their checkpoints and artifacts take, the largest first."""
+    settings, database = _open_installed()
+    with database.reading() as session:
+        largest = runs.newest(session, sort="-stored_bytes", limit=limit)
+        count, total = runs.count(session), runs.stored_bytes(session)
+        bin_ = run_bin.contents(session)
+    for run, owner in largest:
+        size = formats.size(run.stored_bytes)
+        typer.echo(f"{size:>8}  {run.id:>6}  {run.status:<10} {run.name}  {owner}")
+    typer.echo(f"{formats.size(total)} of {count:,} runs, those shown included")
+    typer.echo(f"{formats.size(bin_.stored_bytes)} of {bin_.runs:,} deleted ones in the bin")
+    if space := disk(settings):
+        free, whole = formats.size(space.free_bytes), formats.size(space.total_bytes)
+        typer.echo(f"{free} of {whole} free on the disk of {settings.data}")
+
+
+def _prune_storage(
+    checkpoints: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="DAYS", help="Checkpoints that are older, but for best and last"
+        ),
+    ] = None,
+    logs: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="DAYS", help="Logs and samples of runs that ended earlier"),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Name so many runs at most")] = 20,
+) -> None:
+    """Say what of ended runs is older than so many days, and delete it if you agree.
+
+    Kept are a run's last checkpoint, its best by checkpoints.keep_best, and those from which others
+    started.
+    """
+    if checkpoints is None and logs is None:
+        raise Invalid({"--checkpoints, --logs": "none is told; allowed: at least one of them"})
+    settings, database = _open_installed()
+    rules = pruning.Rules(checkpoint_days=checkpoints, log_days=logs)
+    with database.reading() as session:
+        found = list(pruning.plan(session, rules))
+    by_size = sorted(found, key=lambda each: each.stored_bytes, reverse=True)
+    for each in by_size[:limit]:
+        size = formats.size(each.stored_bytes)
+        typer.echo(f"{size:>8}  {each.run_id:>6}  {each.name}: {each.in_words}")
+    if len(found) > limit:
+        typer.echo(f"and {len(found) - limit:,} more runs")
+    total = formats.size(sum(each.stored_bytes for each in found))
+    typer.echo(f"{len(found):,} runs, {total} of files")
+    if dry_run or not found or not (yes or typer.confirm("Delete this for good?")):
+        return
+    store = open_store(settings)
+    pruned = [pruning.prune(database, store, each.run_id, rules) for each in found]
+    freed = formats.size(sum(each.stored_bytes for each in pruned))
+    typer.echo(f"{sum(map(bool, pruned)):,} runs pruned, {freed} freed")
 
 
 def _check_storage(

@@ -34,6 +34,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     errors.NotYours: 403,
     errors.NotFound: 404,
     errors.Conflict: 409,
+    errors.Changed: 409,
     errors.Fenced: 409,
     errors.Ended: 409,
     errors.Misplaced: 409,

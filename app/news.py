@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from zlib import crc32
 
 from sqlalchemy.orm import Session
 
@@ -111,6 +112,7 @@ def _message(
         "run": summary.model_dump(mode="json"),
         "is_over": changes.is_over,
         "resumptions": history.resumptions(session, run.id),
+        "labels": labels_mark(run),
         "diagnosed": sorted({row.kind for row in changes.diagnoses}),
     }
     if any(row.kind == SPIKE for row in changes.diagnoses):
@@ -137,7 +139,7 @@ def _words(
     fragments = {
         "facts": fragment("_facts.html", run=summary),
         "problem": fragment(
-            "_problem.html", run=summary, statuses=runs.statuses(session, run.id, latest=1)
+            "_problem.html", run=summary, last=runs.last_change(session, run.id)
         ),
     }
     if changes.events or changes.diagnoses or changes.is_over:
@@ -192,6 +194,11 @@ def _rows(
         measured = windows.measured(session, run.id, names=names)
         keys = sorted(windows.metric_names(session, run.id), key=metric_order)
         yield "metrics", {"html": fragment("_metrics.html", metrics=measured), "keys": keys}
+
+
+def labels_mark(run: Run) -> int:
+    """Return a number that differs when a run's name, tags or note do."""
+    return crc32("\0".join((run.name, run.tags, run.note)).encode())
 
 
 def metric_order(name: str) -> tuple[bool, str]:

@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from app import formats
 from app.auth import Visitor
 from app.file_names import file_name
+from app.markdown import markdown
 
 _environment = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -19,6 +20,7 @@ _environment = Environment(
     lstrip_blocks=True,
 )
 _environment.filters.update(formats.FILTERS)
+_environment.filters["markdown"] = markdown
 _environment.globals["file_name"] = file_name
 
 

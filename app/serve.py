@@ -6,6 +6,7 @@ import uvicorn
 
 from app.connections import PatientProtocol
 from app.main import create_app
+from app.sweeping import Sweeper
 from db.database import Database
 from db.settings import Settings
 
@@ -18,6 +19,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self.app = create_app(settings, database)
+        self.sweeper = Sweeper(settings, database)
         config = uvicorn.Config(
             self.app,
             log_level="warning",
@@ -26,6 +28,11 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         super().__init__(config)
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve, and sweep beside."""
+        with self.sweeper:
+            super().run(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the live streams first: uvicorn would wait for them until its time is up."""

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from app import command_lines, schemas
 from app.command_lines import Command
 from app.parameters import LARGEST_STEP, flaw, flaws, outsized
-from db import checkpoints, groups, runs, workers
+from db import checkpoints, groups, labels, runs, workers
 from db.errors import Invalid, NotFound
 from db.tables import LARGEST_ID, Run, User
 
@@ -20,7 +20,7 @@ LIMITS = {
     "parent_step": (1, LARGEST_STEP),
     "compared_with": (1, LARGEST_ID),
 }
-LENGTHS = {"name": 100, "tags": 200}
+LENGTHS = {name: labels.LENGTHS[name] for name in ("name", "tags")}
 
 
 def _bounded(name: str, default: Any, description: str) -> Any:
@@ -146,7 +146,11 @@ def _find_weights(session: Session, config: dict[str, Any]) -> dict[str, str]:
         return {"weights.step": f"{step} says nothing without run, whose checkpoint it is"}
     if run_id is None:
         return {}
-    found = checkpoints.weights_at(session, run_id, step)
+    source = session.get(Run, run_id)
+    is_deleted = source is not None and source.deleted_at is not None
+    found = [] if is_deleted else checkpoints.weights_at(session, run_id, step)
+    if is_deleted:
+        return {"weights.run": f"run {run_id} was deleted; allowed: a run that is not"}
     if not found:
         at = "" if step is None else f" at step {step}"
         return {"weights.run": f"run {run_id} has saved no weights{at}"}

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, PlainSerializer
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db import runs, starvation, waiting
+from db import labels, runs, starvation, waiting
 from db import verdict as verdicts
 from db.database import now
 from db.series import json_number
@@ -91,6 +91,9 @@ class RunSummary(BaseModel):
     ending: Annotated[
         Ending | None, Field(description="What its status leaves unsaid; null if nothing")
     ]
+    stored_bytes: Annotated[
+        int, Field(description="Of its checkpoints and artifacts that the server has")
+    ]
     error: str | None
     created_at: float
     started_at: float | None
@@ -153,7 +156,7 @@ def summarise_all(
         RunSummary(
             **{name: getattr(run, name) for name in _COLUMNS},
             owner=owner,
-            tags=[tag.strip() for tag in run.tags.split(",") if tag.strip()],
+            tags=labels.tags_of(run),
             own_steps=run.own_steps,
             is_scaled=verdicts.is_scaled(run.settings),
             applied=applied[run.id],

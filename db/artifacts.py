@@ -23,9 +23,10 @@ def publish(session: Session, run_id: int, attempt: int, event: dict[str, Any], 
     if row is None:
         row = Artifact(**place)
         session.add(row)
-    is_same = row.sha256 == event["sha256"]
+    is_same, before = row.sha256 == event["sha256"], row.stored_bytes
     row.key, row.path = key or (row.key if is_same else ""), event.get("path")
     row.size_bytes, row.sha256 = event["size_bytes"], event["sha256"]
+    run.stored_bytes += row.stored_bytes - before
     run.revision += 1
     run.files_revision = row.revision = run.revision
 

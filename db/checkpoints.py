@@ -40,11 +40,12 @@ def publish(
         if row is None:
             row = Checkpoint(run_id=run_id, step=event["step"], kind=file["kind"])
             session.add(row)
-        is_same = row.sha256 == file["sha256"]
+        is_same, before = row.sha256 == file["sha256"], row.stored_bytes
         row.key = key or (row.key if is_same else "")
         row.attempt, row.path, row.reason = attempt, file.get("path"), event["reason"]
         row.revision = run.revision
         row.size_bytes, row.sha256 = file["size_bytes"], file["sha256"]
+        run.stored_bytes += row.stored_bytes - before
     if event.get("request"):
         session.execute(
             update(Request)
@@ -143,19 +144,25 @@ def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) 
         return []
     rows = of_run(session, run_id)
     steps = sorted({row.step for row in rows if row.reason == "interval"})
-    kept = {*steps[-policy["keep_last"] :], *steps[-1:], *_best(session, run_id, steps, policy)}
+    kept = {*steps[-policy["keep_last"] :], *steps[-1:], *best(session, run_id, steps, policy)}
     if every := policy.get("keep_every_steps"):
         kept |= {step for step in steps if step % every == 0}
     kept |= _before_spikes(session, run_id, steps)
-    kept |= set(session.scalars(select(Run.parent_step).where(Run.parent_id == run_id)))
-    kept |= _awaited(session, run_id)
+    kept |= started_from(session, run_id)
     gone = [row for row in rows if row.reason == "interval" and row.step not in kept]
     for row in gone:
         session.delete(row)
     run.revision += 1
     if gone:
         run.files_revision = run.revision
+        run.stored_bytes -= sum(row.stored_bytes for row in gone)
     return [row.key for row in gone]
+
+
+def started_from(session: Session, run_id: int) -> set[int]:
+    """Return the steps from which other runs started, or are to with their weights."""
+    parents = session.scalars(select(Run.parent_step).where(Run.parent_id == run_id))
+    return {step for step in parents if step is not None} | _awaited(session, run_id)
 
 
 def _awaited(session: Session, run_id: int) -> set[int]:
@@ -176,7 +183,7 @@ def _before_spikes(session: Session, run_id: int, steps: list[int]) -> set[int]:
     return {steps[place - 1] for place in places if place}
 
 
-def _best(session: Session, run_id: int, steps: list[int], policy: dict[str, Any]) -> Sequence[int]:
+def best(session: Session, run_id: int, steps: list[int], policy: dict[str, Any]) -> Sequence[int]:
     """Return the step whose metric was best, of those that have a checkpoint."""
     if not (name := policy.get("keep_best")):
         return []

@@ -23,6 +23,10 @@ class Conflict(HalfstepError):
     """The run's status does not allow this."""
 
 
+class Changed(Conflict):
+    """Somebody else has changed it meanwhile."""
+
+
 class Invalid(HalfstepError):
     """A value is not allowed.
 

@@ -8,6 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.errors import Invalid, NotFound
+from db.runs import KEPT, check_is_kept
 from db.tables import RECIPE, Metric, Run, RunNode, Status, User, Worker
 from db.workers import ALIVE
 
@@ -36,7 +37,7 @@ def variant(config: dict[str, Any]) -> str:
 def members(session: Session, group_id: int) -> list[tuple[Run, str]]:
     """List a group's runs with their owners' names, as queued. Raises NotFound."""
     query = select(Run, User.name).join(User, User.id == Run.owner_id)
-    query = query.where(Run.group_id == group_id).order_by(Run.id)
+    query = query.where(Run.group_id == group_id, KEPT).order_by(Run.id)
     found = [(run, owner) for run, owner in session.execute(query)]
     if not found:
         raise NotFound(f"There is no group {group_id}.")
@@ -48,9 +49,8 @@ def join(session: Session, run: Run, other_id: int) -> None:
 
     Raises Invalid for a run that there is not, of another recipe, or with many beside it already.
     """
-    other = session.get(Run, other_id, with_for_update=True)
-    if other is None:
-        raise Invalid({"compared_with": f"there is no run {other_id}"})
+    found = session.get(Run, other_id, with_for_update=True)
+    other = check_is_kept(found, "compared_with", other_id)
     if other.recipe != run.recipe or other.source != RECIPE:
         of = other.recipe or "no recipe"
         text = f"run {other_id} is of {of}; allowed: a run of {run.recipe}"
@@ -58,7 +58,7 @@ def join(session: Session, run: Run, other_id: int) -> None:
     if other.group_id is None:
         other.group_id = other.id
         other.revision += 1
-    beside = select(func.count(Run.id)).where(Run.group_id == other.group_id)
+    beside = select(func.count(Run.id)).where(Run.group_id == other.group_id, KEPT)
     if (session.scalar(beside) or 0) >= MOST_COMPARED:
         text = f"run {other_id} has {MOST_COMPARED} beside it; allowed: fewer"
         raise Invalid({"compared_with": text})
@@ -115,7 +115,7 @@ def devices(session: Session, run_ids: Collection[int]) -> dict[int, str]:
 def seconds(session: Session, group_id: int) -> dict[str, float]:
     """Return how long the finished runs of a group took, by variant."""
     query = select(Run.config, Metric.value).join(Metric, Metric.run_id == Run.id)
-    query = query.where(Run.group_id == group_id, Run.status == Status.FINISHED)
+    query = query.where(Run.group_id == group_id, Run.status == Status.FINISHED, KEPT)
     rows = session.execute(query.where(Metric.name == "run/seconds").order_by(Run.id))
     found: dict[str, float] = {}
     for config, value in rows:

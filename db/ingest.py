@@ -77,6 +77,7 @@ def begin(
         )
         session.add(run)
         session.flush()
+    _check_is_kept(run)
     run.heard_at = moment
     if attempt > run.attempt:
         _start(session, run, attempt, host, versions)
@@ -101,6 +102,12 @@ def _start(session: Session, run: Run, attempt: int, host: str, versions: dict[s
     runs.set_status(session, run, Status.RUNNING, reason=f"watched on {host}")
 
 
+def _check_is_kept(run: Run) -> None:
+    """See that nobody has deleted a run. Raises Ended."""
+    if run.deleted_at is not None:
+        raise Ended(runs.IN_THE_BIN.format(run.id) + " Until then it takes nothing more.")
+
+
 def _close_node(session: Session, run: Run) -> None:
     node = (RunNode.run_id == run.id, RunNode.attempt == run.attempt)
     session.execute(update(RunNode).where(*node).values(ended_at=now()))
@@ -118,6 +125,7 @@ def held(session: Session, user: User, run_id: int, attempt: int) -> tuple[Run, 
         raise NotYours
     if attempt < run.attempt:
         raise Fenced
+    _check_is_kept(run)
     if run.status == Status.CANCELLED:
         raise Ended(_ended(run))
     run.heard_at = session.scalars(select(now())).one()
@@ -243,4 +251,6 @@ def stored(run: Run, rows: Sequence[Checkpoint | Artifact], key: str) -> None:
     run.revision += 1
     run.files_revision = run.revision
     for row in rows:
+        before = row.stored_bytes
         row.key, row.revision = key, run.revision
+        run.stored_bytes += row.stored_bytes - before

@@ -32,7 +32,13 @@ OBEYING = (Status.STARTING, Status.RUNNING)
 #: An uploader calls every few seconds; one that has not for so long is told of.
 SILENCE_SECONDS = 30.0
 #: What runs can be listed by.
-SORTED_BY = ("id", "name", "recipe", "status", "priority", "step", "skipped", "loss")
+SORTED_BY = (
+    *("id", "name", "recipe", "status", "priority", "step", "skipped", "loss", "stored_bytes"),
+)
+#: Neither in the bin nor erased: all that lists, searches and groups show.
+KEPT = Run.deleted_at.is_(None)
+IN_THE_BIN = "Run {} was deleted. It is in the bin, from where it can be restored."
+GONE = "Run {} was deleted for good."
 
 
 def submit(
@@ -56,8 +62,8 @@ def submit(
     parent_id, parent_step: it starts from that checkpoint, and counts its steps on from there.
     Raises Invalid for a run or a checkpoint that there is not.
     """
-    if after_id is not None and session.get(Run, after_id) is None:
-        raise Invalid({"after_id": f"there is no run {after_id}"})
+    if after_id is not None:
+        check_is_kept(session.get(Run, after_id), "after_id", after_id)
     if parent_id is not None:
         _check_parent(session, recipe, config, parent_id, parent_step)
     run = Run(
@@ -97,8 +103,8 @@ def submit_command(
 
     command, config: as the table of runs describes them.  after_id: as above. Raises Invalid.
     """
-    if after_id is not None and session.get(Run, after_id) is None:
-        raise Invalid({"after_id": f"there is no run {after_id}"})
+    if after_id is not None:
+        check_is_kept(session.get(Run, after_id), "after_id", after_id)
     run = Run(
         name=name,
         source=COMMAND,
@@ -138,6 +144,7 @@ def _check_parent(
     session: Session, recipe: str, config: dict[str, Any], parent_id: int, parent_step: int | None
 ) -> None:
     """See that a run can start from another's checkpoint. Raises Invalid."""
+    parent = check_is_kept(session.get(Run, parent_id), "parent_id", parent_id)
     steps = session.scalars(
         select(Checkpoint.step)
         .where(Checkpoint.run_id == parent_id, Checkpoint.kind == "checkpoint")
@@ -147,7 +154,7 @@ def _check_parent(
         has = f"has them at {', '.join(map(str, steps))}" if steps else "has none"
         message = f"there is no checkpoint at step {parent_step}; run {parent_id} {has}"
         raise Invalid({"parent_step": message})
-    check_has_recipe(parent := get(session, parent_id), "be started from")
+    check_has_recipe(parent, "be started from")
     if (of := parent.recipe) != recipe:
         raise Invalid({"recipe": f"{recipe} cannot start from a checkpoint of {of}"})
     if config["training"]["steps"] <= parent_step:
@@ -161,7 +168,18 @@ def _show_fork(session: Session, parent_id: int, parent_step: int | None) -> Non
     parent.revision += 1
     parent.files_revision = parent.revision
     at = (Checkpoint.run_id == parent_id, Checkpoint.step == parent_step)
-    session.execute(update(Checkpoint).where(*at).values(revision=parent.revision))
+    shown = update(Checkpoint).where(*at).values(revision=parent.revision)
+    if session.execute(shown.returning(Checkpoint.id)).first() is None:  # deleted since the check
+        raise Invalid({"parent_step": f"there is no checkpoint at step {parent_step} any more"})
+
+
+def check_is_kept(run: Run | None, field: str, run_id: int) -> Run:
+    """Return a run that another is to refer to. Raises Invalid, naming the field, if it is gone."""
+    if run is None or run.erasing:
+        raise Invalid({field: f"there is no run {run_id}"})
+    if run.deleted_at is not None:
+        raise Invalid({field: f"run {run_id} is in the bin; allowed: a run that is not deleted"})
+    return run
 
 
 def check_is_ours(run: Run, what: str) -> None:
@@ -179,10 +197,12 @@ def check_has_recipe(run: Run, what: str) -> None:
 
 
 def get(session: Session, run_id: int, *, lock: bool = False) -> Run:
-    """Return a run, locked against other writers if asked for. Raises NotFound."""
+    """Return a run, locked against other writers if asked for. Raises NotFound, if deleted too."""
     run = session.get(Run, run_id, with_for_update=lock or None)
     if run is None:
         raise NotFound(f"There is no run {run_id}.")
+    if run.deleted_at is not None:
+        raise NotFound((GONE if run.erasing else IN_THE_BIN).format(run_id))
     return run
 
 
@@ -219,8 +239,13 @@ def count(session: Session, *, status: str = "", text: str = "") -> int:
     return session.scalar(_matching(select(func.count()), status, text)) or 0
 
 
+def stored_bytes(session: Session) -> int:
+    """Return what the files of all runs take in the store, those in the bin left out."""
+    return int(session.scalar(select(func.sum(Run.stored_bytes)).where(KEPT)) or 0)
+
+
 def _matching(query: Any, status: str, text: str) -> Any:
-    query = query.select_from(Run).join(User, User.id == Run.owner_id)
+    query = query.select_from(Run).join(User, User.id == Run.owner_id).where(KEPT)
     if status == "active":
         query = query.where(Run.status.in_((Status.QUEUED, *ACTIVE)))
     elif status:
@@ -234,7 +259,7 @@ def _matching(query: Any, status: str, text: str) -> Any:
 def with_owners(session: Session, run_ids: Collection[int]) -> list[tuple[Run, str]]:
     """Return runs with their owners' names, newest first; ids that there are not are left out."""
     query = select(Run, User.name).join(User, User.id == Run.owner_id)
-    query = query.where(Run.id.in_(run_ids)).order_by(Run.id.desc())
+    query = query.where(Run.id.in_(run_ids), KEPT).order_by(Run.id.desc())
     return [(run, owner) for run, owner in session.execute(query)]
 
 
@@ -246,12 +271,13 @@ def get_with_owner(session: Session, run_id: int) -> tuple[Run, str]:
 
 def forks(session: Session, run_id: int) -> list[Run]:
     """List the runs that started from a checkpoint of this one, oldest first."""
-    return list(session.scalars(select(Run).where(Run.parent_id == run_id).order_by(Run.id)))
+    query = select(Run).where(Run.parent_id == run_id, KEPT)
+    return list(session.scalars(query.order_by(Run.id)))
 
 
 def newest_id(session: Session) -> int:
     """Return the id of the newest run, 0 if there is none."""
-    return session.scalar(select(func.max(Run.id))) or 0
+    return session.scalar(select(func.max(Run.id)).where(KEPT)) or 0
 
 
 def state(session: Session, run_id: int) -> tuple[int, Status, int]:
@@ -282,7 +308,8 @@ def silent_seconds(run: Any, moment: float) -> int:
 
 def newest_and_now(session: Session) -> tuple[int, float]:
     """Return the id of the newest run, 0 if there is none, and the database's time."""
-    newest, moment = session.execute(select(func.coalesce(func.max(Run.id), 0), now())).one()
+    query = select(func.coalesce(func.max(Run.id), 0), now()).where(KEPT)
+    newest, moment = session.execute(query).one()
     return newest, moment
 
 
@@ -290,6 +317,15 @@ def statuses(session: Session, run_id: int, *, latest: int | None = None) -> lis
     """Return the history of a run's status, oldest first: all of it, or the latest few."""
     query = select(RunStatus).where(RunStatus.run_id == run_id).order_by(RunStatus.id.desc())
     return list(reversed(session.scalars(query.limit(latest)).all()))
+
+
+def last_change(session: Session, run_id: int) -> RunStatus | None:
+    """Return when and why a run's status became what it is; remarks may have followed."""
+    mine = RunStatus.run_id == run_id
+    status = select(Run.status).where(Run.id == run_id).scalar_subquery()
+    others = select(func.coalesce(func.max(RunStatus.id), 0)).where(mine, RunStatus.status != status)
+    since = select(RunStatus).where(mine, RunStatus.id > others.scalar_subquery())
+    return session.scalar(since.order_by(RunStatus.id).limit(1))
 
 
 def applied(session: Session, run: Run) -> int:
@@ -500,10 +536,15 @@ def set_status(
 ) -> None:
     """Change a run's status and write down when and why."""
     run.status, run.fault = status, fault
-    run.revision = (run.revision or 0) + 1
     if status in ENDED:
         run.ended_at = session.scalar(select(now()))
+    remark(session, run, reason, fault=fault)
+
+
+def remark(session: Session, run: Run, reason: str | None, *, fault: str | None = None) -> None:
+    """Write a line into a run's history, with the status that it has."""
+    run.revision = (run.revision or 0) + 1
     session.add(
-        RunStatus(run_id=run.id, attempt=run.attempt, status=status, reason=reason, fault=fault)
+        RunStatus(run_id=run.id, attempt=run.attempt, status=run.status, reason=reason, fault=fault)
     )
     session.flush()

@@ -66,6 +66,9 @@ class Settings(BaseSettings):
     max_stalled_attempts: Annotated[
         int, Field(ge=1, description="How many killed attempts in a row may make no new step")
     ] = 5
+    bin_days: Annotated[
+        float, Field(ge=0, description="How many days deleted runs can be restored")
+    ] = 7.0
     stop_grace_seconds: Annotated[
         float, Field(gt=0, description="Time that a stopping worker gives its runs to checkpoint")
     ] = 30.0

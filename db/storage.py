@@ -132,6 +132,7 @@ def mend(session: Session, store: ObjectStore, found: list[Mismatch]) -> None:
         run = session.get_one(Run, run_id, with_for_update=True)
         run.revision += 1
         run.files_revision = run.revision
+        run.stored_bytes -= sum(row.stored_bytes for row in rows if row.run_id == run_id)
     for row in rows:
         session.execute(delete(type(row)).where(type(row).id == row.id))
     named = {row.key for row in _rows(session)}  # also by what came since the comparison

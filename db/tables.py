@@ -63,6 +63,8 @@ FLAGGED = {
     "nonfinite": text(f"(flags & {NONFINITE_LOSS}) <> 0"),
 }
 
+#: Of a run, that it is deleted and not erased yet, word for word as its index has it.
+IN_BIN = text("deleted_at IS NOT NULL AND erased_at IS NULL")
 
 #: What a column of ids holds; and of counts, so that both databases can still add to it.
 LARGEST_ID = 2**31 - 1
@@ -211,6 +213,10 @@ class Run(Table):
     0 until they are known, and config is whatever its script says. watch_id: its own name for
     itself; heard_at: when its uploader last called.
 
+    note is what people wrote of it, in Markdown. stored_bytes: what its checkpoints and artifacts
+    take in the store. deleted_at: in the bin since then; erasing: nothing brings it back;
+    erased_at: all is gone but this row, which keeps its number from being given again.
+
     A command has no recipe either, and of precision and steps_total the same is true. config holds
     its parameters' values; command is all else of it: {line, folder, git, commit, venv, variables,
     secrets, parameters}, where secrets are names, and parameters are JSON Schemas by name.
@@ -221,6 +227,11 @@ class Run(Table):
         Index("ix_runs_queue", "status", "priority", "position"),
         Index("ix_runs_idempotency_key", "owner_id", "idempotency_key", unique=True),
         Index("ix_runs_watch_id", "owner_id", "watch_id", unique=True),
+        Index(
+            *("ix_runs_deleted_at", "deleted_at"),
+            sqlite_where=IN_BIN,
+            postgresql_where=IN_BIN,
+        ),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -232,6 +243,7 @@ class Run(Table):
     config: Mapped[dict[str, Any]]
     precision: Mapped[str]
     tags: Mapped[str] = mapped_column(default="")
+    note: Mapped[str] = mapped_column(default="", server_default="")
     owner_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"), index=True)
     parent_step: Mapped[int | None] = mapped_column(BigInteger)
@@ -270,6 +282,10 @@ class Run(Table):
     workload: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     rewinds: Mapped[int] = mapped_column(default=0, server_default="0")
     rewound_step: Mapped[int | None] = mapped_column(BigInteger)
+    stored_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    deleted_at: Mapped[float | None]
+    erasing: Mapped[bool] = mapped_column(default=False, server_default=false())
+    erased_at: Mapped[float | None]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -475,6 +491,11 @@ class Checkpoint(Table):
         """Whether it can be downloaded."""
         return self.key != ""
 
+    @property
+    def stored_bytes(self) -> int:
+        """What it takes in the store."""
+        return self.size_bytes if self.key else 0
+
 
 class Artifact(Table):
     """A file that a recipe left after an evaluation: a text sample, a picture.
@@ -499,6 +520,11 @@ class Artifact(Table):
     def is_stored(self) -> bool:
         """Whether it can be downloaded."""
         return self.key != ""
+
+    @property
+    def stored_bytes(self) -> int:
+        """What it takes in the store."""
+        return self.size_bytes if self.key else 0
 
 
 class Diagnosis(Table):

@@ -279,6 +279,44 @@ class Client:
         """End a run; one that trains leaves a checkpoint first."""
         return self._post(f"/api/v1/runs/{run_id}/cancellation")
 
+    def edit(
+        self,
+        run_id: int,
+        *,
+        name: str | None = None,
+        tags: Sequence[str] | None = None,
+        note: str | None = None,
+    ) -> dict[str, Any]:
+        """Change a run's name, tags or note, which is Markdown; what is not told stays."""
+        wanted = {"name": name, "tags": None if tags is None else list(tags), "note": note}
+        with spoken():
+            return dict(content(self._http.patch(f"/api/v1/runs/{run_id}", json=wanted)))
+
+    def delete(self, *run_ids: int) -> dict[str, Any]:
+        """Put runs that have ended into the bin; return those `done`, and those `refused`."""
+        return self.bulk("delete", run_ids)
+
+    def restore(self, *run_ids: int) -> dict[str, Any]:
+        """Take runs out of the bin; the answer is that of `delete`."""
+        return self.bulk("restore", run_ids)
+
+    def bulk(self, action: str, run_ids: Sequence[int], *, tag: str = "") -> dict[str, Any]:
+        """Do one thing with up to 200 runs, as far as it can be done with each.
+
+        action: add_tag or remove_tag, with a tag; cancel, delete, restore; or erase, which deletes
+        runs of the bin for good.
+        """
+        wanted = {"action": action, "runs": list(run_ids), "tag": tag}
+        return self._post("/api/v1/runs/bulk", wanted)
+
+    def bin(self) -> list[dict[str, Any]]:
+        """Return the deleted runs that can be restored, newest first."""
+        return list(self._pages("/api/v1/bin", "runs"))
+
+    def storage(self) -> dict[str, Any]:
+        """Return what room there is, and what the files of runs take."""
+        return dict(self._get("/api/v1/storage"))
+
     def pause(self, run_id: int) -> dict[str, Any]:
         """Pause a run, with a checkpoint."""
         return self._post(f"/api/v1/runs/{run_id}/pause")

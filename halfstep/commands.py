@@ -15,7 +15,7 @@ from halfstep.exporting.commands import export
 from halfstep.importing.commands import import_
 from halfstep.ingest import Ingest
 from halfstep.progress import Progress
-from halfstep.run_commands import compare, events, findings, fork, scale, series
+from halfstep.run_commands import compare, delete, edit, events, findings, fork, restore, scale, series
 from halfstep.typed import (
     EXIT_CODES,
     EXITS,
@@ -139,11 +139,14 @@ RUN = {
     "compare": compare,
     "scale": scale,
     "fork": fork,
+    "edit": edit,
+    "delete": delete,
+    "restore": restore,
 }
 
 
 def run(words: list[str]) -> None:
-    """Submit, list, show, follow, cancel, download or fork runs; read their numbers and logs."""
+    """Submit, list, show, follow, edit, cancel, delete, fork runs; read their numbers and logs."""
     parser = argparse.ArgumentParser(prog="halfstep run", description=run.__doc__)
     parser.add_argument("command", choices=RUN, help="`halfstep run COMMAND --help` explains it")
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

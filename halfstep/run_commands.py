@@ -8,7 +8,7 @@ from typing import Any
 
 from halfstep.client import Client
 from halfstep.spool import json_safe
-from halfstep.typed import add_submission, configuration, parser_of, tell_queued
+from halfstep.typed import add_submission, configuration, parser_of, tell, tell_queued
 
 
 def series(words: list[str]) -> None:
@@ -107,6 +107,48 @@ def fork(words: list[str]) -> None:
         labels: dict[str, Any] = {"name": options.name, "tags": options.tags}
         queued = client.fork(options.run, config, step=options.step, **labels)
         tell_queued(client, queued, options)
+
+
+def edit(words: list[str]) -> None:
+    """Change a run's name, tags or note: `edit 1 --name baseline --tag lr --note 'too slow'`."""
+    parser = parser_of("run edit", edit)
+    parser.add_argument("run", type=int)
+    parser.add_argument("--name")
+    parser.add_argument("--tag", action="append", dest="tags", help="these, and no others")
+    parser.add_argument("--no-tags", action="store_const", const=[], dest="tags")
+    parser.add_argument("--note", help="Markdown; - reads it from stdin")
+    options = parser.parse_args(words)
+    if options.name is options.tags is options.note is None:
+        parser.error("allowed is at least one of --name, --tag, --no-tags and --note")
+    note = sys.stdin.read() if options.note == "-" else options.note
+    with Client() as client:
+        tell(client.edit(options.run, name=options.name, tags=options.tags, note=note), options)
+
+
+def delete(words: list[str]) -> None:
+    """Put runs that have ended into the bin, from where `restore` takes them for some days."""
+    _bulk("delete", delete, words, "is in the bin")
+
+
+def restore(words: list[str]) -> None:
+    """Take runs out of the bin."""
+    _bulk("restore", restore, words, "is restored")
+
+
+def _bulk(action: str, command: Any, words: list[str], outcome: str) -> None:
+    parser = parser_of(f"run {action}", command, "the exit code is 1 if one was refused")
+    parser.add_argument("runs", type=int, nargs="+")
+    options = parser.parse_args(words)
+    with Client() as client:
+        answer = client.bulk(action, options.runs)
+    if options.json:
+        print(json.dumps(answer))
+    else:
+        for run_id in answer["done"]:
+            print(f"run {run_id} {outcome}")
+        for each in answer["refused"]:
+            print(each["detail"], file=sys.stderr)
+    sys.exit(bool(answer["refused"]))
 
 
 def _event_line(event: dict[str, Any]) -> str:

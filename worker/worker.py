@@ -34,9 +34,11 @@ from worker import gpus
 from worker.child import without_secrets
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
 from worker.recorder import CannotRecord, Recorder, in_short, may_pass
+from worker.tidying import delete_erased
 
 TICK_SECONDS = 0.5
 BEAT_SECONDS = 3.0
+TIDY_SECONDS = 60.0
 
 #: A turn of the loop takes less, even while it waits in vain for database and disk.
 LONGEST_TURN_SECONDS = 60.0
@@ -67,7 +69,7 @@ class Worker:
         self._lock_name()
         self._register()
         self._adopt()
-        beat_due = 0.0
+        beat_due = tidy_due = 0.0
         reached_since, is_away = time.monotonic(), False
         while not self.stopping.wait(TICK_SECONDS):
             try:
@@ -77,6 +79,9 @@ class Worker:
                 if time.monotonic() >= beat_due:
                     self._beat(reached_since)
                     beat_due = time.monotonic() + BEAT_SECONDS
+                if time.monotonic() >= tidy_due:
+                    delete_erased(self.settings, self.database)
+                    tidy_due = time.monotonic() + TIDY_SECONDS
                 is_away = False
             except Exception as error:
                 if not may_pass(error):

@@ -3,14 +3,17 @@
 from fastapi import APIRouter
 
 from app.api import (
+    bulk,
     comparison,
     diagnosis,
     docs,
     export,
     ingest,
+    run_bin,
     runs,
     secrets,
     series,
+    storage,
     streams,
     system,
     tokens,
@@ -22,6 +25,8 @@ router = APIRouter()
 modules = (
     streams,
     runs,
+    bulk,
+    run_bin,
     comparison,
     series,
     system,
@@ -29,6 +34,7 @@ modules = (
     export,
     ingest,
     workers,
+    storage,
     tokens,
     secrets,
     docs,

@@ -3,15 +3,16 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.auth import SignedIn
 from app.command_lines import Command, as_submitted
 from app.context import Db, TheSettings
-from app.parameters import Order, RunId, StatusFilter, Text
+from app.parameters import Order, RunId, StatusFilter, Text, flaws
 from app.submission import Submission, submit
 from app.summary import RunSummary, summarise, summarise_all
-from db import runs
+from db import labels, runs
+from db.errors import Invalid
 from db.runs import SORTED_BY
 from db.tables import Status
 
@@ -43,11 +44,31 @@ class StatusChange(BaseModel):
 class RunDetail(RunSummary):
     """A run with its configuration and history."""
 
+    note: Annotated[str, Field(description="What people wrote of it, in Markdown")]
     command: Annotated[
         Command | None, Field(description="Null where it has a recipe, or is watched")
     ]
     config: dict[str, Any]
     statuses: list[StatusChange]
+
+
+class SeenLabels(BaseModel):
+    """Name, tags and note as whoever changes them has seen them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = None
+    tags: list[str] | None = None
+    note: str | None = None
+
+
+class Labels(SeenLabels):
+    """What is to be changed; what is left out, or null, stays."""
+
+    seen: Annotated[
+        SeenLabels | None,
+        Field(description="If one that is to be changed is not so any more: 409, and nothing is"),
+    ] = None
 
 
 class Place(BaseModel):
@@ -128,7 +149,26 @@ def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedI
     ]
     run = runs.get(session, run_id)
     command = as_submitted(run.command) if run.command else None
-    return RunDetail(**summary.model_dump(), command=command, config=run.config, statuses=statuses)
+    return RunDetail(
+        **summary.model_dump(),
+        note=run.note,
+        command=command,
+        config=run.config,
+        statuses=statuses,
+    )
+
+
+@router.patch("/{run_id}")
+def edit_run(
+    run_id: RunId, wanted: Labels, session: Db, settings: TheSettings, visitor: SignedIn
+) -> RunDetail:
+    """Change name, tags or note of a run, whatever its status."""
+    changes = wanted.model_dump(exclude_none=True, exclude={"seen"})
+    if errors := flaws(changes):
+        raise Invalid(errors)
+    seen = wanted.seen.model_dump(exclude_none=True) if wanted.seen else None
+    labels.edit(session, run_id, visitor.user, changes, seen)
+    return get_run(run_id, session, settings, visitor)
 
 
 @router.get("/{run_id}/config")

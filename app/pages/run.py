@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app import command_lines, comparison, schemas
 from app.auth import SignedIn
 from app.context import Db, TheSettings
-from app.news import by_step, skipped_steps, waiting_mark
+from app.news import by_step, labels_mark, skipped_steps, waiting_mark
 from app.parameters import RunId
 from app.rendering import page
 from app.summary import summarise
@@ -49,6 +49,7 @@ def show_run(
         run=summarise(session, run, owner, settings),
         cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
         statuses=runs.statuses(session, run_id),
+        last=runs.last_change(session, run_id),
         skipped=skipped_steps(session, run_id),
         spikes=spikes(session, run_id),
         findings=findings.of_run(session, run),
@@ -61,6 +62,8 @@ def show_run(
         files=checkpoints.of_run(session, run_id),
         saves=checkpoints.saves(session, run_id),
         forks=runs.forks(session, run_id),
+        note=run.note,
+        labels_mark=labels_mark(run),
         metrics=windows.measured(session, run_id),
         comparison=comparison.of_group(session, run.group_id, settings) if run.group_id else None,
         log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),

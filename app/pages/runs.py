@@ -5,11 +5,12 @@ from fastapi.responses import HTMLResponse
 
 from app.auth import SignedIn
 from app.context import Db, TheSettings
+from app.disk import disk
 from app.news import list_cursor
 from app.parameters import STATUSES, RowId, RunId, StatusFilter, Text
 from app.rendering import page
 from app.summary import summarise_all
-from db import runs, series, waiting
+from db import run_bin, runs, series, waiting
 from db.waiting import Queue
 
 router = APIRouter()
@@ -27,10 +28,12 @@ def list_runs(
     text: Text = "",
     before: RunId | None = None,
     ended: RowId = 0,
+    deleted: RowId | None = None,
 ) -> HTMLResponse:
     """Show the runs, newest first; the filter is in the address.
 
-    ended: how many of those that were to be cancelled had ended already.
+    ended: how many of those that were to be cancelled had ended already.  deleted: a run that was
+    deleted just now.
     """
     rows = runs.newest(session, status=status, text=text, before=before, limit=PAGE_SIZE)
     (newest, moment), queue = runs.newest_and_now(session), Queue.read(session)
@@ -52,5 +55,9 @@ def list_runs(
         text=text,
         before=before,
         ended=ended,
+        deleted=run_bin.restorable(session, deleted),
+        days=settings.bin_days,
+        bin=run_bin.contents(session),
+        disk=disk(settings),
         statuses=STATUSES,
     )

@@ -16,6 +16,14 @@ export const scale = (value) => {
     : String(Number(value.toPrecision(4)))
 }
 
+/** Bytes of a file in the unit that fits. @param {number} bytes @returns {string} */
+export const size = (bytes) => {
+  if (bytes < 1000) return `${bytes} B`
+  const exponent = Math.min(Math.floor(Math.log10(bytes) / 3), 4)
+  const value = bytes / 1000 ** exponent
+  return `${value < 1000 ? Number(value.toPrecision(3)) : count(Math.round(value))} ${['kB', 'MB', 'GB', 'TB'][exponent - 1]}`
+}
+
 /** Show the moments below an element in the browser's own zone. @param {ParentNode} root */
 export const localTimes = (root) => {
   for (const time of root.querySelectorAll('time:not([data-local])')) {

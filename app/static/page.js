@@ -3,13 +3,22 @@ import { localTimes } from 'formats'
 
 localTimes(document)
 
-/** @param {string} text */
-export const toast = (text) => {
+/** @param {string} text @param {{label: string, act: () => void}} [offer] a button, for longer */
+export const toast = (text, offer) => {
   const box = document.querySelector('[data-toast]')
   box.textContent = text
   box.hidden = false
+  if (offer) {
+    const button = Object.assign(document.createElement('button'), { type: 'button', textContent: offer.label })
+    button.addEventListener('click', () => { box.hidden = true; offer.act() })
+    box.append(button)
+  }
+  const hide = () => {
+    if (box.matches(':hover, :focus-within')) toast.timer = setTimeout(hide, 1000)
+    else box.hidden = true
+  }
   clearTimeout(toast.timer)
-  toast.timer = setTimeout(() => { box.hidden = true }, 5000)
+  toast.timer = setTimeout(hide, offer ? 15000 : 5000)
 }
 
 document.addEventListener('click', async (event) => {

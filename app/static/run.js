@@ -2,10 +2,11 @@
 import { fetched, insisted, pause } from 'answers'
 import { previewTexts } from 'artifacts'
 import { createCharts } from 'charts'
-import { count } from 'formats'
+import { count, size } from 'formats'
 import { createGradients } from 'gradients'
 import { createHeadroom } from 'headroom'
 import { createLayers } from 'layers'
+import { createLabels } from 'labels'
 import { follow } from 'live'
 import { createLog } from 'log'
 import { toNewest } from 'newest'
@@ -128,6 +129,7 @@ section.querySelector('[data-png]').addEventListener('click', () => charts.saveP
 changeView()
 previewTexts(article)
 toNewest(article)
+const tellLabels = createLabels(article, api)
 const gradientSection = article.querySelector('[data-gradients]')
 const gradients = gradientSection && createGradients(gradientSection, api)
 const layerSection = article.querySelector('[data-layers]')
@@ -148,6 +150,7 @@ const replaceWords = () => {
   const { run, fragments, rows } = words
   words = null
   article.dataset.status = run.status
+  article.querySelector('[data-stored]').textContent = size(run.stored_bytes)
   for (const [name, html] of Object.entries(fragments)) {
     show(article.querySelector(`[data-fragment=${name}]`), html)
   }
@@ -168,6 +171,7 @@ if (article.dataset.over === 'false') {
       rows: [...(words?.rows ?? []).filter(([name]) => !(name in news.fragments)), ...Object.entries(news.rows)],
     }
     showWords()
+    tellLabels(news.labels)
     if (news.diagnosed.includes('histogram')) gradients?.refresh()
     if (news.diagnosed.includes('layer_norms')) layers?.refresh()
     if (news.diagnosed.includes('headroom')) headroom?.refresh()

@@ -1,7 +1,8 @@
 // The list of runs: live rows, and the boxes for bulk actions.
-import { inTurn, insisted } from 'answers'
+import { inTurn } from 'answers'
 import { follow } from 'live'
-import { matchRows, replaceRows } from 'rows'
+import { replaceRows } from 'rows'
+import { createSelection, refetchRows } from 'selection'
 import { still } from 'still'
 
 const list = document.querySelector('[data-list]')
@@ -9,12 +10,6 @@ const body = document.querySelector('[data-rows]')
 /** Run ids: the newest that there is, and that this page was fetched after. */
 let newest = Number(body?.dataset.newest)
 let shown = newest
-
-const countTicked = () => {
-  const ticked = list.querySelectorAll('[name=run]:checked').length
-  list.querySelector('[data-bulk]').disabled = ticked === 0
-  list.querySelector('[data-ticked]').textContent = ticked ? `${ticked} selected` : ''
-}
 
 /** @param {boolean} isUp */
 const showWorkers = (isUp) => {
@@ -25,21 +20,12 @@ const showWorkers = (isUp) => {
 const refresh = inTurn(async () => {
   if (newest <= shown) return
   const asked = newest
-  const answer = await insisted(location.href)
-  const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
-  const fresh = page.querySelector('[data-rows]')
-  if (fresh) still(() => matchRows(body, document.adoptNode(fresh)))
+  await refetchRows(body)
   shown = asked
 })
 
 if (list) {
-  list.addEventListener('change', (event) => {
-    if (event.target.matches('[data-tick-all]')) {
-      for (const box of list.querySelectorAll('[name=run]')) box.checked = event.target.checked
-    }
-    countTicked()
-  })
-  countTicked()
+  const countTicked = createSelection(list, () => refetchRows(body))
   follow('/api/v1/runs/live', body.dataset.cursor, (news) => {
     still(() => { showWorkers(news.is_worker_up); replaceRows(body, Object.values(news.rows).join('')); countTicked() })
     newest = news.newest

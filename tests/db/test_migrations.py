@@ -20,17 +20,32 @@ from sqlalchemy import (
     select,
 )
 
-from db import accounts, ingest, queue
+from db import accounts, checkpoints, ingest, queue
 from db.database import Database
 from db.pyramid import SIZES, STEP_SERIES
 from db.summaries import layout
-from db.tables import Run, Status, StepBucket, Worker
+from db.tables import Artifact, Run, Status, StepBucket, Worker
 from db.windows import window
 from halfstep.spool import UNKNOWN_US
-from tests.db.conftest import submit_command
+from tests.db.conftest import submit, submit_command
 from tests.db.telemetry_made import make_steps, record
+from tests.db.test_checkpoints import saved
 
-REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011"]
+REVISIONS = [
+    "0001",
+    "0002",
+    "0003",
+    "0004",
+    "0005",
+    "0006",
+    "0007",
+    "0008",
+    "0009",
+    "0010",
+    "0011",
+    "0013",
+    "0014",
+]
 
 
 def a_value(column: Any) -> Any:
@@ -182,3 +197,25 @@ def test_steps_of_before_have_no_wait_and_summaries_are_read_both_ways(
     assert drawn is not None
     assert drawn.series["data_us"].y[-1] == 80 % 11 * 40
     assert drawn.series["data_us"].y[:70] == [None] * 70
+
+
+def test_what_files_take_is_added_up_and_an_erased_run_is_one_to_list(
+    database: Database, running: Run
+) -> None:
+    """Files that the server does not have count nothing; an earlier version finds a name."""
+    with database.writing() as session:
+        for step, key in ((10, "a"), (20, "b"), (30, "")):
+            checkpoints.publish(session, running.id, 1, saved(step), [key])
+        session.add(Artifact(run_id=running.id, name="n", step=1, key="c", size_bytes=5, sha256=""))
+        other = submit(session, accounts.user_named(session, "ada"))
+        other.name, other.erased_at = "", 1.0
+    command.downgrade(database.migrations(), "0011")
+    [runs] = [each for each in tables(database) if each.name == "runs"]
+    assert "stored_bytes" not in runs.columns
+    with database.engine.connect() as connection:
+        rows = connection.execute(select(runs.c.source, runs.c.name).order_by(runs.c.id)).all()
+    assert [tuple(row) for row in rows] == [("recipe", "digits-fp16"), ("watch", "deleted")]
+    command.upgrade(database.migrations(), "head")
+    with database.reading() as session:
+        sizes = session.scalars(select(Run.stored_bytes).order_by(Run.id)).all()
+    assert sizes == [25, 0]

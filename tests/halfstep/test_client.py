@@ -58,6 +58,8 @@ def test_submit_look_and_steer(client: Client) -> None:
     assert client.run(run["id"])["config"]["training"]["steps"] == 7
     assert [each["id"] for each in client.runs("mine")] == [run["id"]]
     assert client.runs("nobody's") == []
+    edited = client.edit(run["id"], tags=["c"], note="# Why")
+    assert (edited["name"], edited["tags"], edited["note"]) == ("mine", ["c"], "# Why")
     client.pause(run["id"])
     assert client.run(run["id"])["status"] == "paused"
     assert client.resume(run["id"])["status"] == "queued"
@@ -248,3 +250,23 @@ def test_the_commands_of_runs_stand_together_too(
     assert halfstep("run", "follow", "1", **environment).returncode == 4
     assert "follow" in halfstep("run", "--help", **environment).stdout
     assert "3 if it failed" in halfstep("run", "follow", "--help", **environment).stdout
+
+
+def test_runs_are_deleted_and_restored(client: Client, address: str, token: str) -> None:
+    """From Python and by what is typed; one that has not ended is named, and is refused."""
+    first, second = (client.submit("digits", {})["id"] for _ in range(2))
+    client.cancel(first)
+    answer = client.delete(first, second)
+    assert answer["done"] == [first]
+    assert [each["id"] for each in answer["refused"]] == [second]
+    assert [run["id"] for run in client.bin()] == [first]
+    known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    restored = halfstep("run", "restore", str(first), **known)
+    assert (restored.returncode, restored.stdout) == (0, f"run {first} is restored\n")
+    refused = halfstep("run", "delete", str(second), **known)
+    assert (refused.returncode, "Cancel it first" in refused.stderr) == (1, True)
+    words = ("run", "edit", str(first), "--name", "baseline", "--no-tags", "--note", "why")
+    assert halfstep(*words, **known).returncode == 0
+    run = client.run(first)
+    assert (run["name"], run["tags"], run["note"]) == ("baseline", [], "why")
+    assert halfstep("run", "edit", str(first), **known).returncode == 2

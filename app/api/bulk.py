@@ -1,0 +1,51 @@
+"""Many runs at once."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from app import bulk
+from app.auth import SignedIn
+from app.context import Db
+from app.parameters import RunId, Text
+from db.errors import Invalid
+
+router = APIRouter(prefix="/runs", tags=["runs"])
+
+
+class BulkAction(BaseModel):
+    """What is to be done with which runs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action: Annotated[
+        Literal["add_tag", "remove_tag", "cancel", "delete", "restore", "erase"],
+        Field(description="erase: of runs in the bin, for good"),
+    ]
+    runs: Annotated[list[RunId], Field(min_length=1, max_length=bulk.MOST_RUNS)]
+    tag: Annotated[Text, Field(description="To add or to remove")] = ""
+
+
+class RefusedRun(BaseModel):
+    """A run of which it could not be done."""
+
+    id: int
+    detail: Annotated[str, Field(description="The reason, for people")]
+
+
+class BulkAnswer(BaseModel):
+    """Each run is in one of the two."""
+
+    done: list[int]
+    refused: list[RefusedRun]
+
+
+@router.post("/bulk")
+def act_on_runs(wanted: BulkAction, session: Db, visitor: SignedIn) -> BulkAnswer:
+    """Do one thing with many runs. What can be done is done; the rest is named with its reason."""
+    if bool(wanted.tag.strip()) != (wanted.action in bulk.TAGGING):
+        text = f"{wanted.tag[:100]!r} with {wanted.action}; allowed: a text with add_tag, "
+        raise Invalid({"tag": text + "remove_tag, and none with the others"})
+    done, refused = bulk.act(session, visitor.user, wanted.action, wanted.runs, wanted.tag)
+    return BulkAnswer(done=done, refused=[RefusedRun(**vars(each)) for each in refused])

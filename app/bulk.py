@@ -1,0 +1,51 @@
+"""One request for many runs: each is answered for itself, and what can be done is done."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from db import labels, run_bin, runs
+from db.errors import Conflict, Invalid, NotFound
+from db.tables import User
+
+MOST_RUNS = 200
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A run of which it could not be done, and why."""
+
+    id: int
+    detail: str
+
+
+#: What can be done with many: the rest of it is said in app.api.bulk.
+ACTIONS: dict[str, Callable[[Session, int, User], object]] = {
+    "cancel": runs.cancel,
+    "delete": run_bin.delete,
+    "restore": run_bin.restore,
+    "erase": run_bin.erase,
+}
+TAGGING: dict[str, Callable[[Session, int, User, str], object]] = {
+    "add_tag": labels.add_tag,
+    "remove_tag": labels.remove_tag,
+}
+
+
+def act(
+    session: Session, user: User, action: str, run_ids: Collection[int], tag: str = ""
+) -> tuple[list[int], list[Refusal]]:
+    """Do it; return the runs of which it was done, and those of which it could not be."""
+    done, refused = [], []
+    # By id, as everybody locks runs: two that lock in other orders would wait for each other.
+    for run_id in sorted(set(run_ids)):
+        try:
+            if action in TAGGING:
+                TAGGING[action](session, run_id, user, tag)
+            else:
+                ACTIONS[action](session, run_id, user)
+            done.append(run_id)
+        except (Conflict, NotFound, Invalid) as error:  # raised before anything is written
+            refused.append(Refusal(run_id, str(error)))
+    return done, refused

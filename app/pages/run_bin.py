@@ -1,0 +1,57 @@
+"""The page of the bin, and what its buttons and the run page's do."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from app.api.lists import After
+from app.api.run_bin import deleted
+from app.auth import SignedIn, local_path
+from app.context import Db, Posted, TheSettings
+from app.disk import disk
+from app.parameters import RunId
+from app.rendering import page
+from db import run_bin
+
+router = APIRouter()
+
+PAGE_SIZE = 50
+
+
+@router.get("/bin")
+def show_bin(
+    request: Request, session: Db, settings: TheSettings, visitor: SignedIn, after: After = ""
+) -> HTMLResponse:
+    """Show what was deleted, and until when it can be restored."""
+    found = run_bin.listed(session, after=after, limit=PAGE_SIZE)
+    return page(
+        request,
+        "bin.html",
+        visitor=visitor,
+        rows=[deleted(run, owner, settings) for run, owner in found.rows],
+        older=found.next,
+        bin=run_bin.contents(session),
+        disk=disk(settings),
+        days=settings.bin_days,
+    )
+
+
+@router.post("/runs/{run_id}/deletion")
+def delete_run(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Put a run into the bin, and lead to the list, which offers to undo it."""
+    run_bin.delete(session, run_id, visitor.user)
+    return RedirectResponse(f"/runs?deleted={run_id}", status_code=303)
+
+
+@router.post("/runs/{run_id}/restoration")
+def restore_run(run_id: RunId, session: Db, posted: Posted, visitor: SignedIn) -> RedirectResponse:
+    """Take a run out of the bin."""
+    run_bin.restore(session, run_id, visitor.user)
+    back = local_path(str(posted.get("back", f"/runs/{run_id}")))
+    return RedirectResponse(back, status_code=303)
+
+
+@router.post("/runs/{run_id}/erasure")
+def erase_run(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Let a run of the bin go for good."""
+    run_bin.erase(session, run_id, visitor.user)
+    return RedirectResponse("/bin", status_code=303)

@@ -1,0 +1,134 @@
+"""Free the disk by rules: what they would delete, run by run, and that it is deleted.
+
+Only of runs that have ended. The rows go first: what is stopped before the files are gone leaves
+files that no row names, which `halfstep storage check --mend` deletes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from obstore.store import ObjectStore
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from db import checkpoints, runs
+from db.database import Database, now
+from db.run_bin import DAY_SECONDS
+from db.storage import delete_file
+from db.tables import ENDED, Artifact, Checkpoint, LogLine, Run, SystemSample
+
+
+@dataclass(frozen=True)
+class Rules:
+    """After how many days what goes; None: never."""
+
+    checkpoint_days: float | None = None
+    log_days: float | None = None
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What goes of one run. steps: those whose checkpoints do, all files of each."""
+
+    run_id: int
+    name: str
+    steps: list[int]
+    stored_bytes: int
+    log_lines: int
+    samples: int
+
+    def __bool__(self) -> bool:
+        return bool(self.steps or self.log_lines or self.samples)
+
+    @property
+    def in_words(self) -> str:
+        """Say it as the run's history does."""
+        kinds = (
+            (len(self.steps), "step's checkpoints", "steps' checkpoints"),
+            (self.log_lines, "log line", "log lines"),
+            (self.samples, "sample of the machine", "samples of the machine"),
+        )
+        return ", ".join(f"{n:,} {one if n == 1 else many}" for n, one, many in kinds if n)
+
+
+def plan(session: Session, rules: Rules) -> Iterator[Pruning]:
+    """Yield what the rules would delete, by run."""
+    ended = select(Run).where(Run.status.in_(ENDED), runs.KEPT, Run.ended_at < _latest(rules))
+    for run_id in session.scalars(ended.with_only_columns(Run.id).order_by(Run.id)).all():
+        if found := of_run(session, runs.get(session, run_id), rules):
+            yield found
+
+
+def of_run(session: Session, run: Run, rules: Rules) -> Pruning:
+    """Return what the rules would delete of an ended run."""
+    rows = _old_checkpoints(session, run, rules)
+    has_old_log = rules.log_days is not None and _is_older(session, run.ended_at, rules.log_days)
+    lines, samples = (
+        (session.scalar(select(func.count()).where(table.run_id == run.id)) or 0)
+        if has_old_log
+        else 0
+        for table in (LogLine, SystemSample)
+    )
+    return Pruning(
+        run_id=run.id,
+        name=run.name,
+        steps=sorted({row.step for row in rows}),
+        stored_bytes=sum(row.stored_bytes for row in rows),
+        log_lines=lines,
+        samples=samples,
+    )
+
+
+def prune(database: Database, store: ObjectStore, run_id: int, rules: Rules) -> Pruning:
+    """Delete it, and write it into the run's history; return what was found to go by now."""
+    with database.writing() as session:
+        run = runs.get(session, run_id, lock=True)
+        found = of_run(session, run, rules)
+        if not found:
+            return found
+        rows = _old_checkpoints(session, run, rules)
+        keys = {row.key for row in rows if row.is_stored}
+        for row in rows:
+            session.delete(row)
+        for table in (LogLine, SystemSample) if found.log_lines or found.samples else ():
+            session.execute(delete(table).where(table.run_id == run_id))
+        run.stored_bytes -= found.stored_bytes
+        runs.remark(session, run, f"pruned, for their age: {found.in_words}")
+        run.files_revision = run.revision
+        keys -= _named(session, run_id)
+    for key in sorted(keys):
+        delete_file(store, key)
+    return found
+
+
+def _latest(rules: Rules) -> Any:
+    days = [each for each in (rules.checkpoint_days, rules.log_days) if each is not None]
+    return now() - min(days, default=0.0) * DAY_SECONDS
+
+
+def _is_older(session: Session, moment: float | None, days: float) -> bool:
+    return moment is not None and moment < session.scalars(select(now())).one() - days * DAY_SECONDS
+
+
+def _old_checkpoints(session: Session, run: Run, rules: Rules) -> list[Checkpoint]:
+    """List the files that go: not of the last step, nor of the best, nor where a run started."""
+    if rules.checkpoint_days is None:
+        return []
+    rows = checkpoints.of_run(session, run.id)
+    steps = sorted({row.step for row in rows})
+    policy = run.settings.get("checkpoints") or {}
+    kept = {*steps[-1:], *checkpoints.best(session, run.id, steps, policy)}
+    kept |= checkpoints.started_from(session, run.id)
+    latest = session.scalars(select(now())).one() - rules.checkpoint_days * DAY_SECONDS
+    return [row for row in rows if row.step not in kept and row.created_at < latest]
+
+
+def _named(session: Session, run_id: int) -> set[str]:
+    """Return the keys that rows still name: two files of the same content share one."""
+    session.flush()
+    return {
+        key
+        for table in (Checkpoint, Artifact)
+        for key in session.scalars(select(table.key).where(table.run_id == run_id))
+    }

@@ -1,0 +1,93 @@
+"""Order among runs: selected, tagged, deleted, restored, and written of."""
+
+from playwright.sync_api import Page, expect
+
+from db import labels, queue, runs
+from db.database import Database
+from db.tables import Run, Status, User
+from tests.app.conftest import submit
+
+
+def test_many_are_selected_deleted_and_restored(
+    database: Database, ada: User, page: Page, running: Run
+) -> None:
+    """A range by Shift, which outlives live rows; what cannot be deleted is named; and undo."""
+    for _ in range(3):
+        submit(database, ada)
+    with database.writing() as session:
+        for run_id in (2, 3):
+            runs.cancel(session, run_id, ada)
+    page.goto("/runs")
+    box = page.locator("[name=run]")
+    expect(page.locator("[data-selection]")).to_be_hidden()
+    box.nth(1).click()
+    box.nth(3).click(modifiers=["Shift"])
+    told = page.locator("[data-ticked]")
+    expect(told).to_have_text("3 selected")
+    expect(page.locator("[data-compare]")).to_have_attribute("href", "/compare?runs=3,2,1")
+    with database.writing() as session:
+        labels.edit(session, 4, ada, {"name": "renamed meanwhile"})
+        queue.end(session, running.id, 1, Status.QUEUED)
+    expect(page.locator("[data-rows]")).to_contain_text("renamed meanwhile")
+    expect(page.locator("[name=run]:checked")).to_have_count(3)
+    page.locator("[data-tag]").fill("kept")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-rows] .tag")).to_have_count(3)
+    page.get_by_role("button", name="Delete").click()
+    expect(page.locator("[data-refused]")).to_contain_text("Run 1 is queued")
+    expect(told).to_have_text("1 selected")
+    expect(page.locator("[data-rows] tr")).to_have_count(2)
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("[data-rows] tr")).to_have_count(4)
+
+
+def test_the_bin_asks_once_before_it_is_too_late(
+    database: Database, ada: User, page: Page, offered: None
+) -> None:
+    """It names what goes; kept, nothing does."""
+    for _ in range(2):
+        submit(database, ada)
+    page.goto("/runs")
+    page.get_by_label("Select all runs on this page").check()
+    page.get_by_role("button", name="Cancel selected").click()
+    expect(page.locator("tr .status[data-status=cancelled]")).to_have_count(2)
+    page.locator("[data-tick-all]").first.check()
+    page.get_by_role("button", name="Delete").click()
+    expect(page.locator(".empty")).to_be_visible()
+    page.get_by_role("link", name="Bin").click()
+    asks = page.get_by_role("dialog")
+    page.get_by_role("button", name="Delete run 2 for good").click()
+    expect(asks).to_contain_text("1 run and 0 B of checkpoints and artifacts go for good")
+    page.keyboard.press("Escape")
+    expect(asks).to_be_hidden()
+    page.get_by_role("button", name="Restore run 1").click()
+    expect(page.locator("[data-rows] tr")).to_have_count(1)
+    page.get_by_role("button", name="Delete run 2 for good").click()
+    asks.get_by_role("button", name="Delete for good").click()
+    expect(page.get_by_text("being deleted for good")).to_be_visible()
+
+
+def test_of_two_who_write_neither_is_lost(
+    database: Database, ada: User, page: Page, running: Run
+) -> None:
+    """Somebody else's note comes live; one that came while a person wrote is shown beside it."""
+    page.goto(f"/runs/{running.id}")
+    with database.writing() as session:
+        labels.edit(session, running.id, ada, {"name": "baseline", "note": "*theirs*"})
+    expect(page.locator(".note em")).to_have_text("theirs")
+    expect(page.get_by_role("heading", level=1)).to_have_text("baseline")
+    page.get_by_role("button", name="Edit").click()
+    expect(page.locator("#label-note")).to_have_value("*theirs*")
+    with database.writing() as session:
+        labels.edit(session, running.id, ada, {"note": "newer"})
+    page.locator("#label-note").fill("# Mine")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("[data-label-problem]")).to_contain_text("Somebody else has changed this")
+    expect(page.locator(".note")).to_have_text("newer")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator(".note h2")).to_have_text("Mine")
+    expect(page.get_by_role("button", name="Edit")).to_be_focused()
+    page.get_by_role("button", name="Edit").click()
+    page.locator("#label-name").fill(" ")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#label-name-error")).to_contain_text("allowed: 1 to 100 characters")

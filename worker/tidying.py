@@ -1,0 +1,34 @@
+"""Folders of runs that were deleted for good: the server reaches its own machine's alone."""
+
+from db import erasure
+from db.database import Database
+from db.settings import Settings
+from halfstep.output import say
+
+#: Runs that one query asks for.
+RUNS = 500
+
+
+def delete_erased(settings: Settings, database: Database) -> list[int]:
+    """Delete what this machine has of runs that nothing brings back; return their numbers.
+
+    A folder that cannot be deleted is told of, and keeps none of the others.
+    """
+    folder = settings.run_folder(0).parent
+    if not folder.is_dir():
+        return []
+    here = [int(each.name) for each in folder.iterdir() if each.name.isdecimal()]
+    deleted = []
+    with database.reading() as session:
+        found = [
+            run_id
+            for first in range(0, len(here), RUNS)
+            for run_id in erasure.erased_of(session, here[first : first + RUNS])
+        ]
+    for run_id in found:
+        try:
+            erasure.delete_folder(settings.run_folder(run_id))
+            deleted.append(run_id)
+        except OSError as error:
+            say(f"worker: the folder of run {run_id}, which was deleted, stays: {error}")
+    return deleted
