@@ -138,9 +138,7 @@ def _words(
     """Return the page's fragments, whole, and of its tables the rows that changed."""
     fragments = {
         "facts": fragment("_facts.html", run=summary),
-        "problem": fragment(
-            "_problem.html", run=summary, last=runs.last_change(session, run.id)
-        ),
+        "problem": fragment("_problem.html", run=summary, last=runs.last_change(session, run.id)),
     }
     if changes.events or changes.diagnoses or changes.is_over:
         found = findings.of_run(session, run)

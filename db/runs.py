@@ -313,18 +313,18 @@ def newest_and_now(session: Session) -> tuple[int, float]:
     return newest, moment
 
 
-def statuses(session: Session, run_id: int, *, latest: int | None = None) -> list[RunStatus]:
-    """Return the history of a run's status, oldest first: all of it, or the latest few."""
-    query = select(RunStatus).where(RunStatus.run_id == run_id).order_by(RunStatus.id.desc())
-    return list(reversed(session.scalars(query.limit(latest)).all()))
+def statuses(session: Session, run_id: int) -> list[RunStatus]:
+    """Return the history of a run's status, oldest first."""
+    query = select(RunStatus).where(RunStatus.run_id == run_id).order_by(RunStatus.id)
+    return list(session.scalars(query))
 
 
 def last_change(session: Session, run_id: int) -> RunStatus | None:
     """Return when and why a run's status became what it is; remarks may have followed."""
     mine = RunStatus.run_id == run_id
     status = select(Run.status).where(Run.id == run_id).scalar_subquery()
-    others = select(func.coalesce(func.max(RunStatus.id), 0)).where(mine, RunStatus.status != status)
-    since = select(RunStatus).where(mine, RunStatus.id > others.scalar_subquery())
+    before = select(func.max(RunStatus.id)).where(mine, RunStatus.status != status)
+    since = select(RunStatus).where(mine, RunStatus.id > func.coalesce(before.scalar_subquery(), 0))
     return session.scalar(since.order_by(RunStatus.id).limit(1))
 
 

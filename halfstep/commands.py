@@ -15,7 +15,17 @@ from halfstep.exporting.commands import export
 from halfstep.importing.commands import import_
 from halfstep.ingest import Ingest
 from halfstep.progress import Progress
-from halfstep.run_commands import compare, delete, edit, events, findings, fork, restore, scale, series
+from halfstep.run_commands import (
+    compare,
+    delete,
+    edit,
+    events,
+    findings,
+    fork,
+    restore,
+    scale,
+    series,
+)
 from halfstep.typed import (
     EXIT_CODES,
     EXITS,

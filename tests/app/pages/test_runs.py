@@ -67,10 +67,11 @@ def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
         reason = "step 1 was skipped although the loss scale, 16, is at its floor"
         said = {"reason": reason, "error": reason, "fault": "rule"}
         queue.end(session, running.id, running.attempt, Status.FAILED, **said)
+    browser.patch("/api/v1/runs/1", json={"name": "a remark follows"})
     for path in ("/runs", "/runs/1"):
         page = browser.get(path).text
         assert 'data-ending="stopped" title="failed">stopped by a rule</span>' in page
-    assert "This run was stopped: a rule of its configuration" in page
+    assert f"This run was stopped: a rule of its configuration.</b> {reason}" in page
     assert "an error in the code" not in page
 
 
