@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, PlainSerializer
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.formats import printed
 from db import runs, starvation, waiting
 from db import verdict as verdicts
 from db.database import now
@@ -99,6 +100,12 @@ class RunSummary(BaseModel):
         """Whether it came to its end with a loss that is not finite."""
         is_finite = self.loss is not None and math.isfinite(self.loss)
         return self.status == Status.FINISHED and self.own_steps > 0 and not is_finite
+
+    @property
+    def last_line(self) -> str:
+        """What its error ends with: of a traceback the exception."""
+        lines = [line for line in printed(self.error or "").splitlines() if line.strip()]
+        return lines[-1].strip() if lines else ""
 
     @property
     def trains(self) -> bool:

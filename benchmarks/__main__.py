@@ -23,6 +23,7 @@ CLAIMS = (
     "disk",
     "opening",
     "opening_page",
+    "run_list",
     "random_windows",
     "skips",
     "step_to_figure",

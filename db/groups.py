@@ -1,7 +1,7 @@
 """Runs to be laid side by side: one configuration in several precisions, or a run and a fork."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import func, select
@@ -100,9 +100,16 @@ def _has_no_gpu(worker: Worker) -> bool:
 
 def devices(session: Session, group_id: int) -> dict[int, str]:
     """Name the devices that each run of a group has trained on, over all its attempts."""
+    return devices_of(
+        session, list(session.scalars(select(Run.id).where(Run.group_id == group_id)))
+    )
+
+
+def devices_of(session: Session, run_ids: Collection[int]) -> dict[int, str]:
+    """Name the devices that each of these runs has trained on, over all its attempts."""
     query = select(RunNode.run_id, RunNode.devices, Worker.devices)
-    query = query.join(Worker, Worker.id == RunNode.worker_id).join(Run, Run.id == RunNode.run_id)
-    query = query.where(Run.group_id == group_id, RunNode.resumed_step.is_not(None))
+    query = query.join(Worker, Worker.id == RunNode.worker_id)
+    query = query.where(RunNode.run_id.in_(run_ids), RunNode.resumed_step.is_not(None))
     found: dict[int, list[str]] = {}
     for run_id, indexes, offered in session.execute(query.order_by(RunNode.attempt)):
         names = {device["index"]: str(device.get("name") or device["kind"]) for device in offered}

@@ -15,12 +15,14 @@ from app.api import (
     system,
     tokens,
     unversioned,
+    vocabulary,
     workers,
 )
 
 router = APIRouter()
 modules = (
     streams,
+    vocabulary,
     runs,
     groups,
     series,

@@ -1,20 +1,27 @@
 """The list of runs."""
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
+from app import columns, filters
 from app.auth import SignedIn
+from app.columns import BUILT_IN
 from app.context import Db, TheSettings
 from app.news import list_cursor
-from app.parameters import STATUSES, RowId, RunId, StatusFilter, Text
+from app.parameters import RowId, RunId, Sort, Text
 from app.rendering import page
 from app.summary import summarise_all
 from db import runs, series, waiting
+from db.conditions import Filter
 from db.waiting import Queue
 
 router = APIRouter()
 
 PAGE_SIZE = 50
+NEWEST_FIRST = "-id"
 
 
 @router.get("/runs")
@@ -23,34 +30,65 @@ def list_runs(
     session: Db,
     settings: TheSettings,
     visitor: SignedIn,
-    status: StatusFilter = "",
-    text: Text = "",
+    typed: Annotated[str, Query(alias="filter")] = "",
+    sort: Sort = NEWEST_FIRST,
+    chosen: Annotated[Text, Query(alias="columns")] = "",
     before: RunId | None = None,
     ended: RowId = 0,
 ) -> HTMLResponse:
-    """Show the runs, newest first; the filter is in the address.
+    """Show the runs, newest first; filter, order and columns are in the address.
 
+    A filter that cannot be understood is marked, and nothing is listed.
     ended: how many of those that were to be cancelled had ended already.
     """
-    rows = runs.newest(session, status=status, text=text, before=before, limit=PAGE_SIZE)
+    shown = columns.chosen(chosen)
+    sort = sort or NEWEST_FIRST
+    terms: Filter = ()
+    mistakes: list[filters.Mistake] = []
+    try:
+        terms = filters.read(typed, me=visitor.user.name)
+    except filters.BadFilter as error:
+        mistakes = error.mistakes
+    rows = (
+        []
+        if mistakes
+        else runs.newest(session, conditions=terms, sort=sort, before=before, limit=PAGE_SIZE)
+    )
     (newest, moment), queue = runs.newest_and_now(session), Queue.read(session)
     marks = waiting.marks([run for run, _owner in rows], queue, moment)
     lines = series.sparklines(session, [run for run, _owner in rows])
+    values = columns.values(session, [run.id for run, _owner in rows], shown)
+    present = {"filter": typed, "sort": sort, "columns": columns.address(shown), "before": before}
+
+    def at(**changes: object) -> str:
+        """Return the address of the list with something otherwise."""
+        wanted = {name: value for name, value in (present | changes).items() if value}
+        if wanted.get("sort") == NEWEST_FIRST:
+            del wanted["sort"]
+        return f"/runs?{urlencode(wanted)}" if wanted else "/runs"
+
     return page(
         request,
         "runs.html",
+        status_code=422 if mistakes else 200,
         visitor=visitor,
         rows=[
-            (summary, lines[summary.id])
+            (summary, lines[summary.id], values[summary.id])
             for summary in summarise_all(session, rows, settings, queue, moment)
         ],
         older=rows[-1][0].id if len(rows) == PAGE_SIZE else None,
         newest=newest,
         cursor=list_cursor(newest, marks, is_worker_up=bool(queue.workers)),
         is_worker_up=bool(queue.workers),
-        status=status,
-        text=text,
+        filter=typed,
+        mistakes=mistakes,
+        notes=[] if mistakes else filters.notes(session, terms, sort),
+        total=0 if mistakes else runs.count(session, terms),
+        sort=sort,
+        columns=shown,
+        others=[each for each in BUILT_IN.values() if each not in shown],
+        chosen=columns.address(shown),
+        at=at,
         before=before,
         ended=ended,
-        statuses=STATUSES,
     )

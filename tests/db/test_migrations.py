@@ -24,13 +24,26 @@ from db import accounts, ingest
 from db.database import Database
 from db.pyramid import SIZES, STEP_SERIES
 from db.summaries import layout
-from db.tables import Run, StepBucket, Worker
+from db.tables import LatestMetric, Run, RunSetting, StepBucket, Worker
 from db.windows import window
 from halfstep.spool import UNKNOWN_US
 from tests.db.conftest import submit_command
-from tests.db.telemetry_made import make_steps, record
+from tests.db.telemetry_made import make_metric, make_steps, record
 
-REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011"]
+REVISIONS = [
+    "0001",
+    "0002",
+    "0003",
+    "0004",
+    "0005",
+    "0006",
+    "0007",
+    "0008",
+    "0009",
+    "0010",
+    "0011",
+    "0012",
+]
 
 
 def a_value(column: Any) -> Any:
@@ -114,7 +127,7 @@ def test_sql_is_printed_without_a_change(database: Database) -> None:
     text = io.StringIO()
     command.upgrade(database.migrations(text), "0001:head", sql=True)
     assert "CREATE INDEX ix_metrics_run_id_id ON metrics (run_id, id)" in text.getvalue()
-    assert "'0011'" in text.getvalue()
+    assert "'0012'" in text.getvalue()
 
 
 def test_a_watched_run_is_one_that_an_earlier_version_can_list(database: Database) -> None:
@@ -172,3 +185,27 @@ def test_steps_of_before_have_no_wait_and_summaries_are_read_both_ways(
     assert drawn is not None
     assert drawn.series["data_us"].y[-1] == 80 % 11 * 40
     assert drawn.series["data_us"].y[:70] == [None] * 70
+
+
+def test_runs_that_were_there_are_found_by_settings_and_metrics(
+    database: Database, running: Run
+) -> None:
+    """Both tables are filled from what runs have, as they are filled from then on."""
+    record(
+        database, running, make_steps([1.0] * 3), events=[make_metric(1, 0.5), make_metric(3, 0.7)]
+    )
+    queries = [
+        select(each).order_by(*each.primary_key)
+        for each in (RunSetting.__table__, LatestMetric.__table__)
+    ]
+
+    def rows() -> list[Any]:
+        with database.engine.connect() as connection:
+            return [connection.execute(query).all() for query in queries]
+
+    before = rows()
+    assert [row.path for row in before[0]] == ["precision", "training.steps"]
+    assert [row.step for row in before[1]] == [3]
+    for go, target in ((command.downgrade, "0011"), (command.upgrade, "head")):
+        go(database.migrations(), target)
+    assert rows() == before
