@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlencode
 
 from sqlalchemy.orm import Session
 
@@ -12,6 +13,7 @@ from db import groups
 from db.conditions import values_of
 from db.errors import Invalid
 
+NEWEST_FIRST = "-id"
 MOST_COLUMNS, NAME_CHARACTERS = 24, 200
 
 
@@ -97,6 +99,14 @@ def address(columns: Sequence[Column]) -> str:
     """Return what an address names these by: nothing where they are the usual ones."""
     names = [column.name for column in columns]
     return "" if names == [*DEFAULT] else ",".join(names)
+
+
+def list_address(**parts: object) -> str:
+    """Return an address of the list: filter, sort, columns and before, of which any may lack."""
+    wanted = {name: value for name, value in parts.items() if value}
+    if wanted.get("sort") == NEWEST_FIRST:
+        del wanted["sort"]
+    return f"/runs?{urlencode(wanted)}" if wanted else "/runs"
 
 
 def values(

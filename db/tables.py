@@ -158,6 +158,20 @@ class Secret(Table):
     set_at: Mapped[float] = mapped_column(default=now())
 
 
+class SavedView(Table):
+    """What a person has looked at the list of runs by, under a name: parts of its address."""
+
+    __tablename__ = "saved_views"
+    __table_args__ = (UniqueConstraint("user_id", "name"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    name: Mapped[str]
+    filter: Mapped[str]
+    sort: Mapped[str]
+    columns: Mapped[str]
+
+
 class ApiToken(Table):
     """A token for scripts; only its hash is kept. kind: full, or write."""
 

@@ -15,6 +15,7 @@ from app.api import (
     system,
     tokens,
     unversioned,
+    views,
     vocabulary,
     workers,
 )
@@ -24,6 +25,7 @@ modules = (
     streams,
     vocabulary,
     runs,
+    views,
     groups,
     series,
     system,

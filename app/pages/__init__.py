@@ -12,6 +12,7 @@ from app.pages import (
     runs,
     secrets,
     sign_in,
+    views,
     workers,
 )
 
@@ -26,6 +27,7 @@ for module in (
     groups,
     workers,
     secrets,
+    views,
     account,
 ):
     router.include_router(module.router)

@@ -1,27 +1,25 @@
 """The list of runs."""
 
 from typing import Annotated
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from app import columns, filters
 from app.auth import SignedIn
-from app.columns import BUILT_IN
+from app.columns import BUILT_IN, NEWEST_FIRST
 from app.context import Db, TheSettings
 from app.news import list_cursor
 from app.parameters import RowId, RunId, Sort, Text
 from app.rendering import page
 from app.summary import summarise_all
-from db import runs, series, waiting
+from db import runs, series, views, waiting
 from db.conditions import Filter
 from db.waiting import Queue
 
 router = APIRouter()
 
 PAGE_SIZE = 50
-NEWEST_FIRST = "-id"
 
 
 @router.get("/runs")
@@ -62,10 +60,7 @@ def list_runs(
 
     def at(**changes: object) -> str:
         """Return the address of the list with something otherwise."""
-        wanted = {name: value for name, value in (present | changes).items() if value}
-        if wanted.get("sort") == NEWEST_FIRST:
-            del wanted["sort"]
-        return f"/runs?{urlencode(wanted)}" if wanted else "/runs"
+        return columns.list_address(**(present | changes))
 
     return page(
         request,
@@ -89,6 +84,8 @@ def list_runs(
         others=[each for each in BUILT_IN.values() if each not in shown],
         chosen=columns.address(shown),
         at=at,
+        address_of=columns.list_address,
+        views=views.listed(session, visitor.user),
         before=before,
         ended=ended,
     )

@@ -1,4 +1,4 @@
-"""Settings of runs and latest points of metrics, for lists to be filtered and sorted by."""
+"""Settings of runs and latest points of metrics, for lists to be filtered and sorted by; saved views."""
 
 import json
 
@@ -34,6 +34,17 @@ def upgrade() -> None:
     sa.ForeignKeyConstraint(['run_id'], ['runs.id'], name=op.f('fk_latest_metrics_run_id')),
     sa.PrimaryKeyConstraint('run_id', 'name', name=op.f('pk_latest_metrics')),
     sqlite_with_rowid=False
+    )
+    op.create_table('saved_views',
+    sa.Column('id', sa.Integer(), nullable=False),
+    sa.Column('user_id', sa.Integer(), nullable=False),
+    sa.Column('name', sa.Text(), nullable=False),
+    sa.Column('filter', sa.Text(), nullable=False),
+    sa.Column('sort', sa.Text(), nullable=False),
+    sa.Column('columns', sa.Text(), nullable=False),
+    sa.ForeignKeyConstraint(['user_id'], ['users.id'], name=op.f('fk_saved_views_user_id')),
+    sa.PrimaryKeyConstraint('id', name=op.f('pk_saved_views')),
+    sa.UniqueConstraint('user_id', 'name', name=op.f('uq_saved_views_user_id_name'))
     )
     op.execute(
         'INSERT INTO latest_metrics (run_id, name, step, value)'
@@ -93,5 +104,6 @@ def as_kept(value):
 def downgrade() -> None:
     if op.get_context().dialect.name == 'sqlite':
         op.drop_index('ix_runs_texts', 'runs')
+    op.drop_table('saved_views')
     op.drop_table('latest_metrics')
     op.drop_table('run_settings')
