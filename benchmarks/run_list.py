@@ -22,11 +22,11 @@ from benchmarks.report import report
 from benchmarks.site import serving_from
 from db import accounts, run_settings
 from db.database import Database
-from db.tables import LatestMetric, Metric, Run, RunStatus, Status, Step, Worker
+from db.tables import LatestMetric, Metric, Run, RunSetting, Status, Step
 from halfstep.run_config import config_model
 from halfstep.run_settings import RecipeConfig
 
-RUNS, MEASURED, STEPS = 10_000, 2_000, 50
+RUNS, MEASURED, STEPS, BATCH = 10_000, 2_000, 50, 500
 METRICS = ("val/loss", "val/accuracy", "run/seconds")
 OWNERS = ("bench", "ada", "grace", "edsger")
 STATUSES = (Status.FINISHED, Status.FINISHED, Status.FAILED, Status.CANCELLED)
@@ -64,74 +64,70 @@ def fill(database: Database) -> None:
     whole = config_model(Synthetic)(recipe=RecipeConfig()).model_dump(mode="json")  # type: ignore[call-arg]
     with database.writing() as session:
         owners = [accounts.user_named(session, name).id for name in OWNERS]
-        worker = Worker(name="w", host="here", pid=1, devices=[], recipes=[], versions={})
-        session.add(worker)
-        session.flush()
-        for number in range(1, RUNS + 1):
-            config = whole | {"precision": ("fp16", "bf16", "fp32")[number % 3]}
-            size = int(2 ** rng.integers(3, 9))
-            config["training"] = whole["training"] | {"batch_size": size, "steps": STEPS}
-            rate = float(10 ** rng.uniform(-5, -1))
-            config["recipe"] = whole["recipe"] | {"learning_rate": rate}
-            has_steps = number % (RUNS // MEASURED) == 0
-            is_waiting = number > RUNS - 100
-            created = time.time() - (RUNS - number) * 300
-            run = Run(
-                id=number,
-                name=f"{'sweep' if number % 7 == 0 else 'run'}-{number:05}",
-                recipe="synthetic",
-                config=config,
-                precision=config["precision"],
-                tags=", ".join(("lr", "baseline", "night")[: number % 4]),
-                owner_id=owners[number % len(owners)],
-                project=("", "alpha", "beta")[number % 3],
-                status=Status.QUEUED if is_waiting else STATUSES[number % len(STATUSES)],
-                created_at=created,
-                started_at=None if is_waiting else created + 5,
-                ended_at=None if is_waiting else created + 5 + float(rng.uniform(10, 7200)),
-                position=float(number),
-                step=STEPS if has_steps else 0,
-                steps_total=STEPS,
-                skipped=int(rng.integers(0, 20)) if has_steps else 0,
-                loss=float(rng.lognormal()) if has_steps else None,
-                scale=65536.0 if has_steps else None,
-            )
-            session.add(run)
+        for first in range(1, RUNS + 1, BATCH):
+            numbers = range(first, first + BATCH)
+            made = [_run(number, owners, whole, rng) for number in numbers]
+            session.add_all(made)
             session.flush()
-            run_settings.note(session, run)
-            session.add(RunStatus(run_id=number, attempt=0, status=run.status))
-            if has_steps:
-                measure(session, number, rng)
-            if number % 500 == 0:
-                session.expunge_all()
+            settings = [row for run in made for row in run_settings.rows_of(run)]
+            session.execute(insert(RunSetting), settings)
+            measured = [run.id for run in made if run.step]
+            session.execute(insert(Step), [row for each in measured for row in _steps(each, rng)])
+            points = [row for each in measured for row in _points(each, rng)]
+            session.execute(insert(Metric), [{**point, "elapsed_ms": 1} for point in points])
+            latest = [point for point in points if point["step"] == STEPS]
+            session.execute(insert(LatestMetric), latest)
+            session.expunge_all()
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("ANALYZE")) if connection.dialect.name != "sqlite" else None
+        if connection.dialect.name == "postgresql":  # as its autovacuum would within the minute
+            connection.execute(text("ANALYZE"))
 
 
-def measure(session: Any, run_id: int, rng: np.random.Generator) -> None:
-    """Give a run its steps and its metrics."""
-    session.execute(
-        insert(Step),
-        [
-            {
-                "run_id": run_id,
-                "step": step,
-                "elapsed_ms": step * 5,
-                "step_us": 5000,
-                "loss": float(rng.lognormal()),
-                "scale": 65536.0,
-                "flags": 0,
-            }
-            for step in range(1, STEPS + 1)
-        ],
+def _run(number: int, owners: list[int], whole: dict[str, Any], rng: np.random.Generator) -> Run:
+    """Make a run; every fifth has trained, and the last hundred wait."""
+    size, rate = int(2 ** rng.integers(3, 9)), float(10 ** rng.uniform(-5, -1))
+    config = whole | {"precision": ("fp16", "bf16", "fp32")[number % 3]}
+    config["training"] = whole["training"] | {"batch_size": size, "steps": STEPS}
+    config["recipe"] = whole["recipe"] | {"learning_rate": rate}
+    has_steps, is_waiting = number % (RUNS // MEASURED) == 0, number > RUNS - 100
+    created = time.time() - (RUNS - number) * 300
+    return Run(
+        id=number,
+        name=f"{'sweep' if number % 7 == 0 else 'run'}-{number:05}",
+        recipe="synthetic",
+        config=config,
+        precision=config["precision"],
+        tags=", ".join(("lr", "baseline", "night")[: number % 4]),
+        owner_id=owners[number % len(owners)],
+        project=("", "alpha", "beta")[number % 3],
+        status=Status.QUEUED if is_waiting else STATUSES[number % len(STATUSES)],
+        created_at=created,
+        started_at=None if is_waiting else created + 5,
+        ended_at=None if is_waiting else created + 5 + float(rng.uniform(10, 7200)),
+        position=float(number),
+        step=STEPS if has_steps else 0,
+        steps_total=STEPS,
+        skipped=int(rng.integers(0, 20)) if has_steps else 0,
+        loss=float(rng.lognormal()) if has_steps else None,
+        scale=65536.0 if has_steps else None,
     )
-    points = [
+
+
+def _steps(run_id: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+    same = {"run_id": run_id, "step_us": 5000, "scale": 65536.0, "flags": 0}
+    losses = rng.lognormal(size=STEPS).tolist()
+    return [
+        {**same, "step": step, "elapsed_ms": step * 5, "loss": loss}
+        for step, loss in enumerate(losses, start=1)
+    ]
+
+
+def _points(run_id: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+    return [
         {"run_id": run_id, "name": name, "step": step, "value": float(rng.random())}
         for name in METRICS
         for step in range(10, STEPS + 1, 10)
     ]
-    session.execute(insert(Metric), [{**point, "elapsed_ms": 1} for point in points])
-    session.execute(insert(LatestMetric), [point for point in points if point["step"] == STEPS])
 
 
 def times(client: httpx2.Client, path: str, query: dict[str, str], rounds: int) -> list[float]:

@@ -18,12 +18,18 @@ MOST, PATH_CHARACTERS, TEXT_CHARACTERS = 1000, 200, 200
 def note(session: Session, run: Run) -> None:
     """Write down the settings of a run, in place of those that it had."""
     session.execute(delete(RunSetting).where(RunSetting.run_id == run.id))
-    if rows := [
+    if rows := rows_of(run):
+        session.execute(insert(RunSetting), rows)
+
+
+def rows_of(run: Run) -> list[dict[str, Any]]:
+    """Return the rows of a run's settings."""
+    # {"a.b": 1, "a": {"b": 2}} has one path twice.
+    values = dict(islice(_flat(run.config), MOST))
+    return [
         {"run_id": run.id, "path": path, "name": path.rpartition(".")[2], **_value(value)}
-        for path, value in islice(_flat(run.config), MOST)
-    ]:
-        unique = {row["path"]: row for row in rows}  # {"a.b": 1, "a": {"b": 2}} has one path twice
-        session.execute(insert(RunSetting), list(unique.values()))
+        for path, value in values.items()
+    ]
 
 
 def _flat(config: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
