@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.auth import Forgery, NotForScripts, SignInNeeded, WriteOnly, who_asked
 from app.brake import TooManyTries
+from app.filters import BadFilter
 from app.rendering import page
 from db import errors, secrets
 from db.database import is_outage
@@ -39,6 +40,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     errors.Ended: 409,
     errors.Misplaced: 409,
     errors.Invalid: 422,
+    BadFilter: 422,
     TooManyTries: 429,
     secrets.Unreadable: 500,
     errors.DatabaseUnreachable: 503,
@@ -58,6 +60,9 @@ class Problem(BaseModel):
     code: Annotated[str, Field(description="The reason, for programs: not_found, invalid, …")]
     errors: Annotated[
         dict[str, str] | None, Field(description="By path of each bad field, what is allowed")
+    ] = None
+    words: Annotated[
+        list[int] | None, Field(description="Of a filter, those that are wrong, from 1")
     ] = None
     sequence: Annotated[int | None, Field(description="Of a spool, the file to go on with")] = None
     offset: Annotated[int | None, Field(description="Of what is sent, where to go on")] = None
@@ -105,7 +110,9 @@ def _on_halfstep_error(request: Request, error: Exception) -> Response:
         return _without_database(request, error)
     fields = error.errors if isinstance(error, errors.Invalid) else None
     status = STATUS_CODES.get(type(error), 500)
-    place = {}
+    place: dict[str, Any] = {}
+    if isinstance(error, BadFilter):
+        place = {"words": [mistake.number for mistake in error.mistakes]}
     if isinstance(error, errors.Misplaced):
         place = {"sequence": error.sequence, "offset": error.offset}
     return _answer(request, status, str(error), _code(type(error)), fields, place)
@@ -154,7 +161,7 @@ def _answer(
     message: str,
     code: str,
     fields: dict[str, str] | None = None,
-    place: Mapping[str, int | None] = MappingProxyType({}),
+    place: Mapping[str, Any] = MappingProxyType({}),
 ) -> Response:
     message, title = _encodable(message), HTTPStatus(status).phrase
     if _wants_json(request):

@@ -8,6 +8,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from app.filters import quoted
+
 
 def number(value: float | None) -> str:
     """Four significant digits; what is missing is a NaN, or was never measured."""
@@ -153,6 +155,7 @@ def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:
 
 
 FILTERS = {
+    "quoted": quoted,
     "number": number,
     "measured": measured,
     "memory": memory,

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -11,6 +11,8 @@ from zlib import crc32
 
 from sqlalchemy.orm import Session
 
+from app import columns as list_columns
+from app.columns import Column
 from app.json_rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.live import Look, News
 from app.rendering import fragment
@@ -243,9 +245,12 @@ def _dumped(model: Any, rows: list[Any]) -> list[dict[str, Any]]:
 
 
 def of_list(
-    database: Database, settings: Settings, clock: Callable[[], float] = time.monotonic
+    database: Database,
+    settings: Settings,
+    clock: Callable[[], float] = time.monotonic,
+    columns: Sequence[Column] = tuple(list_columns.chosen("")),
 ) -> Look:
-    """Return what looks for changed rows of the list.
+    """Return what looks for changed rows of the list. columns: of its rows.
 
     A cursor is the newest run's id, whether a worker is up, and the marks of those runs that its
     page shows and that had not ended. However long the queue is, a look costs what a page shows;
@@ -273,8 +278,16 @@ def of_list(
             rows = runs.with_owners(session, changed)
             lines = series.sparklines(session, [run for run, _owner in rows])
             summaries = summarise_all(session, rows, settings)
+            values = list_columns.values(session, [run.id for run in summaries], columns)
         shown = {
-            run.id: fragment("_row.html", run=run, sparkline=lines[run.id]) for run in summaries
+            run.id: fragment(
+                "_row.html",
+                run=run,
+                sparkline=lines[run.id],
+                columns=columns,
+                values=values[run.id],
+            )
+            for run in summaries
         }
         message = {"newest": newest, "is_worker_up": is_worker_up, "rows": shown}
         return News(json.dumps(message), now)

@@ -9,8 +9,7 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from db.errors import Invalid
-from db.runs import SORTED_BY
-from db.tables import LARGEST_COUNT, LARGEST_ID, Status
+from db.tables import LARGEST_COUNT, LARGEST_ID
 
 LARGEST_STEP = LARGEST_COUNT
 
@@ -24,8 +23,8 @@ TEXT_CHARACTERS = 10_000
 DEPTH = 10
 #: What is typed into a field: SQLite takes patterns of no more than 50,000 bytes.
 TYPED_CHARACTERS = 1000
-
-STATUSES = ("active", *Status)
+#: Of a setting or a metric by which to sort.
+NAME_CHARACTERS = 200
 
 
 def flaw(text: str) -> str | None:
@@ -106,24 +105,14 @@ def _text(text: str) -> str:
     return text
 
 
-def _status(text: str) -> str:
-    if text and text not in STATUSES:
+def _named(text: str) -> str:
+    if len(_text(text)) > NAME_CHARACTERS:
         raise PydanticCustomError(
-            "status", "allowed: {allowed}", {"allowed": ", ".join(map(str, STATUSES))}
-        )
-    return text
-
-
-def _order(text: str) -> str:
-    if text.removeprefix("-") not in SORTED_BY:
-        raise PydanticCustomError(
-            "sort", 'allowed: {allowed}, or "-" before one', {"allowed": ", ".join(SORTED_BY)}
+            "name", "allowed: at most {most} characters", {"most": NAME_CHARACTERS}
         )
     return text
 
 
 Text = Annotated[str, AfterValidator(_text)]
-#: A status, "active", or empty for any.
-StatusFilter = Annotated[str, AfterValidator(_status)]
-#: What runs are listed by; with "-" before it, downwards.
-Order = Annotated[str, AfterValidator(_order)]
+#: What runs are listed by: a column, a setting or a metric; with "-" before it, downwards.
+Sort = Annotated[str, AfterValidator(_named)]

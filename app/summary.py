@@ -1,17 +1,18 @@
 """A run in one glance, the same for pages, API and live streams."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PlainSerializer
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.formats import printed
 from db import labels, runs, starvation, waiting
 from db import verdict as verdicts
 from db.database import now
+from db.endings import Ending, ending
 from db.series import json_number
 from db.settings import Settings
 from db.tables import ACTIVE, COMMAND, ENDED, RECIPE, Run, Status
@@ -19,11 +20,6 @@ from db.waiting import Queue
 
 #: A number whose NaN is null and whose infinities are "Infinity" and "-Infinity".
 Number = Annotated[float | None, PlainSerializer(json_number, return_type=float | str | None)]
-
-
-#: Of finished runs those whose every step was skipped, or whose last loss is not finite; of failed
-#: ones those that a rule of their configuration has stopped.
-Ending = Literal["unapplied", "diverged", "stopped"]
 
 
 class RunVerdict(BaseModel):
@@ -106,6 +102,12 @@ class RunSummary(BaseModel):
         return self.status in ENDED
 
     @property
+    def last_line(self) -> str:
+        """What its error ends with: of a traceback the exception."""
+        lines = [line for line in printed(self.error or "").splitlines() if line.strip()]
+        return lines[-1].strip() if lines else ""
+
+    @property
     def trains(self) -> bool:
         """Whether an attempt exists."""
         return self.status in ACTIVE
@@ -160,7 +162,7 @@ def summarise_all(
             own_steps=run.own_steps,
             is_scaled=verdicts.is_scaled(run.settings),
             applied=applied[run.id],
-            ending=_ending(run, applied[run.id]),
+            ending=ending(run, applied[run.id]),
             verdict=_verdict(judged.get(run.id)),
             seconds=None if run.started_at is None else (run.ended_at or moment) - run.started_at,
             seconds_left=_seconds_left(run),
@@ -173,16 +175,6 @@ def summarise_all(
 
 
 _COLUMNS = RunSummary.model_fields.keys() & (set(Run.__table__.columns.keys()) - {"tags"})
-
-
-def _ending(run: Run, applied: int) -> Ending | None:
-    if run.status == Status.FAILED:
-        return "stopped" if run.fault == "rule" else None
-    if run.status != Status.FINISHED or not run.own_steps:
-        return None
-    if not applied:
-        return "unapplied"
-    return "diverged" if run.loss is None or not math.isfinite(run.loss) else None
 
 
 def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, Any]:

@@ -25,6 +25,7 @@ CLAIMS = (
     "disk",
     "opening",
     "opening_page",
+    "run_list",
     "random_windows",
     "compare",
     "skips",

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from db import queue, runs, series
+from db import queue, run_settings, runs, series
 from db.database import now
 from db.errors import Ended, Fenced, Invalid, Misplaced, NotFound, NotYours
 from db.recording import Recording, in_words
@@ -77,6 +77,7 @@ def begin(
         )
         session.add(run)
         session.flush()
+        run_settings.note(session, run)
     _check_is_kept(run)
     run.heard_at = moment
     if attempt > run.attempt:
@@ -87,6 +88,7 @@ def begin(
         raise Ended(_ended(run))
     if run.config != config:  # its script has configured it since
         run.config = config
+        run_settings.note(session, run)
         run.revision += 1
     return session.get_one(WatchedAttempt, (run.id, attempt))
 

@@ -1,12 +1,14 @@
 """Runs from the side of the people who submit them: submit, look, ask for a stop."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import func, or_, select, tuple_, update
+from sqlalchemy import func, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from db import run_settings
+from db.conditions import Filter, Order
 from db.database import now
 from db.errors import Conflict, Invalid, NotFound
 from db.tables import (
@@ -31,10 +33,6 @@ SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 OBEYING = (Status.STARTING, Status.RUNNING)
 #: An uploader calls every few seconds; one that has not for so long is told of.
 SILENCE_SECONDS = 30.0
-#: What runs can be listed by.
-SORTED_BY = (
-    *("id", "name", "recipe", "status", "priority", "step", "skipped", "loss", "stored_bytes"),
-)
 #: Neither in the bin nor erased: all that lists, searches and groups show.
 KEPT = Run.deleted_at.is_(None)
 IN_THE_BIN = "Run {} was deleted. It is in the bin, from where it can be restored."
@@ -128,6 +126,7 @@ def _queue(session: Session, run: Run, owner: User) -> None:
     run.position = session.scalars(select(func.coalesce(func.max(Run.position), 0.0) + 1.0)).one()
     session.add(run)
     session.flush()
+    run_settings.note(session, run)
     set_status(session, run, Status.QUEUED, reason=f"submitted by {owner.name}")
 
 
@@ -209,34 +208,33 @@ def get(session: Session, run_id: int, *, lock: bool = False) -> Run:
 def newest(
     session: Session,
     *,
-    status: str = "",
-    text: str = "",
+    conditions: Filter = (),
     sort: str = "-id",
     before: int | None = None,
     limit: int = 50,
 ) -> list[tuple[Run, str]]:
     """List runs with their owners' names, newest first if not told otherwise.
 
-    status: one status, or "active"; text: in name, recipe, precision, tags or owner; sort: one of
-    SORTED_BY, downwards with "-" before it, equals by id; before: a run id, to page: those that
-    come after it.
+    conditions: all of them hold.  sort: one of ORDERS, or the name of a setting or metric,
+    downwards with "-" before it.  before: a run id, to page: those that come after it.
     """
-    name, falls = sort.removeprefix("-"), sort.startswith("-")
-    column: Any = getattr(Run, name)
-    if name == "loss":
-        column = func.coalesce(column, -math.inf if falls else math.inf)
-    query = _matching(select(Run, User.name), status, text)
+    order = Order.of(session, sort)
+    query = _matching(select(Run.id), conditions, order)
     if before is not None:
-        there = select(column).where(Run.id == before).scalar_subquery()
-        key, last = tuple_(column, Run.id), tuple_(before if name == "id" else there, before)
-        query = query.where(key < last if falls else key > last)
-    query = query.order_by(*(each.desc() if falls else each for each in (column, Run.id)))
-    return [(run, owner) for run, owner in session.execute(query.limit(limit))]
+        last, keys = _keys_of(session, before, order), tuple_(*order.keys)
+        if last is None:
+            return []
+        query = query.where(keys < tuple_(*last) if order.falls else keys > tuple_(*last))
+    query = query.order_by(*(key.desc() if order.falls else key for key in order.keys))
+    # Their rows are long: only those that are shown are read.
+    ids = session.scalars(query.limit(limit)).all()
+    rows = {run.id: (run, owner) for run, owner in with_owners(session, ids)}
+    return [rows[run_id] for run_id in ids]
 
 
-def count(session: Session, *, status: str = "", text: str = "") -> int:
+def count(session: Session, conditions: Filter = ()) -> int:
     """Count the runs that `newest` would list, page by page."""
-    return session.scalar(_matching(select(func.count()), status, text)) or 0
+    return session.scalar(_matching(select(func.count()), conditions)) or 0
 
 
 def stored_bytes(session: Session) -> int:
@@ -244,16 +242,19 @@ def stored_bytes(session: Session) -> int:
     return int(session.scalar(select(func.sum(Run.stored_bytes)).where(KEPT)) or 0)
 
 
-def _matching(query: Any, status: str, text: str) -> Any:
-    query = query.select_from(Run).join(User, User.id == Run.owner_id).where(KEPT)
-    if status == "active":
-        query = query.where(Run.status.in_((Status.QUEUED, *ACTIVE)))
-    elif status:
-        query = query.where(Run.status == status)
-    if text:
-        columns = (Run.name, Run.recipe, Run.precision, Run.tags, User.name)
-        query = query.where(or_(*(column.icontains(text, autoescape=True) for column in columns)))
-    return query
+def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | None:
+    """Return what a run is compared by; by its id also one that is gone."""
+    if len(order.keys) == 1:
+        return (run_id,)
+    of_run = _matching(select(*order.keys), (), order).where(Run.id == run_id)
+    return session.execute(of_run).one_or_none()
+
+
+def _matching(query: Any, conditions: Filter, order: Order | None = None) -> Any:
+    query = query.select_from(Run).where(KEPT)
+    for table, on in order.joined if order else ():
+        query = query.outerjoin(table, on)
+    return query.where(*(term.sql() for term in conditions))
 
 
 def with_owners(session: Session, run_ids: Collection[int]) -> list[tuple[Run, str]]:

@@ -66,6 +66,10 @@ FLAGGED = {
 #: Of a run, that it is deleted and not erased yet, word for word as its index has it.
 IN_BIN = text("deleted_at IS NOT NULL AND erased_at IS NULL")
 
+#: What a list of runs looks for texts in, and what else it is most often filtered by.
+TEXTS = ("name", "recipe", "precision", "tags", "owner_id", "project")
+LISTED = (*TEXTS, "status", "source", "created_at")
+
 #: What a column of ids holds; and of counts, so that both databases can still add to it.
 LARGEST_ID = 2**31 - 1
 LARGEST_COUNT = 2**62
@@ -156,6 +160,20 @@ class Secret(Table):
     set_at: Mapped[float] = mapped_column(default=now())
 
 
+class SavedView(Table):
+    """What a person has looked at the list of runs by, under a name: parts of its address."""
+
+    __tablename__ = "saved_views"
+    __table_args__ = (UniqueConstraint("user_id", "name"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    name: Mapped[str]
+    filter: Mapped[str]
+    sort: Mapped[str]
+    columns: Mapped[str]
+
+
 class ApiToken(Table):
     """A token for scripts; only its hash is kept. kind: full, or write."""
 
@@ -232,6 +250,9 @@ class Run(Table):
             sqlite_where=IN_BIN,
             postgresql_where=IN_BIN,
         ),
+        # All that a list looks for texts in, so that SQLite reads none of the long rows for it;
+        # PostgreSQL keeps what is long elsewhere, and cannot index it.
+        Index(*("ix_runs_texts", *LISTED)).ddl_if(dialect="sqlite"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -296,6 +317,22 @@ class Run(Table):
     def own_steps(self) -> int:
         """Attempted steps after those of the parent whose checkpoint it started from."""
         return max(self.step - (self.parent_step or 0), 0)
+
+
+class RunSetting(Table):
+    """One setting of a run's configuration, by its path, for lists to be filtered and sorted by.
+
+    name: the last part of the path.  number: of a setting that is one; text: of any other.
+    """
+
+    __tablename__ = "run_settings"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    path: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True, index=True)
+    number: Mapped[float | None]
+    text: Mapped[str | None]
 
 
 class RunNode(Table):
@@ -457,6 +494,18 @@ class Metric(Table):
     step: Mapped[int] = mapped_column(BigInteger)
     value: Mapped[float | None]
     elapsed_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class LatestMetric(Table):
+    """The latest point of each metric of a run, for lists to be filtered and sorted by."""
+
+    __tablename__ = "latest_metrics"
+    __table_args__ = (Index(None, "name", "value", "run_id"), {"sqlite_with_rowid": False})
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(BigInteger)
+    value: Mapped[float | None]
 
 
 class Checkpoint(Table):

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from db import bulk, pyramid
+from db import bulk, latest_metrics, pyramid
 from db.database import now
 from db.queue import held
 from db.summaries import Points
@@ -118,6 +118,7 @@ def _forget(session: Session, run: Run, *, after: int, kept: Sequence[str] = ())
     """Delete what lies beyond a step. kept: kinds of diagnoses that stay."""
     for table in (Step, ScalerEvent, Metric):
         session.execute(delete(table).where(table.run_id == run.id, table.step > after))
+    latest_metrics.take_back(session.connection(), run.id, after=after)
     found = delete(Diagnosis).where(Diagnosis.run_id == run.id, Diagnosis.step > after)
     session.execute(found.where(Diagnosis.kind.not_in(kept)))
     pyramid.rebuild(session, run.id, since=after)
@@ -223,6 +224,7 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
     _upsert(connection, Diagnosis, standing, key=("run_id", "kind", "step"))
     _upsert(connection, ScalerEvent, scaler_events, key=("run_id", "step", "kind", "optimizer"))
     _upsert(connection, Metric, metrics, key=("run_id", "name", "step"))
+    latest_metrics.note(connection, metrics)
     for name in {metric["name"] for metric in metrics}:
         newest = {metric["step"]: metric for metric in metrics if metric["name"] == name}
         rows = [newest[step] for step in sorted(newest)]

@@ -71,14 +71,20 @@ class Client:
         return list(self._get("/api/v1/recipes"))
 
     def runs(
-        self, text: str = "", *, status: str = "", sort: str = "-id", limit: int = 50
+        self,
+        filter: str = "",  # noqa: A002 - as the API calls it
+        *,
+        sort: str = "-id",
+        limit: int = 50,
+        values: Sequence[str] = (),
     ) -> list[dict[str, Any]]:
         """Return runs, newest first.
 
-        text: in name, recipe, precision, tags or owner.  status: one, or "active".
-        sort: id, name, recipe, status, priority, step, skipped or loss; "-loss": downwards.
+        filter: words that all hold, as the list's own: "sweep status:failed val/accuracy>0.9".
+        sort: a column, a setting or a metric, as loss; "-loss": downwards.  values: names of
+        settings and metrics, to be found under "values" of each run.
         """
-        query = {"text": text, "status": status, "sort": sort, "limit": limit}
+        query = {"filter": filter, "sort": sort, "limit": limit, "values": ",".join(values)}
         return list(self._get("/api/v1/runs", query)["runs"])
 
     def run(self, run_id: int) -> dict[str, Any]:

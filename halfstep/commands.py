@@ -44,12 +44,16 @@ from halfstep.upload import upload as send_run
 def runs(words: list[str]) -> None:
     """List runs of a server, newest first."""
     parser = parser_of("runs", runs)
-    parser.add_argument("text", nargs="?", default="", help="in name, recipe, tags or owner")
-    parser.add_argument("--status", default="", help='one, or "active"')
+    parser.add_argument(
+        "filter",
+        nargs="*",
+        help="a text, status:failed, since:7d, 'lr>0.01', 'val/accuracy>0.9'; after --, -word: not",
+    )
+    parser.add_argument("--sort", default="-id", help='a column, setting or metric; "-": downwards')
     parser.add_argument("--limit", type=int, default=20)
     options = parser.parse_args(words)
     with Client() as client:
-        for found in client.runs(options.text, status=options.status, limit=options.limit):
+        for found in client.runs(" ".join(options.filter), sort=options.sort, limit=options.limit):
             tell(found, options)
 
 

@@ -82,13 +82,20 @@ def server_of(client: Client, *, allow_writes: bool = False) -> "MCPServer[Any]"
 def _reading(client: Client) -> list[Callable[..., Any]]:
     @_told
     def list_runs(
-        text: Annotated[str, Field(description="In name, recipe, tags or owner")] = "",
-        status: Annotated[str, Field(description='A status, or "active"')] = "",
-        sort: Annotated[str, Field(description='id, loss, skipped...; "-id": downwards')] = "-id",
+        filter: Annotated[  # noqa: A002 - as the API calls it
+            str,
+            Field(
+                description="Words that all hold: a text, status:failed, since:7d, tag:lr, "
+                "owner:me, skips>10, lr>0.01, val/accuracy>0.9; - before one: not so"
+            ),
+        ] = "",
+        sort: Annotated[
+            str, Field(description="A column, setting or metric, as loss; -loss: downwards")
+        ] = "-id",
         limit: Annotated[int, Field(ge=1, le=MOST_RUNS)] = 20,
     ) -> dict[str, Any]:
         """List runs, newest first."""
-        found = client.runs(text, status=status, sort=sort, limit=limit)
+        found = client.runs(filter, sort=sort, limit=limit)
         return {"runs": [_summary(run) for run in found]}
 
     @_told

@@ -18,16 +18,20 @@ from app.api import (
     system,
     tokens,
     unversioned,
+    views,
+    vocabulary,
     workers,
 )
 
 router = APIRouter()
 modules = (
     streams,
+    vocabulary,
     runs,
     bulk,
     run_bin,
     comparison,
+    views,
     series,
     system,
     diagnosis,

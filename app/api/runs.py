@@ -5,18 +5,27 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from app import columns, filters
 from app.auth import SignedIn
 from app.command_lines import Command, as_submitted
 from app.context import Db, TheSettings
-from app.parameters import Order, RunId, StatusFilter, Text, flaws
+from app.parameters import RunId, Sort, Text, flaws
 from app.submission import Submission, submit
-from app.summary import RunSummary, summarise, summarise_all
+from app.summary import Number, RunSummary, summarise, summarise_all
 from db import labels, runs
+from db.conditions import ORDERS
 from db.errors import Invalid
-from db.runs import SORTED_BY
 from db.tables import Status
 
 router = APIRouter(prefix="/runs", tags=["runs"])
+
+
+class ListedRun(RunSummary):
+    """A run, and what else was asked for of it."""
+
+    values: Annotated[
+        dict[str, Number | str], Field(description="By name, of the settings and metrics it has")
+    ]
 
 
 class RunList(BaseModel):
@@ -24,9 +33,12 @@ class RunList(BaseModel):
     null on the last.
     """
 
-    runs: list[RunSummary]
+    runs: list[ListedRun]
     total: int
     next: int | None
+    notes: Annotated[
+        list[str], Field(description="Names of filter and sort that no setting or metric has")
+    ]
 
 
 class StatusChange(BaseModel):
@@ -105,21 +117,39 @@ class Asked(BaseModel):
 def list_runs(
     session: Db,
     settings: TheSettings,
-    _visitor: SignedIn,
-    status: Annotated[StatusFilter, Query(description='A status, or "active"')] = "",
-    text: Annotated[Text, Query(description="In name, recipe, precision, tags or owner")] = "",
+    visitor: SignedIn,
+    filter: Annotated[  # noqa: A002 - as it is called in the address
+        str,
+        Query(
+            description="Words that all hold: a text, status:failed, since:7d, tag:lr, skips>10, "
+            "a setting or metric as val/accuracy>0.9; - before a word: not so"
+        ),
+    ] = "",
     sort: Annotated[
-        Order, Query(description=f'{", ".join(SORTED_BY)}; with "-" before it, downwards')
+        Sort,
+        Query(
+            description=f"{', '.join(ORDERS)}, or a setting or metric; downwards with - before it"
+        ),
     ] = "-id",
+    values: Annotated[
+        Text, Query(description="Settings and metrics to tell, with commas between them")
+    ] = "",
     before: Annotated[RunId | None, Query(description="Only runs that come after this id")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> RunList:
     """List runs, newest first if not told otherwise; those without a loss come last by it."""
-    rows = runs.newest(session, status=status, text=text, sort=sort, before=before, limit=limit)
+    terms = filters.read(filter, me=visitor.user.name)
+    rows = runs.newest(session, conditions=terms, sort=sort, before=before, limit=limit)
+    asked = [each for each in columns.chosen(values) if each.is_own] if values else []
+    found = columns.values(session, [run.id for run, _owner in rows], asked)
     return RunList(
-        runs=summarise_all(session, rows, settings),
-        total=runs.count(session, status=status, text=text),
+        runs=[
+            ListedRun(**summary.model_dump(), values=found[summary.id])
+            for summary in summarise_all(session, rows, settings)
+        ],
+        total=runs.count(session, terms),
         next=rows[-1][0].id if len(rows) == limit else None,
+        notes=filters.notes(session, terms, sort),
     )
 
 

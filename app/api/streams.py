@@ -8,10 +8,11 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from app import columns as list_columns
 from app import news
 from app.auth import SignedIn
 from app.context import Db, TheDatabase, TheLive, TheSettings
-from app.parameters import RunId
+from app.parameters import RunId, Text
 from db import runs
 
 router = APIRouter(prefix="/runs", tags=["live"])
@@ -47,10 +48,14 @@ async def watch_list(
     _visitor: SignedIn,
     after: After = "",
     last_event_id: LastEventId = "",
+    columns: Annotated[Text, Query(description="Of the rows, with commas between them")] = "",
 ) -> AsyncIterator[ServerSentEvent]:
     """Send each row of the list of runs that changed, as HTML."""
-    look = news.of_list(database, settings)
-    async for event in live.watch("runs", last_event_id or after, look, seconds=LIST_SECONDS):
+    shown = list_columns.chosen(columns)
+    look = news.of_list(database, settings, columns=shown)
+    # Viewers of the same columns share a look.
+    subject = f"runs {','.join(column.name for column in shown)}"
+    async for event in live.watch(subject, last_event_id or after, look, seconds=LIST_SECONDS):
         yield event
 
 

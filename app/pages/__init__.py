@@ -13,6 +13,7 @@ from app.pages import (
     runs,
     secrets,
     sign_in,
+    views,
     workers,
 )
 
@@ -28,6 +29,7 @@ for module in (
     comparison,
     workers,
     secrets,
+    views,
     account,
 ):
     router.include_router(module.router)

@@ -10,9 +10,9 @@ const FINAL = { 401: 'signed out: sign in again', 403: 'not allowed', 404: 'this
  * @param {string} url
  * @param {string} cursor of what the page shows already
  * @param {(news: any) => void} onNews news that say is_over are the last
- * @param {string} [parts] of the news, with commas between them; all if not told
+ * @param {Record<string, string>} [query] what of the news is asked for, if not all: parts, columns
  */
-export const follow = (url, cursor, onNews, parts) => {
+export const follow = (url, cursor, onNews, query = {}) => {
   const badge = document.querySelector('[data-connection]')
   let source = null
   let retry = 0
@@ -20,7 +20,7 @@ export const follow = (url, cursor, onNews, parts) => {
   const waits = patience()
 
   const open = () => {
-    const address = `${url}?${new URLSearchParams({ after: cursor, ...(parts && { parts }) })}`
+    const address = `${url}?${new URLSearchParams({ after: cursor, ...query })}`
     source = new EventSource(address)
     source.onopen = () => { badge.hidden = true }
     source.onmessage = (event) => {

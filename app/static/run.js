@@ -189,5 +189,5 @@ if (article.dataset.over === 'false') {
     points.addSteps(news.steps)
     draw()
     if (runsAgain || points.count > POINTS_KEPT) renew()
-  }, SHOWN)
+  }, { parts: SHOWN })
 }

@@ -30,7 +30,7 @@ if (list) {
     still(() => { showWorkers(news.is_worker_up); replaceRows(body, Object.values(news.rows).join('')); countTicked() })
     newest = news.newest
     refresh()
-  })
+  }, { columns: body.dataset.columns })
 } else {
   const empty = document.querySelector('.empty')
   follow('/api/v1/runs/live', empty?.dataset.cursor ?? '0', (news) => {

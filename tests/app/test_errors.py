@@ -90,8 +90,9 @@ def test_strangers_learn_nothing_about_a_silent_database(
         ("runs/99999999999999999999", "run_id", "'99999999999999999999': Input should be less"),
         ("runs/0", "run_id", "'0': Input should be greater"),
         ("runs?before=99999999999999999999", "before", "'99999999999999999999': Input should"),
-        ("runs?status=foo", "status", "'foo': allowed: active, queued, starting, running"),
-        ("runs?text=a%00", "text", "allowed: text without NUL"),
+        ("runs?filter=status:foo", "filter", "'status:foo': no status is called so; allowed: act"),
+        ("runs?filter=a%00", "filter", "which cannot be kept; allowed: other text"),
+        ("runs?sort=a%00", "sort", "allowed: text without NUL"),
     ],
 )
 def test_no_address_is_an_internal_error(

@@ -24,11 +24,11 @@ from db import accounts, checkpoints, ingest, queue
 from db.database import Database
 from db.pyramid import SIZES, STEP_SERIES
 from db.summaries import layout
-from db.tables import Artifact, Run, Status, StepBucket, Worker
+from db.tables import Artifact, LatestMetric, Run, RunSetting, Status, StepBucket, Worker
 from db.windows import window
 from halfstep.spool import UNKNOWN_US
 from tests.db.conftest import submit, submit_command
-from tests.db.telemetry_made import make_steps, record
+from tests.db.telemetry_made import make_metric, make_steps, record
 from tests.db.test_checkpoints import saved
 
 REVISIONS = [
@@ -43,6 +43,7 @@ REVISIONS = [
     "0009",
     "0010",
     "0011",
+    "0012",
     "0013",
     "0014",
 ]
@@ -219,3 +220,27 @@ def test_what_files_take_is_added_up_and_an_erased_run_is_one_to_list(
     with database.reading() as session:
         sizes = session.scalars(select(Run.stored_bytes).order_by(Run.id)).all()
     assert sizes == [25, 0]
+
+
+def test_runs_that_were_there_are_found_by_settings_and_metrics(
+    database: Database, running: Run
+) -> None:
+    """Both tables are filled from what runs have, as they are filled from then on."""
+    record(
+        database, running, make_steps([1.0] * 3), events=[make_metric(1, 0.5), make_metric(3, 0.7)]
+    )
+    queries = [
+        select(each).order_by(*each.primary_key)
+        for each in (RunSetting.__table__, LatestMetric.__table__)
+    ]
+
+    def rows() -> list[Any]:
+        with database.engine.connect() as connection:
+            return [connection.execute(query).all() for query in queries]
+
+    before = rows()
+    assert [row.path for row in before[0]] == ["precision", "training.steps"]
+    assert [row.step for row in before[1]] == [3]
+    for go, target in ((command.downgrade, "0011"), (command.upgrade, "head")):
+        go(database.migrations(), target)
+    assert rows() == before

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from db import checkpoints, queue, runs, waiting
+from db.conditions import InStatus, Term, Word
 from db.database import Database
 from db.errors import Conflict, Invalid, NotFound
 from db.tables import Run, Status, User, Worker
@@ -29,11 +30,10 @@ def test_list_is_filtered_and_paged(database: Database, ada: User) -> None:
     with database.reading() as session:
         listed = {
             "all": runs.newest(session),
-            "text": runs.newest(session, text="COL"),
-            "literal": runs.newest(session, text="%"),
-            "owner": runs.newest(session, text="ada"),
-            "active": runs.newest(session, status="active"),
-            "cancelled": runs.newest(session, status="cancelled"),
+            "text": runs.newest(session, conditions=[Term(Word("COL"))]),
+            "literal": runs.newest(session, conditions=[Term(Word("%"))]),
+            "owner": runs.newest(session, conditions=[Term(Word("ada"))]),
+            "cancelled": runs.newest(session, conditions=[Term(InStatus((Status.CANCELLED,)))]),
             "page": runs.newest(session, before=3, limit=1),
         }
     names = {key: [run.name for run, _owner in rows] for key, rows in listed.items()}
@@ -42,7 +42,6 @@ def test_list_is_filtered_and_paged(database: Database, ada: User) -> None:
         "text": ["cold"],
         "literal": ["100%"],
         "owner": ["100%", "cold", "warm"],
-        "active": ["100%", "cold"],
         "cancelled": ["warm"],
         "page": ["cold"],
     }

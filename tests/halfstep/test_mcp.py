@@ -63,8 +63,9 @@ def test_an_agent_talks_over_stdio(client: Client, address: str, token: str) -> 
 def test_what_is_read(client: Client, database: Database, recorded: Run) -> None:
     """Runs, findings, the series in few points, the log."""
     server = server_of(client)
-    assert [run["id"] for run in call(server, "list_runs", text="digits")["runs"]] == [1]
-    assert call(server, "list_runs", text="nobody's") == {"runs": []}
+    found = call(server, "list_runs", filter="digits status:active")
+    assert [run["id"] for run in found["runs"]] == [1]
+    assert call(server, "list_runs", filter="nobody's") == {"runs": []}
     assert call(server, "findings", run_id=1) == {"findings": client.findings(1)}
     assert call(server, "log", run_id=1, lines=3) == {"lines": client.log(1)[-3:]}
     assert [each["name"] for each in call(server, "recipes")["recipes"]] == ["digits"]

@@ -103,8 +103,8 @@ def test_list_is_filtered_and_paged(
         return [run["name"] for run in script.get("/api/v1/runs", params=query).json()["runs"]]
 
     assert names() == ["three", "two", "one"]
-    assert names(text="tw") == ["two"]
-    assert names(status="finished") == []
+    assert names(filter="tw") == ["two"]
+    assert names(filter="status:finished") == []
     assert names(limit=1, before=3) == ["two"]
 
 
@@ -169,7 +169,7 @@ def test_pages_of_the_list_lead_to_each_other(
         if (before := page["next"]) is None:
             break
     assert seen == [5, 4, 3, 2, 1]
-    assert script.get("/api/v1/runs", params={"text": "gpt"}).json()["total"] == 0
+    assert script.get("/api/v1/runs", params={"filter": "gpt"}).json()["total"] == 0
 
 
 def test_what_is_known_is_not_sent_again(database: Database, ada: User, script: TestClient) -> None:
@@ -210,8 +210,8 @@ def test_an_address_without_a_version_leads_to_the_first(offered: None, script: 
     assert (redirect.status_code, redirect.headers["location"]) == (308, "/api/v1/runs")
     assert redirect.headers["cache-control"] == "no-store"
     assert script.put("/api/runs/1/priority", json={"priority": 7}).json()["priority"] == 7
-    listed = script.get("/api/runs?text=a%26b&limit=3")
-    assert (listed.json()["runs"], listed.url.query) == ([], b"text=a%26b&limit=3")
+    listed = script.get("/api/runs?filter=a%26b&limit=3")
+    assert (listed.json()["runs"], listed.url.query) == ([], b"filter=a%26b&limit=3")
     assert script.get("/api/docs").url.path == "/api/v1/docs"
 
 

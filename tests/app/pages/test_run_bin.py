@@ -112,5 +112,5 @@ def test_a_page_shows_what_was_written_of_a_run(
         assert labels_mark(labels.edit(session, ended, ada, note)) != before
     page = browser.get(f"/runs/{ended}").text
     assert "<strong>why</strong> &lt;script&gt;x" in page
-    assert 'href="/runs?text=a%26b"' in page
+    assert 'href="/runs?filter=tag%3Aa%26b"' in page
     assert "data-stored>10 B</b>" in page

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from starlette.testclient import TestClient
 
 from db import queue, runs, waiting
+from db.conditions import InStatus, Term
 from db.database import Database
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
@@ -37,7 +38,7 @@ def test_a_run_that_lost_its_loss_says_so(
     assert "<span>NaN</span>" in browser.get("/runs").text
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
-    for path in ("/runs", "/runs/1"):
+    for path in ("/runs?filter=status:diverged", "/runs/1"):
         page = browser.get(path).text
         assert 'data-ending="diverged" title="finished">diverged</span>' in page
         assert '<span class="lost-loss">loss NaN</span>' in page
@@ -52,7 +53,7 @@ def test_a_run_that_applied_nothing_says_so(
     record(database, running, make_steps([1.0, 1.0], skipped=[1, 2]), events=make_events([1, 2]))
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
-    for path in ("/runs", "/runs/1"):
+    for path in ("/runs?filter=status:unapplied", "/runs/1"):
         page = browser.get(path).text
         assert 'data-ending="unapplied" title="finished">nothing applied</span>' in page
     assert "each of its 2 steps was skipped" in page
@@ -68,7 +69,7 @@ def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
         said = {"reason": reason, "error": reason, "fault": "rule"}
         queue.end(session, running.id, running.attempt, Status.FAILED, **said)
     browser.patch("/api/v1/runs/1", json={"name": "a remark follows"})
-    for path in ("/runs", "/runs/1"):
+    for path in ("/runs?filter=status:stopped", "/runs/1"):
         page = browser.get(path).text
         assert 'data-ending="stopped" title="failed">stopped by a rule</span>' in page
     assert f"This run was stopped: a rule of its configuration.</b> {reason}" in page
@@ -90,17 +91,19 @@ def test_filter_stays_in_the_form(database: Database, ada: User, browser: TestCl
     """The filter comes from the address, is applied, and is shown again."""
     for name in ("alpha", "beta"):
         submit(database, ada, name=name)
-    page = browser.get("/runs", params={"text": "alp", "status": "queued"}).text
-    assert "alpha" in page
-    assert "beta" not in page
-    assert 'value="alp"' in page
-    assert "<option selected>queued</option>" in page
+    page = browser.get("/runs", params={"filter": 'alp -"x y"'}).text
+    assert 'title="alpha"' in page
+    assert 'title="beta"' not in page
+    assert 'value="alp -&#34;x y&#34;"' in page
+    assert "1 run matches" in page
 
 
 def test_actions_on_an_older_page_lead_back_to_it(running: Run, browser: TestClient) -> None:
     """Where a button of the list leads back to is the page that it stands on."""
-    page = browser.get("/runs?text=d&before=9").text
-    assert 'name="back" value="/runs?text=d&amp;status=&amp;before=9"' in page
+    page = browser.get("/runs?filter=d&sort=-loss&columns=name,lr&before=1").text
+    assert "No run matches" in page
+    page = browser.get("/runs?filter=d&columns=name,lr&before=9").text
+    assert 'name="back" value="/runs?filter=d&amp;columns=name%2Clr&amp;before=9"' in page
 
 
 def test_what_people_type_is_not_html(database: Database, ada: User, browser: TestClient) -> None:
@@ -119,10 +122,10 @@ def test_ticked_runs_are_cancelled_together(
     for _ in range(2):
         submit(database, ada)
     browser.post("/runs/3/cancellation")
-    form = {"run": ["1", "2", "3"], "back": "/runs?text=d&status="}
+    form = {"run": ["1", "2", "3"], "back": "/runs?filter=d"}
     answer = browser.post("/runs/cancellation", data=form)
     location = answer.headers["location"]
-    assert (answer.status_code, location) == (303, "/runs?text=d&status=&ended=1")
+    assert (answer.status_code, location) == (303, "/runs?filter=d&ended=1")
     assert "1 of these runs had ended already" in browser.get(location).text
     with database.reading() as session:
         found = [runs.get(session, run_id).status for run_id in (1, 2, 3)]
@@ -140,8 +143,8 @@ def test_waiting_runs_are_put_in_another_order(
     assert "/runs/2/place" not in page  # it is next
     assert 'formaction="/runs/4/place"' in page
     assert 'formaction="/runs/3/priority" name="priority" value="-1"' in page
-    answer = browser.post("/runs/4/place", data={"back": "/runs?text=d&status="})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/runs?text=d&status=")
+    answer = browser.post("/runs/4/place", data={"back": "/runs?filter=d"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs?filter=d")
     assert queued(database) == [4, 2, 3]
     browser.post("/runs/3/priority", data={"priority": "1"})
     assert queued(database) == [3, 4, 2]
@@ -174,7 +177,8 @@ def test_two_who_cancel_the_same_runs_in_opposite_orders_do_not_wait_for_each_ot
     with ThreadPoolExecutor() as threads:
         assert list(threads.map(cancel, (ids, ids[::-1]))) == [303, 303]
     with database.reading() as session:
-        rows = runs.newest(session, status="cancelled", limit=100)
+        ended = [Term(InStatus((Status.CANCELLED,)))]
+        rows = runs.newest(session, conditions=ended, limit=100)
         assert len(rows) == len(ids)
         histories = [runs.statuses(session, run.id) for run, _owner in rows]
     assert all([each.status for each in found][1:] == ["cancelled"] for found in histories)

@@ -1,0 +1,40 @@
+"""Saved views: the list's forms that save one and delete one."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form
+from fastapi.responses import RedirectResponse
+
+from app import columns, filters
+from app.auth import SignedIn
+from app.columns import list_address
+from app.context import Db
+from app.parameters import RowId, Sort, Text
+from db import views
+
+router = APIRouter(prefix="/views")
+
+
+@router.post("")
+def save_view(
+    session: Db,
+    visitor: SignedIn,
+    name: Annotated[Text, Form()] = "",
+    typed: Annotated[str, Form(alias="filter")] = "",
+    sort: Annotated[Sort, Form()] = "-id",
+    chosen: Annotated[Text, Form(alias="columns")] = "",
+) -> RedirectResponse:
+    """Save what the list shows under a name."""
+    filters.read(typed, me=visitor.user.name)
+    columns.chosen(chosen)
+    place = {"filter": typed, "sort": sort, "columns": chosen}
+    views.save(session, visitor.user, name.strip(), **place)
+    return RedirectResponse(list_address(**place), status_code=303)
+
+
+@router.post("/{view_id}/deletion")
+def delete_view(view_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Delete a view, and show what it showed, so that it can be saved again."""
+    view = views.delete(session, visitor.user, view_id)
+    place = {"filter": view.filter, "sort": view.sort, "columns": view.columns}
+    return RedirectResponse(list_address(**place), status_code=303)

@@ -1,0 +1,143 @@
+// Completes the words of the list's filter: keys, what they can be, names of settings and metrics.
+// A combobox as ARIA describes it: the focus stays in the box, aria-activedescendant names the word.
+import { fetched } from 'answers'
+
+const MOST_SHOWN = 50
+
+const box = document.querySelector('#filter')
+const list = document.querySelector('#filter-words')
+/** Asked for when somebody first comes to the box. @type {Promise<any>|null} */
+let vocabulary = null
+/** What is shown: the words, and the stretch of the line that each would replace. */
+let [shown, start, end, active] = [[], 0, 0, -1]
+
+/** @param {string} text as a filter reads it back */
+const quoted = (text) => (/[\s"<>=:]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)
+/** @param {string} text typed so far, its quote perhaps still open */
+const plain = (text) => text.replace(/^"|"$/g, '').replaceAll('""', '"')
+
+/** Where the word at the cursor begins and ends. @returns {[number, number]} */
+const wordAt = (line, cursor) => {
+  for (const { index, 0: word } of line.matchAll(/(?:"(?:[^"]|"")*(?:"|$)|[^\s"])+/g)) {
+    if (index <= cursor && cursor <= index + word.length) return [index, index + word.length]
+  }
+  return [cursor, cursor]
+}
+
+/** Proposals for a part of a line: what it would become, and a hint. */
+const proposals = (words, typed) => {
+  const [, sign, rest] = typed.match(/^(-?)(.*)$/s)
+  const keyed = rest.match(/^([a-z]+):(.*)$/s)
+  if (keyed && keyed[1] in words.keys) {
+    const values = words.values[keyed[1]] ?? []
+    return found(values, plain(keyed[2])).map((value) => ({ text: `${sign}${keyed[1]}:${quoted(value)}`, hint: '', isWhole: true }))
+  }
+  if (/[<>=:]/.test(rest.replace(/^"(?:[^"]|"")*"/, ''))) return []
+  const names = [
+    ...Object.entries(words.keys).map(([key, hint]) => [`${key}:`, hint]),
+    ...words.numbers.map((name) => [name, 'number']),
+    ...words.metrics.map((name) => [name, 'metric']),
+    ...words.settings.map((name) => [name, 'setting']),
+  ]
+  const hints = new Map(names.toReversed())
+  return found([...new Set(names.map(([name]) => name))], plain(rest)).map((name) => ({
+    text: sign + (name.endsWith(':') && hints.get(name) ? name : quoted(name)), hint: hints.get(name), isWhole: false,
+  }))
+}
+
+/** Those that begin with a text, then those that have it elsewhere. @param {string[]} values */
+const found = (values, text) => {
+  const [wanted, has] = [text.toLowerCase(), (value) => value.toLowerCase()]
+  const first = values.filter((value) => has(value).startsWith(wanted))
+  const later = values.filter((value) => has(value).includes(wanted, 1) && !has(value).startsWith(wanted))
+  return [...first, ...later].slice(0, MOST_SHOWN)
+}
+
+const close = () => {
+  list.hidden = true
+  active = -1
+  box.setAttribute('aria-expanded', 'false')
+  box.removeAttribute('aria-activedescendant')
+}
+
+const propose = async () => {
+  vocabulary ??= fetched('/api/v1/runs/vocabulary').then((answer) => answer.json())
+  let words
+  try {
+    words = await vocabulary
+  } catch {
+    vocabulary = null // the next key asks again
+    return
+  }
+  if (document.activeElement !== box) return
+  const cursor = box.selectionStart
+  ;[start, end] = wordAt(box.value, cursor)
+  const typed = box.value.slice(start, cursor)
+  shown = proposals(words, typed).filter(({ text }) => text !== box.value.slice(start, end))
+  if (!shown.length) return close()
+  list.replaceChildren(...shown.map(item))
+  list.hidden = false
+  active = -1
+  box.setAttribute('aria-expanded', 'true')
+  box.removeAttribute('aria-activedescendant')
+}
+
+const item = ({ text, hint }, i) => {
+  const row = document.createElement('li')
+  Object.assign(row, { id: `filter-word-${i}`, role: 'option', ariaSelected: 'false' })
+  for (const [words, name] of [[text, ''], [hint, 'quiet']]) {
+    const part = document.createElement('span')
+    part.textContent = words
+    part.className = name
+    row.append(part)
+  }
+  return row
+}
+
+/** @param {number} i of the proposal that Enter or Tab would take */
+const point = (i) => {
+  list.children[active]?.setAttribute('aria-selected', 'false')
+  active = (i + shown.length) % shown.length
+  list.children[active].setAttribute('aria-selected', 'true')
+  list.children[active].scrollIntoView({ block: 'nearest' })
+  box.setAttribute('aria-activedescendant', `filter-word-${active}`)
+}
+
+/** @param {number} i */
+const take = (i) => {
+  const { text, isWhole } = shown[i]
+  const rest = box.value.slice(end)
+  const blank = isWhole && !rest.startsWith(' ') ? ' ' : ''
+  box.value = box.value.slice(0, start) + text + blank + rest
+  const cursor = start + text.length + (isWhole ? 1 : 0)
+  box.setSelectionRange(cursor, cursor)
+  close()
+  if (!isWhole) propose()
+}
+
+const keys = {
+  ArrowDown: () => (list.hidden ? propose() : point(active + 1)),
+  ArrowUp: () => (list.hidden ? propose() : point(active < 0 ? shown.length - 1 : active - 1)),
+  Enter: () => active >= 0 && (take(active), true),
+  Tab: () => !list.hidden && active >= 0 && (take(active), true),
+  Escape: () => !list.hidden && (close(), true),
+}
+
+if (box) {
+  for (const [name, value] of Object.entries({ role: 'combobox', 'aria-expanded': 'false', 'aria-controls': 'filter-words', 'aria-autocomplete': 'list' })) {
+    box.setAttribute(name, value)
+  }
+  box.addEventListener('input', propose)
+  box.addEventListener('click', propose)
+  box.addEventListener('blur', close)
+  box.addEventListener('keydown', (event) => {
+    // A key that does nothing here does what it always does: Enter filters, Tab goes on, Esc clears.
+    if (event.isComposing || !(event.key in keys)) return
+    if (keys[event.key]() !== false) event.preventDefault()
+  })
+  list.addEventListener('pointerdown', (event) => {
+    event.preventDefault() // the focus stays in the box
+    const row = event.target.closest('li')
+    if (row) take([...list.children].indexOf(row))
+  })
+}

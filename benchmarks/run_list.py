@@ -1,0 +1,184 @@
+"""The list of 10,000 runs, of which 2,000 have steps and metrics: filters × orders, over HTTP.
+
+    python -m benchmarks.run_list [--rounds 20] [--page]
+
+Each is asked of a server in a process of its own, on both databases: a page of 50 rows and the
+count of all that match, as the list's address has them. --page: the page itself too, with its
+markup, sparklines and verdicts.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from typing import Any, ClassVar
+
+import httpx2
+import numpy as np
+from sqlalchemy import insert, text
+
+from benchmarks import databases
+from benchmarks.report import report
+from benchmarks.site import serving_from
+from db import accounts, run_settings
+from db.database import Database
+from db.tables import LatestMetric, Metric, Run, RunSetting, Status, Step
+from halfstep.run_config import config_model
+from halfstep.run_settings import RecipeConfig
+
+RUNS, MEASURED, STEPS, BATCH = 10_000, 2_000, 50, 500
+METRICS = ("val/loss", "val/accuracy", "run/seconds")
+OWNERS = ("bench", "ada", "grace", "edsger")
+STATUSES = (Status.FINISHED, Status.FINISHED, Status.FAILED, Status.CANCELLED)
+BAR_MS = 50.0
+FILTERS = (
+    "",
+    "sweep",
+    "no-such-run",
+    "status:failed",
+    "status:active",
+    "since:7d",
+    "tag:lr",
+    "owner:ada -precision:fp16",
+    "skips>10",
+    "loss<0.5 step>=40",
+    "lr>0.005",
+    "training.batch_size=64",
+    "val/accuracy>0.9",
+    "-val/accuracy>0.9 lr<=0.005 sweep owner:grace",
+)
+ORDERS = ("-id", "name", "-loss", "duration", "-val/accuracy", "lr")
+
+
+class Synthetic:
+    """A recipe with the settings that all of them have."""
+
+    name: ClassVar[str] = "synthetic"
+    Config: ClassVar[type[RecipeConfig]] = RecipeConfig
+    defaults: ClassVar[dict[str, Any]] = {}
+
+
+def fill(database: Database) -> None:
+    """Make the runs, in the order that they would have been submitted in."""
+    rng = np.random.default_rng(0)
+    whole = config_model(Synthetic)(recipe=RecipeConfig()).model_dump(mode="json")  # type: ignore[call-arg]
+    with database.writing() as session:
+        owners = [accounts.user_named(session, name).id for name in OWNERS]
+        for first in range(1, RUNS + 1, BATCH):
+            numbers = range(first, first + BATCH)
+            made = [_run(number, owners, whole, rng) for number in numbers]
+            session.add_all(made)
+            session.flush()
+            settings = [row for run in made for row in run_settings.rows_of(run)]
+            session.execute(insert(RunSetting), settings)
+            measured = [run.id for run in made if run.step]
+            session.execute(insert(Step), [row for each in measured for row in _steps(each, rng)])
+            points = [row for each in measured for row in _points(each, rng)]
+            session.execute(insert(Metric), [{**point, "elapsed_ms": 1} for point in points])
+            latest = [point for point in points if point["step"] == STEPS]
+            session.execute(insert(LatestMetric), latest)
+            session.expunge_all()
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        if connection.dialect.name == "postgresql":  # as its autovacuum would within the minute
+            connection.execute(text("ANALYZE"))
+
+
+def _run(number: int, owners: list[int], whole: dict[str, Any], rng: np.random.Generator) -> Run:
+    """Make a run; every fifth has trained, and the last hundred wait."""
+    size, rate = int(2 ** rng.integers(3, 9)), float(10 ** rng.uniform(-5, -1))
+    config = whole | {"precision": ("fp16", "bf16", "fp32")[number % 3]}
+    config["training"] = whole["training"] | {"batch_size": size, "steps": STEPS}
+    config["recipe"] = whole["recipe"] | {"learning_rate": rate}
+    has_steps, is_waiting = number % (RUNS // MEASURED) == 0, number > RUNS - 100
+    created = time.time() - (RUNS - number) * 300
+    return Run(
+        id=number,
+        name=f"{'sweep' if number % 7 == 0 else 'run'}-{number:05}",
+        recipe="synthetic",
+        config=config,
+        precision=config["precision"],
+        tags=", ".join(("lr", "baseline", "night")[: number % 4]),
+        owner_id=owners[number % len(owners)],
+        project=("", "alpha", "beta")[number % 3],
+        status=Status.QUEUED if is_waiting else STATUSES[number % len(STATUSES)],
+        created_at=created,
+        started_at=None if is_waiting else created + 5,
+        ended_at=None if is_waiting else created + 5 + float(rng.uniform(10, 7200)),
+        position=float(number),
+        step=STEPS if has_steps else 0,
+        steps_total=STEPS,
+        skipped=int(rng.integers(0, 20)) if has_steps else 0,
+        loss=float(rng.lognormal()) if has_steps else None,
+        scale=65536.0 if has_steps else None,
+    )
+
+
+def _steps(run_id: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+    same = {"run_id": run_id, "step_us": 5000, "scale": 65536.0, "flags": 0}
+    losses = rng.lognormal(size=STEPS).tolist()
+    return [
+        {**same, "step": step, "elapsed_ms": step * 5, "loss": loss}
+        for step, loss in enumerate(losses, start=1)
+    ]
+
+
+def _points(run_id: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+    return [
+        {"run_id": run_id, "name": name, "step": step, "value": float(rng.random())}
+        for name in METRICS
+        for step in range(10, STEPS + 1, 10)
+    ]
+
+
+def times(client: httpx2.Client, path: str, query: dict[str, str], rounds: int) -> list[float]:
+    """Return the milliseconds of each round, shortest first, but for a first one."""
+    found = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        answer = client.get(path, params=query)
+        found.append((time.perf_counter() - started) * 1000)
+        assert answer.status_code == 200, answer.text
+    return sorted(found[1:])
+
+
+def main() -> None:
+    """Ask on both databases."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--page", action="store_true")
+    parser.add_argument("--limit", default="50")
+    options = parser.parse_known_args()[0]
+    rows: list[tuple[Any, ...]] = []
+    worst = 0.0
+    for name, opened in (("SQLite", databases.sqlite), ("PostgreSQL", databases.postgresql)):
+        with tempfile.TemporaryDirectory() as folder, opened() as database:
+            fill(database)
+            with (
+                serving_from(database, folder, 0) as site,
+                httpx2.Client(
+                    base_url=site.address, headers={"Authorization": f"Bearer {site.token()}"}
+                ) as client,
+            ):
+                paths = ("/api/v1/runs", "/runs") if options.page else ("/api/v1/runs",)
+                for path in paths:
+                    for said in FILTERS:
+                        for sort in ORDERS:
+                            query = {"filter": said, "sort": sort, "limit": options.limit}
+                            found = times(client, path, query, options.rounds)
+                            p95 = found[int(len(found) * 0.95) - 1]
+                            worst = max(worst, p95)
+                            median = statistics.median(found)
+                            shown = (f"{median:.1f}", f"{p95:.1f}")
+                            rows.append((name, path, said or "(all)", sort, *shown))
+    report(
+        "run_list",
+        f"p95 ≤ {BAR_MS:g} ms of every filter, order and count",
+        ("database", "address", "filter", "order", "ms, p50", "ms, p95"),
+        rows,
+        measured=f"worst p95 {worst:.1f} ms",
+        passed=worst <= BAR_MS,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""What runs are listed by: conditions that a filter is made of, and orders, as SQL.
+
+What a filter may say is app/filters.py's; here is what it means. A name is one of NUMBERS, or else
+of a setting, by its path or the last part of it, or of a metric, whose latest value counts.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from sqlalchemy import (
+    ColumnElement,
+    Double,
+    Select,
+    and_,
+    false,
+    func,
+    literal,
+    not_,
+    select,
+    union_all,
+)
+from sqlalchemy.orm import Session, aliased
+
+from db.database import now
+from db.endings import Ending, ended_as
+from db.tables import ACTIVE, ENDED, LatestMetric, Run, RunSetting, Status, User
+
+COMPARISONS: MappingProxyType[str, Callable[[Any, Any], Any]] = MappingProxyType(
+    {
+        ">": operator.gt,
+        ">=": operator.ge,
+        "<": operator.lt,
+        "<=": operator.le,
+        "=": operator.eq,
+    }
+)
+#: How people also call what a column, or a setting, is called here.
+SYNONYMS = MappingProxyType({"skips": "skipped", "speed": "steps_per_second"})
+SHORT_NAMES = MappingProxyType({"lr": "learning_rate"})
+
+_SECONDS = func.coalesce(Run.ended_at, now()) - Run.started_at
+#: Columns that are compared as numbers.
+NUMBERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
+    {
+        "id": Run.id.expression,
+        "step": Run.step.expression,
+        "skipped": Run.skipped.expression,
+        "loss": Run.loss.expression,
+        "scale": Run.scale.expression,
+        "priority": Run.priority.expression,
+        "steps_per_second": Run.steps_per_second.expression,
+        "attempt": Run.attempt.expression,
+        "duration": _SECONDS,
+        "stored_bytes": Run.stored_bytes.expression,
+    }
+)
+#: Columns that a text is compared with, whole; of a name a part will do, of tags one.
+TEXTS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
+    {
+        "name": Run.name.expression,
+        "precision": Run.precision.expression,
+        "tag": Run.tags.expression,
+        "recipe": Run.recipe.expression,
+        "owner": User.name.expression,
+        "project": Run.project.expression,
+        "source": Run.source.expression,
+    }
+)
+#: What runs can be listed by, besides settings and metrics.
+ORDERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
+    {
+        **NUMBERS,
+        **{name: column for name, column in TEXTS.items() if name != "tag"},
+        "tags": Run.tags.expression,
+        "status": Run.status.expression,
+        "created": Run.created_at.expression,
+    }
+)
+#: A setting that goes by its last part may be at several paths: so many of them are looked at.
+MOST_PATHS = 5
+
+
+@dataclass(frozen=True)
+class Word:
+    """A text anywhere in what a row says: name, recipe, precision, tags, owner or project."""
+
+    text: str
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        text = self.text.lower()
+        named = select(User.id).where(func.lower(User.name).contains(text, autoescape=True))
+        return _ROW.contains(text, autoescape=True) | Run.owner_id.in_(named)
+
+
+@dataclass(frozen=True)
+class InStatus:
+    """One of some statuses."""
+
+    statuses: tuple[Status, ...]
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        return Run.status.in_(self.statuses)
+
+
+@dataclass(frozen=True)
+class EndedAs:
+    """Ended so, whatever its status."""
+
+    ending: Ending
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        return ended_as(self.ending)
+
+
+@dataclass(frozen=True)
+class Created:
+    """Made before, or since, a moment; or that many seconds ago."""
+
+    is_before: bool
+    moment: float | None = None
+    seconds_ago: float = 0.0
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        moment = now() - self.seconds_ago if self.moment is None else literal(self.moment)
+        return Run.created_at < moment if self.is_before else Run.created_at >= moment
+
+
+@dataclass(frozen=True)
+class Text:
+    """One of TEXTS."""
+
+    name: str
+    text: str
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        column, text = func.lower(TEXTS[self.name]), self.text.lower()
+        if self.name == "name":
+            return column.contains(text, autoescape=True)
+        if self.name == "tag":
+            listed = "," + func.replace(column, ", ", ",") + ","
+            return listed.contains(f",{text},", autoescape=True)
+        if self.name == "owner":
+            return Run.owner_id.in_(select(User.id).where(column == text))
+        return column == text
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A number by its name, or, where it is equal to a text that is none, a setting.
+
+    sign: one of COMPARISONS.
+    """
+
+    name: str
+    sign: str
+    value: float | None
+    text: str
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition; of what is not known it is false."""
+        compare, value = COMPARISONS[self.sign], literal(self.value, Double[float]())
+        if self.name in NUMBERS:
+            return func.coalesce(compare(NUMBERS[self.name], value), false())
+        called = _settings_called(self.name)
+        if self.value is None:
+            is_so = func.lower(RunSetting.text) == self.text.lower()
+            return Run.id.in_(select(RunSetting.run_id).where(called, is_so))
+        settings = select(RunSetting.run_id).where(called, compare(RunSetting.number, value))
+        metrics = select(LatestMetric.run_id).where(
+            LatestMetric.name == self.name, compare(LatestMetric.value, value)
+        )
+        return Run.id.in_(union_all(settings, metrics))
+
+
+Condition: TypeAlias = Word | InStatus | EndedAs | Created | Text | Compared
+
+
+@dataclass(frozen=True)
+class Term:
+    """A condition, or its contrary."""
+
+    condition: Condition
+    is_negated: bool = False
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        found = self.condition.sql()
+        return not_(found) if self.is_negated else found
+
+
+Filter: TypeAlias = Sequence[Term]
+
+#: "active": neither over nor paused by a person; and all that is over.
+STATUS_GROUPS = MappingProxyType({"active": (Status.QUEUED, *ACTIVE), "ended": ENDED})
+
+_ROW = func.lower(
+    Run.name.concat("\n")
+    .concat(Run.recipe)
+    .concat("\n")
+    .concat(Run.precision)
+    .concat("\n")
+    .concat(Run.tags)
+    .concat("\n")
+    .concat(Run.project)
+)
+
+
+def _settings_called(name: str) -> ColumnElement[bool]:
+    last = name.rpartition(".")[2]
+    names = [each for each in (last, SHORT_NAMES.get(last)) if each]
+    if last == name:
+        return RunSetting.name.in_(names)
+    paths = [name.removesuffix(last) + each for each in names]
+    return RunSetting.name.in_(names) & RunSetting.path.in_(paths)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What runs are listed by, equals by id; those that lack it come last.
+
+    keys: what is compared.  joined: what the keys need besides runs and users, each with how.
+    """
+
+    keys: tuple[ColumnElement[Any], ...]
+    falls: bool
+    joined: tuple[tuple[Any, ColumnElement[bool]], ...] = ()
+
+    @classmethod
+    def of(cls, session: Session, sort: str) -> "Order":
+        """Return the order by a column, a setting or a metric; "-" before it: downwards."""
+        name, falls = sort.removeprefix("-"), sort.startswith("-")
+        name = SYNONYMS.get(name, name)
+        last = -math.inf if falls else math.inf
+        if name == "id":
+            return cls((Run.id.expression,), falls)
+        if name == "owner":
+            return cls((User.name.expression, Run.id.expression), falls, _OWNER)
+        if name == "duration":  # by one clock, or a run that trains would come again, a page later
+            ended_at = func.coalesce(Run.ended_at, session.scalars(select(now())).one())
+            seconds = func.coalesce(ended_at - Run.started_at, last)
+            return cls((seconds, Run.id.expression), falls)
+        if name in NUMBERS:
+            return cls((func.coalesce(NUMBERS[name], last), Run.id.expression), falls)
+        if name in ORDERS:
+            return cls((ORDERS[name], Run.id.expression), falls)
+        settings, metric = _settings_at(paths_of(session, name)), aliased(LatestMetric)
+        numbers = [*(setting.number for setting, _on in settings), metric.value]
+        texts = [setting.text for setting, _on in settings]
+        keys = (func.coalesce(*numbers, last), func.coalesce(*texts, "", ""), Run.id.expression)
+        called = and_(metric.run_id == Run.id, metric.name == name)
+        return cls(keys, falls, (*settings, (metric, called)))
+
+
+_OWNER = ((User, User.id == Run.owner_id),)
+
+
+def _settings_at(paths: Sequence[str]) -> list[tuple[Any, ColumnElement[bool]]]:
+    found: list[tuple[Any, ColumnElement[bool]]] = []
+    for path in paths:
+        setting = aliased(RunSetting)
+        called = (setting.name == path.rpartition(".")[2]) & (setting.path == path)
+        found.append((setting, called & (setting.run_id == Run.id)))
+    return found
+
+
+def named_at_all(name: str) -> Select[Any]:
+    """Ask whether any run has a setting or a metric of this name."""
+    setting = select(RunSetting.run_id).where(_settings_called(name)).limit(1)
+    metric = select(LatestMetric.run_id).where(LatestMetric.name == name).limit(1)
+    return select(setting.exists() | metric.exists())
+
+
+def paths_of(session: Session, name: str) -> list[str]:
+    """Return the paths of the settings that go by a name, the first few of them."""
+    paths = select(RunSetting.path).where(_settings_called(name)).distinct()
+    return list(session.scalars(paths.order_by(RunSetting.path).limit(MOST_PATHS)))
+
+
+def values_of(session: Session, run_ids: Sequence[int], name: str) -> dict[int, float | str | None]:
+    """Return what some runs have by a name: a setting, or else the latest value of a metric."""
+    metrics = select(LatestMetric.run_id, LatestMetric.value).where(
+        LatestMetric.run_id.in_(run_ids), LatestMetric.name == name
+    )
+    found: dict[int, float | str | None] = {row[0]: row[1] for row in session.execute(metrics)}
+    settings = select(RunSetting.run_id, RunSetting.number, RunSetting.text)
+    settings = settings.where(_settings_called(name), RunSetting.run_id.in_(run_ids))
+    for run_id, number, text in session.execute(settings.order_by(RunSetting.path.desc())):
+        found[run_id] = number if text is None else text
+    return found

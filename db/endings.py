@@ -1,0 +1,45 @@
+"""What a run's status leaves unsaid of its end: of a run that is read, and as a condition.
+
+unapplied: finished, and each of its steps was skipped. diverged: finished with a loss that is not
+finite. stopped: failed by a rule of its configuration, not by code or machine.
+"""
+
+import math
+from typing import Literal, get_args
+
+from sqlalchemy import ColumnElement, and_, exists, func, not_, or_
+
+from db.tables import Diagnosis, Run, Status
+
+Ending = Literal["unapplied", "diverged", "stopped"]
+ENDINGS: tuple[Ending, ...] = get_args(Ending)
+LARGEST = 1.7976931348623157e308  # finite number
+
+
+def ending(run: Run, applied: int) -> Ending | None:
+    """Return how a run ended. applied: how many of its own steps changed the weights."""
+    if run.status == Status.FAILED:
+        return "stopped" if run.fault == "rule" else None
+    if run.status != Status.FINISHED or not run.own_steps:
+        return None
+    if not applied:
+        return "unapplied"
+    return "diverged" if run.loss is None or not math.isfinite(run.loss) else None
+
+
+def ended_as(wanted: Ending) -> ColumnElement[bool]:
+    """Return the same as a condition on runs."""
+    if wanted == "stopped":
+        return and_(Run.status == Status.FAILED, Run.fault == "rule")
+    own_steps = Run.step - func.coalesce(Run.parent_step, 0)
+    retried = exists().where(
+        Diagnosis.run_id == Run.id,
+        Diagnosis.kind == "retry",
+        Diagnosis.content["applied"].as_boolean(),
+    )
+    is_finished = and_(Run.status == Status.FINISHED, own_steps > 0)
+    is_unapplied = and_(Run.skipped >= own_steps, not_(retried))
+    if wanted == "unapplied":
+        return and_(is_finished, is_unapplied)
+    is_lost = or_(Run.loss.is_(None), func.abs(Run.loss) > LARGEST)
+    return and_(is_finished, is_lost, not_(is_unapplied))

@@ -1,0 +1,51 @@
+"""What runs were configured with, setting by setting, so that lists find them by any of these."""
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import delete, insert
+from sqlalchemy.orm import Session
+
+from db.tables import Run, RunSetting
+
+#: What is kept of a configuration that may hold anything: paths as PostgreSQL can index them, and
+#: of a long text its beginning.
+MOST, PATH_CHARACTERS, TEXT_CHARACTERS = 1000, 200, 200
+
+
+def note(session: Session, run: Run) -> None:
+    """Write down the settings of a run, in place of those that it had."""
+    session.execute(delete(RunSetting).where(RunSetting.run_id == run.id))
+    if rows := rows_of(run):
+        session.execute(insert(RunSetting), rows)
+
+
+def rows_of(run: Run) -> list[dict[str, Any]]:
+    """Return the rows of a run's settings."""
+    # {"a.b": 1, "a": {"b": 2}} has one path twice.
+    values = dict(islice(_flat(run.config), MOST))
+    return [
+        {"run_id": run.id, "path": path, "name": path.rpartition(".")[2], **_value(value)}
+        for path, value in values.items()
+    ]
+
+
+def _flat(config: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        path = f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}.")
+        elif len(path) <= PATH_CHARACTERS:
+            yield path, value
+
+
+def _value(value: Any) -> dict[str, Any]:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return {"number": float(value), "text": None}
+        except OverflowError:  # an earlier version let a run have any number
+            return {"number": None, "text": None}
+    text = value if isinstance(value, str) else json.dumps(value)
+    return {"number": None, "text": text[:TEXT_CHARACTERS]}

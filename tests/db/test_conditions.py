@@ -1,0 +1,81 @@
+"""What lists find runs by is kept up with what runs are."""
+
+from typing import Any
+
+from sqlalchemy import select
+
+from db import ingest, runs, telemetry, vocabulary
+from db.conditions import Compared, Term, values_of
+from db.database import Database
+from db.tables import LatestMetric, Run, RunSetting, User
+from tests.db.conftest import config, submit
+from tests.db.telemetry_made import make_metric, make_steps, record
+
+
+def found(database: Database, name: str, sign: str, value: float | str) -> list[int]:
+    number = value if isinstance(value, float) else None
+    with database.reading() as session:
+        terms = [Term(Compared(name, sign, number, str(value)))]
+        return [run.id for run, _owner in runs.newest(session, conditions=terms)]
+
+
+def latest(database: Database) -> dict[str, tuple[int, float | None]]:
+    with database.reading() as session:
+        return {row.name: (row.step, row.value) for row in session.scalars(select(LatestMetric))}
+
+
+def test_the_latest_point_of_a_metric_counts(database: Database, running: Run) -> None:
+    """Not one that comes late, nor one that was taken back; without a point there is none."""
+    points = [make_metric(1, 0.25), make_metric(3, 0.75), make_metric(2, 0.5)]
+    record(database, running, make_steps([1.0] * 3), events=points)
+    record(database, running, events=[make_metric(2, 0.9), make_metric(3, 1.0, "late")])
+    assert latest(database) == {"val/accuracy": (3, 0.75), "late": (3, 1.0)}
+    assert found(database, "val/accuracy", ">", 0.7) == [running.id]
+    record(database, running, events=[make_metric(3, "NaN")])
+    assert latest(database)["val/accuracy"] == (3, None)
+    with database.writing() as session:
+        telemetry.truncate(session, running.id, running.attempt, after=2)
+    assert latest(database) == {"val/accuracy": (2, 0.9)}
+    assert found(database, "late", ">", 0.0) == []
+
+
+def test_a_watched_run_is_found_by_what_its_script_says_now(database: Database, ada: User) -> None:
+    """Whatever it is: names with points, lists, texts, numbers beyond all doubles."""
+    said: dict[str, Any] = {"a.lr": 1, "model": {"a": {"lr": 0.5}, "sizes": [1, 2], "on": True}}
+    said |= {"text": "Some Words", "none": None, "huge": 10**400, "p" * 300: 1, "empty": {}}
+    said["a"] = {"lr": 2}  # the path of the first again
+
+    def begin(config: dict[str, Any]) -> int:
+        what: dict[str, Any] = {"name": "n", "project": "", "tags": "", "host": "", "versions": {}}
+        with database.writing() as session:
+            where: dict[str, Any] = {"started_at": 0.0, **what}
+            return ingest.begin(session, ada, "0" * 32, 1, config=config, **where).run_id
+
+    run_id = begin(said)
+    for name, sign, value in (
+        ("lr", "=", 2.0),
+        ("model.a.lr", "<", 1.0),
+        ("sizes", "=", "[1, 2]"),
+        ("on", "=", "TRUE"),
+        ("text", "=", "some words"),
+        ("none", "=", "null"),
+    ):
+        assert found(database, name, sign, value) == [run_id], name
+    assert found(database, "huge", ">", 0.0) == []
+    begin({"text": 5})
+    assert found(database, "text", "=", 5.0) == [run_id]
+    with database.reading() as session:
+        assert [row.path for row in session.scalars(select(RunSetting))] == ["text"]
+
+
+def test_names_are_listed_each_once(database: Database, ada: User) -> None:
+    """Settings by the last parts of their paths, and by paths where several have the same."""
+    with database.writing() as session:
+        for n in range(3):
+            submit(session, ada, config=config(lr=0.1 * n), tags="b, a")
+        one = submit(session, ada, config=config() | {"other": {"lr": 1}})
+    with database.reading() as session:
+        known = vocabulary.vocabulary(session)
+        assert values_of(session, [1, one.id], "lr") == {1: 0.0, one.id: 1.0}
+    assert known.settings == ["lr", "other.lr", "training.lr", "precision", "steps"]
+    assert (known.tags, known.owners, known.recipes) == (["a", "b"], ["ada"], ["digits"])

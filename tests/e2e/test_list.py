@@ -1,0 +1,81 @@
+"""The list of runs in a real browser: the filter that completes itself, order, columns, views."""
+
+import re
+
+from playwright.sync_api import Page, expect
+
+from db import queue
+from db.database import Database
+from db.tables import Run, Status, User
+from tests.app.conftest import CONFIG, submit
+from tests.db.telemetry_made import make_metric, make_steps, record
+
+
+def names(page: Page) -> list[str]:
+    return page.locator("tbody .name a").all_inner_texts()
+
+
+def test_a_run_is_found_and_laid_out_with_the_keyboard(
+    database: Database, ada: User, running: Run, page: Page
+) -> None:
+    """Words are completed, headers sort, columns are chosen; rows go on being live meanwhile."""
+    record(database, running, make_steps([1.0]), events=[make_metric(1, 0.5)])
+    training = CONFIG["training"] | {"batch_size": 7}
+    submit(database, ada, name="small", tags="two words", config=CONFIG | {"training": training})
+    page.goto("/runs")
+    box = page.get_by_role("combobox", name="Filter the runs")
+    box.press_sequentially("-sta")
+    expect(page.get_by_role("option").first).to_have_text(re.compile("^-status:"))
+    box.press("ArrowDown")
+    expect(page.get_by_role("option", selected=True)).to_contain_text("-status:")
+    box.press("Tab")
+    expect(box).to_have_value("-status:")
+    box.press_sequentially("fail")
+    box.press("ArrowDown")
+    box.press("Enter")
+    expect(box).to_have_value("-status:failed ")
+    box.press_sequentially("batch_s")
+    page.get_by_role("option", name="batch_size setting").click()
+    box.press_sequentially(">1")
+    box.press("Enter")
+    page.wait_for_url("**/runs?filter=-status%3Afailed+batch_size%3E1")
+    expect(page.locator("[data-total]")).to_have_text("2 runs match")
+
+    page.get_by_role("columnheader", name="Name").get_by_role("link").press("Enter")
+    expect(page.get_by_role("columnheader", name="Name")).to_have_attribute(
+        "aria-sort", "descending"
+    )
+    assert names(page) == ["small", "digits-fp16"]
+    page.get_by_role("button", name="Columns").click()
+    own = page.get_by_label("Setting or metric")
+    for name in ("val/accuracy", "batch_size"):
+        own.fill(name)
+        own.press("Enter")
+    page.get_by_label("Tags", exact=True).uncheck()
+    page.get_by_role("button", name="batch_size further left").click()
+    page.get_by_role("button", name="Show", exact=True).click()
+    page.wait_for_url("**columns=*")
+    heads = page.locator("thead th").all_inner_texts()
+    assert [head.strip() for head in heads[-2:]] == ["batch_size", "val/accuracy"]
+    assert "Tags" not in heads
+    row = page.locator('[data-key="1"]')
+    expect(row.locator('[data-column="val/accuracy"]')).to_have_text("0.5")
+    record(database, running, events=[make_metric(2, 0.75)])
+    expect(row.locator('[data-column="val/accuracy"]')).to_have_text("0.75")
+    with database.writing() as session:
+        error = "Traceback\n  line\nValueError: no such file"
+        queue.end(session, 1, 1, Status.FAILED, error=error)
+    expect(row.locator(".waiting")).to_have_text("ValueError: no such file")
+
+    page.get_by_role("button", name="Views").click()
+    page.get_by_label("Save this filter").fill("mine")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_role("link", name="mine", exact=True).first).to_have_attribute(
+        "aria-current", "page"
+    )
+    assert names(page) == ["small"]
+    box = page.get_by_role("combobox")
+    box.fill("status:fialed")
+    box.press("Enter")
+    expect(page.locator("mark")).to_have_text("status:fialed")
+    expect(page.get_by_role("combobox")).to_have_value("status:fialed")
