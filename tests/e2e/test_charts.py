@@ -155,7 +155,7 @@ def test_zoom_of_a_row_is_in_the_address(database: Database, running: Run, page:
         "window.Plotly.relayout(document.querySelector('[data-plot]'),"
         "{'yaxis2.range[0]': 0.5, 'yaxis2.range[1]': 2.5})"
     )
-    page.wait_for_url("**/runs/1?y.loss=0.5%2C2.5")
+    page.wait_for_url("**/runs/1?y.loss=0.5,2.5")
     page.reload()
     page.wait_for_selector("[data-drawn]")
     loss = "document.querySelector('[data-plot]')._fullLayout.yaxis2.range"
@@ -188,7 +188,7 @@ def test_long_run_is_drawn_on_after_its_last_finite_loss(
 
 def test_failed_answers_are_asked_for_again(long: None, page: Page) -> None:
     """A 503 in place of the series delays the chart, or its zoom, and harms nothing else."""
-    refused = refuse_once(page, "**/api/v1/comparison/series*")
+    refused = refuse_once(page, "**/api/v1/runs/1/series*")
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     _zoom(page, 20_000, 20_700)
