@@ -144,7 +144,8 @@ def list_runs(
     found = columns.values(session, [run.id for run, _owner in rows], asked)
     return RunList(
         runs=[
-            ListedRun(**summary.model_dump(), values=found[summary.id])
+            # Checked already, as a summary: a list would pay for it twice.
+            ListedRun.model_construct(**vars(summary), values=found[summary.id])
             for summary in summarise_all(session, rows, settings)
         ],
         total=runs.count(session, terms),
