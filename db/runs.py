@@ -246,15 +246,19 @@ def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | Non
     """Return what a run is compared by; by its id also one that is gone."""
     if len(order.keys) == 1:
         return (run_id,)
-    of_run = _matching(select(*order.keys), (), order).where(Run.id == run_id)
+    of_run = _joined(select(*order.keys), order).where(Run.id == run_id)
     return session.execute(of_run).one_or_none()
 
 
 def _matching(query: Any, conditions: Filter, order: Order | None = None) -> Any:
-    query = query.select_from(Run).where(KEPT)
+    return _joined(query, order).where(KEPT, *(term.sql() for term in conditions))
+
+
+def _joined(query: Any, order: Order | None) -> Any:
+    query = query.select_from(Run)
     for table, on in order.joined if order else ():
         query = query.outerjoin(table, on)
-    return query.where(*(term.sql() for term in conditions))
+    return query
 
 
 def with_owners(session: Session, run_ids: Collection[int]) -> list[tuple[Run, str]]:

@@ -68,7 +68,7 @@ IN_BIN = text("deleted_at IS NOT NULL AND erased_at IS NULL")
 
 #: What a list of runs looks for texts in, and what else it is most often filtered by.
 TEXTS = ("name", "recipe", "precision", "tags", "owner_id", "project")
-LISTED = (*TEXTS, "status", "source", "created_at")
+LISTED = (*TEXTS, "status", "source", "created_at", "deleted_at")
 
 #: What a column of ids holds; and of counts, so that both databases can still add to it.
 LARGEST_ID = 2**31 - 1

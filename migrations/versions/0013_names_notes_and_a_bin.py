@@ -9,6 +9,7 @@ branch_labels = None
 depends_on = None
 
 FILES = ('checkpoints', 'artifacts')
+TEXTS = ['name', 'recipe', 'precision', 'tags', 'owner_id', 'project', 'status', 'source', 'created_at']
 IN_BIN = sa.text('deleted_at IS NOT NULL AND erased_at IS NULL')
 
 
@@ -18,6 +19,7 @@ def upgrade() -> None:
     op.add_column('runs', sa.Column('deleted_at', sa.Double(), nullable=True))
     op.add_column('runs', sa.Column('erasing', sa.Boolean(), server_default=sa.false(), nullable=False))
     op.add_column('runs', sa.Column('erased_at', sa.Double(), nullable=True))
+    index_texts([*TEXTS, 'deleted_at'])
     op.create_index('ix_runs_deleted_at', 'runs', ['deleted_at'], sqlite_where=IN_BIN, postgresql_where=IN_BIN)
     runs = sa.table('runs', sa.column('id'), sa.column('stored_bytes'))
     total = sa.literal(0)
@@ -28,11 +30,18 @@ def upgrade() -> None:
     op.execute(sa.update(runs).values(stored_bytes=total))
 
 
+def index_texts(columns: list[str]) -> None:
+    if op.get_context().dialect.name == 'sqlite':
+        op.drop_index('ix_runs_texts', 'runs')
+        op.create_index('ix_runs_texts', 'runs', columns)
+
+
 def downgrade() -> None:
     # What an earlier version cannot tell from a run shall be one that it leaves to itself.
     runs = sa.table('runs', *(sa.column(name) for name in ('source', 'name', 'erased_at')))
     erased = sa.update(runs).where(runs.c.erased_at.is_not(None))
     op.execute(erased.values(source='watch', name='deleted'))
     op.drop_index('ix_runs_deleted_at', 'runs')
+    index_texts(TEXTS)
     for column in ('erased_at', 'erasing', 'deleted_at', 'stored_bytes', 'note'):
         op.drop_column('runs', column)
