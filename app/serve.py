@@ -5,8 +5,8 @@ import socket
 import uvicorn
 
 from app.connections import PatientProtocol
+from app.erasing import Eraser
 from app.main import create_app
-from app.sweeping import Sweeper
 from db.database import Database
 from db.settings import Settings
 
@@ -19,7 +19,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self.app = create_app(settings, database)
-        self.sweeper = Sweeper(settings, database)
+        self.eraser = Eraser(settings, database)
         config = uvicorn.Config(
             self.app,
             log_level="warning",
@@ -30,8 +30,8 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve, and sweep beside."""
-        with self.sweeper:
+        """Serve, and erase beside what is due."""
+        with self.eraser:
             super().run(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -20,13 +20,13 @@ AGAIN_SECONDS = 600.0
 GRACE_SECONDS = 3.0
 
 
-class Sweeper:
+class Eraser:
     """A thread that looks for what is due; a context manager, which ends it."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings, self._database = settings, database
         self._stopping = Event()
-        self._thread = Thread(target=self._run, name="sweeper", daemon=True)
+        self._thread = Thread(target=self._run, name="eraser", daemon=True)
         self._put_off: dict[int, float] = {}  # until when, of runs that could not be erased
 
     def __enter__(self) -> Self:
@@ -37,7 +37,7 @@ class Sweeper:
         self._stopping.set()
         self._thread.join(GRACE_SECONDS)
 
-    def sweep(self) -> None:
+    def look(self) -> None:
         """Look once, and erase what is due. What one run does keeps none of the others."""
         with self._database.reading() as session:
             due = erasure.due(session, self._settings.bin_days)
@@ -61,9 +61,9 @@ class Sweeper:
     def _run(self) -> None:
         while True:
             try:
-                self.sweep()
+                self.look()
             except Exception as error:
                 if not is_outage(error):  # of an outage, each request tells
-                    logger.exception("sweeping failed")
+                    logger.exception("erasing failed")
             if self._stopping.wait(LOOK_SECONDS):
                 return

@@ -5,7 +5,7 @@ import logging
 import pytest
 from sqlalchemy import select
 
-from app.sweeping import Sweeper
+from app.erasing import Eraser
 from db import run_bin, runs
 from db.database import Database
 from db.settings import Settings
@@ -37,16 +37,16 @@ def test_what_is_due_goes_and_no_run_keeps_another(
             run_bin.erase(session, run_id, ada)
     settings.run_folder(stuck).parent.mkdir(parents=True)
     settings.run_folder(stuck).write_text("not a folder")
-    sweeper = Sweeper(settings, database)
+    eraser = Eraser(settings, database)
     with caplog.at_level(logging.WARNING):
-        sweeper.sweep()
-        sweeper.sweep()
+        eraser.look()
+        eraser.look()
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         f"run {stuck} cannot be erased"
     ]
     assert erased(database) == [next_one]
     settings.run_folder(stuck).unlink()
-    Sweeper(settings, database).sweep()
+    Eraser(settings, database).look()
     assert erased(database) == [stuck, next_one]
-    Sweeper(settings.model_copy(update={"bin_days": 0.0}), database).sweep()
+    Eraser(settings.model_copy(update={"bin_days": 0.0}), database).look()
     assert erased(database) == [stuck, next_one, binned]
