@@ -12,6 +12,7 @@ from app.api import (
     secrets,
     series,
     streams,
+    sweeps,
     system,
     tokens,
     unversioned,
@@ -22,6 +23,7 @@ router = APIRouter()
 modules = (
     streams,
     runs,
+    sweeps,
     comparison,
     series,
     system,

@@ -11,7 +11,7 @@ from app.context import Db, TheSettings
 from app.parameters import Order, RunId, StatusFilter, Text
 from app.submission import Submission, submit
 from app.summary import RunSummary, summarise, summarise_all
-from db import runs
+from db import runs, sweeps
 from db.runs import SORTED_BY
 from db.tables import Status
 
@@ -47,6 +47,7 @@ class RunDetail(RunSummary):
         Command | None, Field(description="Null where it has a recipe, or is watched")
     ]
     config: dict[str, Any]
+    sweep_id: Annotated[int | None, Field(description="Sweep that it is a run of")]
     statuses: list[StatusChange]
 
 
@@ -128,7 +129,14 @@ def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedI
     ]
     run = runs.get(session, run_id)
     command = as_submitted(run.command) if run.command else None
-    return RunDetail(**summary.model_dump(), command=command, config=run.config, statuses=statuses)
+    trial = sweeps.of_run(session, run_id)
+    return RunDetail(
+        **summary.model_dump(),
+        command=command,
+        config=run.config,
+        sweep_id=trial.sweep_id if trial else None,
+        statuses=statuses,
+    )
 
 
 @router.get("/{run_id}/config")

@@ -12,6 +12,7 @@ from app.pages import (
     runs,
     secrets,
     sign_in,
+    sweeps,
     workers,
 )
 
@@ -24,6 +25,7 @@ for module in (
     actions,
     run,
     comparison,
+    sweeps,
     workers,
     secrets,
     account,
