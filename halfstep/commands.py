@@ -16,6 +16,7 @@ from halfstep.importing.commands import import_
 from halfstep.ingest import Ingest
 from halfstep.progress import Progress
 from halfstep.run_commands import compare, events, findings, fork, scale, series
+from halfstep.sweep_commands import sweep
 from halfstep.typed import (
     EXIT_CODES,
     EXITS,
@@ -228,6 +229,7 @@ COMMANDS = {
     "runs": runs,
     "show": show,
     "submit": submit,
+    "sweep": sweep,
     "upload": upload,
 }
 

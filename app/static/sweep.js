@@ -2,10 +2,9 @@
 import { inTurn, insisted, pause } from 'answers'
 import { createPlot } from 'charts'
 import { follow } from 'live'
-import { parallelFigure } from 'parallel'
 import { show } from 'rows'
 import { still } from 'still'
-import { trialsFigure } from 'trials'
+import { settingsFigure, trialsFigure } from 'trials'
 
 /** Fetching and drawing may take this share of the time, and comes no oftener than that. */
 const [SHARE, LEAST_MS] = [0.2, 500]
@@ -21,7 +20,7 @@ const fragment = (root, name) => root.querySelector(`[data-fragment=${name}]`)
 const byRun = createPlot(article.querySelector('[data-trials-plot]'), trialsFigure, {
   plotly_click: ({ points: [{ customdata }] }) => { if (customdata) location.assign(`/runs/${customdata}`) },
 })
-const beside = createPlot(article.querySelector('[data-parallel-plot]'), parallelFigure)
+const beside = createPlot(article.querySelector('[data-parallel-plot]'), settingsFigure)
 
 const fetchWords = async () => {
   const page = await (await insisted(location.href)).text()
@@ -38,7 +37,7 @@ const draw = async () => {
   const columns = new Map(settings.map((path) => [path, shown.map(({ params }) => params[path] ?? 'off')]))
   columns.set(metric, shown.map(({ value }) => value))
   const labels = Object.fromEntries(shown.map(({ run_id, name }) => [run_id, name]))
-  if (shown.length) beside.draw({ ids: shown.map(({ run_id }) => run_id), labels, columns, settings, up: metric })
+  beside.draw({ ids: shown.map(({ run_id }) => run_id), labels, columns, settings, up: metric })
 }
 
 let isFirst = true
