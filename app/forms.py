@@ -99,11 +99,12 @@ def read(schema: Schema, posted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration that was posted."""
     config: dict[str, Any] = {}
     for each in properties(schema):
-        put(config, each.path, _parsed(each, str(posted.get(each.path, "")).strip()))
+        put(config, each.path, parsed(each, str(posted.get(each.path, "")).strip()))
     return config
 
 
-def _parsed(each: Property, text: str) -> Any:
+def parsed(each: Property, text: str) -> Any:
+    """Return what was typed as a setting's type has it, or as it is if it cannot be read."""
     kind = each.rules.get("type")
     if kind == "boolean":
         return text in ("true", "on")

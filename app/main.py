@@ -13,6 +13,7 @@ from app.compact import Compact
 from app.context import INGESTING, TURNS
 from app.live import Live
 from app.security import BodyLimit, Heads, KnownHosts, SecurityHeaders
+from app.sweeping import Driver
 from db.database import Database
 from db.settings import Settings
 
@@ -22,7 +23,9 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        driver = Driver(database)
         yield
+        await driver.stop()
         app.state.live.close()
         app.state.ingesting.shutdown()
 

@@ -335,6 +335,67 @@ class RunSetting(Table):
     text: Mapped[str | None]
 
 
+class Sweep(Table):
+    """Runs of one recipe that differ in the settings that are searched.
+
+    config: what all of them have.  space: by path of a setting, its values or its distribution, as
+    app.search has them.  metric: the name of one, or loss; goal: minimise or maximise.  runs_total:
+    how many there shall be, of which `submitted` have been; at_once: how many may be under way.
+    status: running, paused, cancelled, or failed, with the error; that all has ended is the
+    trials' to tell. revision rises with every change.
+    """
+
+    __tablename__ = "sweeps"
+    __table_args__ = (
+        Index("ix_sweeps_idempotency_key", "owner_id", "idempotency_key", unique=True),
+        Index("ix_sweeps_status", "status"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    owner_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    recipe: Mapped[str]
+    config: Mapped[dict[str, Any]]
+    space: Mapped[dict[str, Any]]
+    kind: Mapped[str]  # grid, random or tpe
+    metric: Mapped[str]
+    goal: Mapped[str]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    runs_total: Mapped[int]
+    at_once: Mapped[int]
+    submitted: Mapped[int] = mapped_column(default=0)
+    tags: Mapped[str]
+    priority: Mapped[int]
+    devices_per_node: Mapped[int]
+    status: Mapped[str]
+    error: Mapped[str | None]
+    revision: Mapped[int] = mapped_column(BigInteger, default=0)
+    idempotency_key: Mapped[str | None]
+    created_at: Mapped[float] = mapped_column(default=now())
+
+
+class Trial(Table):
+    """One point of a sweep and the run that tries it: the key lets no point be submitted twice.
+
+    params: by path of a setting, the value tried.  state: open until the run has ended; then
+    complete, with the metric's last value, or failed, where there is none that is finite.
+    """
+
+    __tablename__ = "trials"
+    __table_args__ = (
+        Index("ix_trials_state", "state"),
+        Index("ix_trials_run_id", "run_id", unique=True),
+        {"sqlite_with_rowid": False},
+    )
+
+    sweep_id: Mapped[int] = mapped_column(ForeignKey("sweeps.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    params: Mapped[dict[str, Any]]
+    state: Mapped[str]
+    value: Mapped[float | None]
+
+
 class RunNode(Table):
     """One machine's part in one attempt, and its lease; a watched run has neither worker nor lease.
 

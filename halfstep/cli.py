@@ -26,6 +26,7 @@ OWN = (
     "runs",
     "show",
     "submit",
+    "sweep",
     "upload",
 )
 

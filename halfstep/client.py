@@ -331,6 +331,68 @@ class Client:
         """Queue a paused run again."""
         return self._post(f"/api/v1/runs/{run_id}/resumption")
 
+    def begin_sweep(
+        self,
+        recipe: str,
+        space: Mapping[str, str | Sequence[Any] | Mapping[str, Any]],
+        config: Mapping[str, Any] | None = None,
+        *,
+        kind: str = "grid",
+        metric: str = "loss",
+        goal: str = "",
+        runs: int | None = None,
+        at_once: int = 1,
+        tags: Sequence[str] = (),
+        **further: Any,
+    ) -> dict[str, Any]:
+        """Begin a sweep: runs that differ in what `space` has by path of a setting.
+
+        space: a list of values, or "16..64 step 16", "uniform(a, b)", "loguniform(a, b)",
+        "integers(a, b)".  kind: grid, random or tpe.  goal: minimise or maximise; as the metric's
+        name has it if not told.  further: seed, name, priority and devices_per_node.
+        """
+        wanted: dict[str, Any] = {"recipe": recipe, "space": dict(space)}
+        wanted["config"] = dict(config or {})
+        wanted |= {"kind": kind, "metric": metric, "goal": goal, "runs": runs, "at_once": at_once}
+        return self._post("/api/v1/sweeps", wanted | {"tags": ", ".join(tags), **further})
+
+    def sweeps(self, *, limit: int = 50) -> list[dict[str, Any]]:
+        """Return sweeps, newest first."""
+        return list(self._get("/api/v1/sweeps", {"limit": limit})["sweeps"])
+
+    def sweep(self, sweep_id: int) -> dict[str, Any]:
+        """Return one sweep: where it is, and its best run so far."""
+        return dict(self._get(f"/api/v1/sweeps/{sweep_id}"))
+
+    def trials(self, sweep_id: int) -> list[dict[str, Any]]:
+        """Return a sweep's runs with what each tried and its value, the best first."""
+        query = {"sort": "value", "limit": 1000}
+        return list(self._get(f"/api/v1/sweeps/{sweep_id}/trials", query)["trials"])
+
+    def extend_sweep(
+        self, sweep_id: int, *, runs: int | None = None, space: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Add runs to a sweep; to a grid, more values of its settings."""
+        return self._post(f"/api/v1/sweeps/{sweep_id}/extension", {"runs": runs, "space": space})
+
+    def pause_sweep(self, sweep_id: int) -> dict[str, Any]:
+        """Submit no more runs of a sweep for now; those under way go on."""
+        return self._post(f"/api/v1/sweeps/{sweep_id}/pause")
+
+    def resume_sweep(self, sweep_id: int) -> dict[str, Any]:
+        """Go on with a paused or failed sweep."""
+        return self._post(f"/api/v1/sweeps/{sweep_id}/resumption")
+
+    def cancel_sweep(self, sweep_id: int) -> dict[str, Any]:
+        """End a sweep, and its runs that wait or train."""
+        return self._post(f"/api/v1/sweeps/{sweep_id}/cancellation")
+
+    def wait_for_sweep(self, sweep_id: int) -> dict[str, Any]:
+        """Return the sweep once it is over, or has stopped for a fault."""
+        while (found := self.sweep(sweep_id))["status"] not in ENDED:
+            time.sleep(LOOK_SECONDS)
+        return found
+
     def checkpoints(self, run_id: int) -> list[dict[str, Any]]:
         """Return the files that a run has saved, newest step first."""
         return list(self._pages(f"/api/v1/runs/{run_id}/checkpoints", "checkpoints"))

@@ -26,6 +26,7 @@ from halfstep.run_commands import (
     scale,
     series,
 )
+from halfstep.sweep_commands import sweep
 from halfstep.typed import (
     EXIT_CODES,
     EXITS,
@@ -245,6 +246,7 @@ COMMANDS = {
     "runs": runs,
     "show": show,
     "submit": submit,
+    "sweep": sweep,
     "upload": upload,
 }
 

@@ -12,7 +12,7 @@ from app.context import Db, TheSettings
 from app.parameters import RunId, Sort, Text, flaws
 from app.submission import Submission, submit
 from app.summary import Number, RunSummary, summarise, summarise_all
-from db import labels, runs
+from db import labels, runs, sweeps
 from db.conditions import ORDERS
 from db.errors import Invalid
 from db.tables import Status
@@ -61,6 +61,7 @@ class RunDetail(RunSummary):
         Command | None, Field(description="Null where it has a recipe, or is watched")
     ]
     config: dict[str, Any]
+    sweep_id: Annotated[int | None, Field(description="Sweep that it is a run of")]
     statuses: list[StatusChange]
 
 
@@ -180,11 +181,13 @@ def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedI
     ]
     run = runs.get(session, run_id)
     command = as_submitted(run.command) if run.command else None
+    trial = sweeps.of_run(session, run_id)
     return RunDetail(
         **summary.model_dump(),
         note=run.note,
         command=command,
         config=run.config,
+        sweep_id=trial.sweep_id if trial else None,
         statuses=statuses,
     )
 

@@ -13,6 +13,7 @@ from app.pages import (
     runs,
     secrets,
     sign_in,
+    sweeps,
     views,
     workers,
 )
@@ -27,6 +28,7 @@ for module in (
     run,
     run_bin,
     comparison,
+    sweeps,
     workers,
     secrets,
     views,

@@ -23,6 +23,7 @@ from db import (
     ingest,
     runs,
     series,
+    sweeps,
     windows,
     workers,
 )
@@ -47,6 +48,7 @@ def show_run(
         "run.html",
         visitor=visitor,
         run=summarise(session, run, owner, settings),
+        trial=sweeps.of_run(session, run_id),
         cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
         statuses=runs.statuses(session, run_id),
         last=runs.last_change(session, run_id),

@@ -18,3 +18,15 @@ for (const input of document.querySelectorAll('[data-run-form] input[type=number
   showPower(input)
   input.addEventListener('input', () => showPower(input))
 }
+
+// To the form of a sweep with what is typed here; without a script it begins with the defaults.
+document.querySelector('[data-to-sweep]')?.addEventListener('click', (event) => {
+  if (event.ctrlKey || event.metaKey || event.shiftKey) return
+  event.preventDefault()
+  const button = document.createElement('button')
+  button.formAction = '/sweeps/new'
+  button.hidden = true
+  document.querySelector('[data-run-form]').append(button)
+  button.click()
+  button.remove()
+})

@@ -114,8 +114,9 @@ def settings(tmp_path: Path, database_url: str) -> Settings:
 
 
 @pytest.fixture
-def app(settings: Settings, database: Database) -> FastAPI:
-    """The server."""
+def app(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
+    """The server, without what it does by itself every second: some tests count queries."""
+    monkeypatch.setattr("app.sweeping.LOOK_SECONDS", 3600.0)
     return create_app(settings, database)
 
 

@@ -270,3 +270,35 @@ def test_runs_are_deleted_and_restored(client: Client, address: str, token: str)
     run = client.run(first)
     assert (run["name"], run["tags"], run["note"]) == ("baseline", [], "why")
     assert halfstep("run", "edit", str(first), **known).returncode == 2
+
+
+def test_sweeps_by_the_client_and_the_command(
+    client: Client, address: str, token: str, database: Database
+) -> None:
+    """Begun, listed, shown with what each run tried, extended, paused, resumed and cancelled."""
+    space = {"training.batch_size": [16, 32]}
+    begun = client.begin_sweep("digits", space, {"training": {"steps": 5}}, goal="minimise")
+    assert (begun["status"], begun["runs_total"], begun["open"]) == ("running", 2, 1)
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+
+    def typed(*words: str) -> str:
+        return halfstep("sweep", *words, **environment).stdout
+
+    words = ("digits", "--search", "training.max_grad_norm=uniform(0.5, 2)", "--kind", "random")
+    more = ("--goal", "minimise", "--runs", "3", "--at-once", "2", "--set", "training.steps=7")
+    found = json.loads(typed("begin", *words, *more, "--json"))
+    assert (found["id"], found["open"], found["config"]["training"]["steps"]) == (2, 2, 7)
+    assert "2  running   digits by max_grad_norm  0 of 3 runs ended" in typed("list")
+    assert "queued      –            batch_size=16" in typed("show", "1")
+    assert client.pause_sweep(1)["status"] == "paused"
+    assert client.resume_sweep(1)["status"] == "running"
+    assert "of 3 runs" in typed("extend", "1", "--search", "training.batch_size=[64]")
+    assert client.extend_sweep(2, runs=1)["runs_total"] == 4
+    assert "cancelled" in typed("cancel", "2")
+    assert client.wait_for_sweep(2)["status"] == "cancelled"
+    assert [each["status"] for each in client.trials(2)] == ["cancelled"] * 2
+    assert [each["id"] for each in client.sweeps()] == [2, 1]
+    assert client.sweep(1)["best"] is None
+    wrong = halfstep("sweep", "begin", "digits", "--search", "training.steps=0, 1", **environment)
+    assert wrong.returncode == 1
+    assert "Steps is 0; allowed" in wrong.stderr

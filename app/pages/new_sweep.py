@@ -1,0 +1,185 @@
+"""The form of a sweep: that of a run, whose fields take several values, ranges or distributions."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from sqlalchemy.orm import Session
+from starlette.datastructures import FormData
+
+from app import forms, schemas, search, sweeping, tpe
+from app.auth import SignedIn, Visitor
+from app.context import Db, Posted
+from app.parameters import Text
+from app.rendering import page
+from app.schemas import Property, Schema
+from app.search import GRID, KINDS
+from app.sweeping import SweepSubmission
+from db import workers
+from db.errors import Invalid, NotFound
+from db.sweeps import LOSS, MAXIMISE, MINIMISE
+from db.tables import Sweep
+
+router = APIRouter()
+
+KIND_TITLES = dict(zip(KINDS, ("Grid", "Random", "TPE, by Optuna"), strict=True))
+#: What is asked of a sweep beside its recipe's settings, and what stands there at first.
+FIELDS = {
+    "kind": GRID,
+    "runs": "",
+    "at_once": "1",
+    "metric": LOSS,
+    "goal": "",
+    "seed": "0",
+    "name": "",
+    "tags": "",
+    "priority": "0",
+    "devices_per_node": "1",
+}
+WHOLE_NUMBERS = ("runs", "at_once", "seed", "priority", "devices_per_node")
+TYPED = 1000
+
+
+@router.get("/sweeps/new")
+def new_sweep(request: Request, session: Db, visitor: SignedIn, recipe: Text = "") -> HTMLResponse:
+    """Show the form with the recipe's defaults."""
+    return _form(request, session, visitor, recipe, {}, FIELDS)
+
+
+@router.post("/sweeps/new")
+def from_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
+    """Show it with what was typed into the form of a run."""
+    recipe, values = str(posted.get("recipe", "")), {"tags": str(posted.get("tags", ""))}
+    try:
+        schema = workers.recipe(session, recipe)["schema"]
+    except NotFound:
+        return _form(request, session, visitor, recipe, {}, FIELDS)
+    typed = _typed(schema, posted)
+    for field in schemas.properties(schema):
+        if field.rules.get("type") == "boolean" and not typed[field.path]:
+            typed[field.path] = "false"  # a box that is not ticked sends nothing
+    return _form(request, session, visitor, recipe, typed, FIELDS | values)
+
+
+@router.post("/sweeps", response_model=None)
+def begin(
+    request: Request, session: Db, posted: Posted, visitor: SignedIn
+) -> HTMLResponse | RedirectResponse:
+    """Begin the sweep once it is confirmed how many runs it is; or say that, or what is wrong."""
+    recipe = str(posted.get("recipe", ""))
+    values = {name: str(posted.get(name, "")).strip()[:TYPED] for name in FIELDS}
+    typed: dict[str, str] = {}
+    try:
+        schema = workers.recipe(session, recipe)["schema"]
+        typed = _typed(schema, posted)
+        given = _submission(recipe, schema, typed, values)
+        checked = sweeping.check(session, given)
+        if checked.errors:
+            raise Invalid(checked.errors)
+    except NotFound as error:
+        errors = {"recipe": str(error)}
+        return _form(request, session, visitor, recipe, typed, values, errors)
+    except Invalid as error:
+        return _form(request, session, visitor, recipe, typed, values, error.errors)
+    if str(posted.get("confirmed", "")) != str(checked.runs):
+        return _form(request, session, visitor, recipe, typed, values, runs=checked.runs)
+    key = str(posted.get("key", ""))[:64] or None
+    sweep = sweeping.begin(session, visitor.user, given, idempotency_key=key)
+    return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
+
+
+def changed(session: Session, sweep: Sweep) -> list[tuple[str, Any]]:
+    """Return the settings of all runs of a sweep that are not the recipe's defaults."""
+    try:
+        schema = workers.recipe(session, sweep.recipe)["schema"]
+    except NotFound:
+        return []
+    return [
+        (field.path, value)
+        for field in schemas.properties(schema)
+        if field.path not in sweep.space
+        and (value := schemas.get(sweep.config, field.path, field.default)) != field.default
+    ]
+
+
+def _typed(schema: Schema, posted: FormData) -> dict[str, str]:
+    """Return what each field holds; of boxes those that are ticked, with commas between them."""
+    return {
+        field.path: ", ".join(str(each).strip() for each in posted.getlist(field.path))[:10_000]
+        for field in schemas.properties(schema)
+    }
+
+
+def _submission(
+    recipe: str, schema: Schema, typed: Mapping[str, str], values: Mapping[str, str]
+) -> SweepSubmission:
+    """Return the sweep that was typed. Raises Invalid for what is no number."""
+    numbers: dict[str, Any] = {}
+    errors = {}
+    for name in WHOLE_NUMBERS:
+        try:
+            numbers[name] = int(values[name]) if values[name] or name != "runs" else None
+        except ValueError:
+            errors[name] = f"{values[name][:100]} is not allowed; allowed: a whole number"
+    config: dict[str, Any] = {}
+    space: dict[str, Any] = {}
+    for field in schemas.properties(schema):
+        if search.is_search(field, typed[field.path]):
+            space[field.path] = typed[field.path]
+        else:
+            schemas.put(config, field.path, _value(field, typed[field.path]))
+    if errors:
+        raise Invalid(errors)
+    texts: dict[str, Any] = {name: values[name] for name in FIELDS if name not in WHOLE_NUMBERS}
+    return SweepSubmission(recipe=recipe, config=config, space=space, **numbers, **texts)
+
+
+def _value(field: Property, text: str) -> Any:
+    if field.rules.get("type") == "boolean" and not text:
+        return text  # no box is ticked, which the schema refuses
+    return None if text == "off" and field.is_nullable else forms.parsed(field, text)
+
+
+def _form(
+    request: Request,
+    session: Session,
+    visitor: Visitor,
+    recipe: str,
+    typed: Mapping[str, str],
+    values: Mapping[str, str],
+    errors: dict[str, str] | None = None,
+    runs: int | None = None,
+) -> HTMLResponse:
+    offered = workers.recipes(session)
+    chosen = next((each for each in offered if each["name"] == recipe), None)
+    problem = (errors or {}).get("recipe", "")
+    if recipe and chosen is None:
+        problem = f"No worker offers the recipe {recipe[:100]!r}. Choose one of those below."
+    chosen = chosen or (offered[0] if offered else None)
+    schema = chosen["schema"] if chosen else {}
+    fields = list(schemas.properties(schema))
+    texts = {field.path: forms.input_text(field.default) for field in fields} | dict(typed)
+    return page(
+        request,
+        "new_sweep.html",
+        visitor=visitor,
+        status_code=422 if errors else 200,
+        offered=offered,
+        chosen=chosen,
+        problem=problem,
+        field_sets=forms.field_sets(schema, {}, errors or {}),
+        precision=next((each for each in fields if each.path == "precision"), None),
+        texts=texts,
+        searched={f.path for f in fields if search.is_search(f, texts[f.path])},
+        changed={f.path for f in fields if texts[f.path] != forms.input_text(f.default)},
+        searchable={f.path for f in fields if search.is_searchable(f)},
+        values=values,
+        kinds=KIND_TITLES,
+        lacking=None if tpe.is_installed() else tpe.NEEDED,
+        goals=(MINIMISE, MAXIMISE),
+        errors=errors or {},
+        runs=runs,
+        key=secrets.token_hex(16),
+    )

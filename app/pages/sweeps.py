@@ -1,0 +1,140 @@
+"""Sweeps: the list, and the page of one with what is asked of it."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from sqlalchemy.orm import Session
+
+from app import sweeping
+from app.api import sweeps as api
+from app.auth import SignedIn
+from app.context import Db, Posted
+from app.pages import new_sweep
+from app.parameters import RowId
+from app.rendering import page
+from app.search import GRID
+from db import sweeps
+from db.errors import Invalid
+from db.tables import User
+
+router = APIRouter()
+router.include_router(new_sweep.router)  # whose addresses are no numbers
+
+PAGE_SIZE = 50
+#: What is laid side by side by a click.
+COMPARED = 10
+
+
+@router.get("/sweeps")
+def list_sweeps(
+    request: Request, session: Db, visitor: SignedIn, before: RowId | None = None
+) -> HTMLResponse:
+    """Show the sweeps, newest first."""
+    rows = sweeps.newest(session, before=before, limit=PAGE_SIZE)
+    return page(
+        request,
+        "sweeps.html",
+        visitor=visitor,
+        rows=[api.summary(*row) for row in rows],
+        older=rows[-1][0].id if len(rows) == PAGE_SIZE else None,
+        before=before,
+    )
+
+
+@router.get("/sweeps/{sweep_id}")
+def show_sweep(
+    sweep_id: RowId,
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    sort: Literal["number", "value"] = "number",
+    after: int = 0,
+) -> HTMLResponse:
+    """Show a sweep; the browser fetches the page anew when something has changed."""
+    return _page(request, session, visitor, sweep_id, sort=sort, after=max(min(after, 10**6), 0))
+
+
+def _page(
+    request: Request,
+    session: Session,
+    visitor: SignedIn,
+    sweep_id: int,
+    *,
+    sort: str = "number",
+    after: int = 0,
+    more: str = "",
+    problem: str = "",
+) -> HTMLResponse:
+    sweep = sweeps.get(session, sweep_id)
+    is_best_first = sort == "value"
+    rows = sweeps.trials(session, sweep, best_first=is_best_first, after=after, limit=PAGE_SIZE)
+    best = sweeps.trials(session, sweep, best_first=True, limit=COMPARED)
+    return page(
+        request,
+        "sweep.html",
+        visitor=visitor,
+        status_code=422 if problem else 200,
+        cursor=sweeps.mark(session, sweep_id),
+        sweep=api.detail(session, sweep),
+        config_changes=new_sweep.changed(session, sweep),
+        trials=[
+            (trial, run)
+            for trial, (_row, run) in zip(api.trials_of(session, sweep, rows), rows, strict=True)
+        ],
+        compared=[run.id for trial, run in best if trial.state == sweeps.COMPLETE],
+        sort=sort,
+        after=after,
+        older=after + PAGE_SIZE if len(rows) == PAGE_SIZE else None,
+        newer=max(after - PAGE_SIZE, 0) if after else None,
+        is_grid=sweep.kind == GRID,
+        more=more,
+        problem=problem,
+    )
+
+
+@router.post("/sweeps/{sweep_id}/extension", response_model=None)
+def extend(
+    sweep_id: RowId, request: Request, session: Db, posted: Posted, visitor: SignedIn
+) -> HTMLResponse | RedirectResponse:
+    """Add runs, or values of a grid's setting; or show what is wrong with them."""
+    setting, text = str(posted.get("setting", "")), str(posted.get("more", "")).strip()[:1000]
+    try:
+        with session.begin_nested():
+            sweeping.extend(session, sweep_id, **_more(setting, text))
+    except Invalid as error:
+        return _page(
+            request, session, visitor, sweep_id, more=text, problem="; ".join(error.errors.values())
+        )
+    return _back(sweep_id)
+
+
+def _more(setting: str, text: str) -> dict[str, Any]:
+    if setting:
+        return {"space": {setting: text}}
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise Invalid({"more": f"{text[:100]!r} is not allowed; allowed: a whole number of runs"})
+    return {"runs": int(text)}
+
+
+def _back(sweep_id: int) -> RedirectResponse:
+    return RedirectResponse(f"/sweeps/{sweep_id}", status_code=303)
+
+
+def _steering(act: Callable[[Session, int, User], object]) -> Callable[..., RedirectResponse]:
+    def steer(sweep_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
+        act(session, sweep_id, visitor.user)
+        return _back(sweep_id)
+
+    return steer
+
+
+#: What can be asked of a sweep by its number alone; app.api.sweeps describes each.
+STEERING: dict[str, Callable[[Session, int, User], object]] = {
+    "cancellation": sweeps.cancel,
+    "pause": lambda session, sweep_id, _user: sweeps.pause(session, sweep_id),
+    "resumption": lambda session, sweep_id, _user: sweeping.resume(session, sweep_id),
+}
+for word, act in STEERING.items():
+    router.add_api_route(f"/sweeps/{{sweep_id}}/{word}", _steering(act), methods=["POST"])

@@ -1,0 +1,335 @@
+"""Begin a sweep, and go on with it: whoever holds its row submits the runs that it lacks.
+
+A server looks after all sweeps in a task of its own (`Driver`); a request that changes one goes on
+with it at once. Either may be killed, or done twice, at any moment: see db.sweeps.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
+
+from app import better, schemas, search, tpe
+from app.parameters import LARGEST_INTEGER, flaw
+from app.schemas import Schema
+from app.search import GRID, KINDS, TPE, Space
+from app.submission import LENGTHS, Submission, submit
+from app.submission import check as check_run
+from db import sweeps, workers
+from db.database import Database, is_outage
+from db.errors import Conflict, HalfstepError, Invalid, NotFound
+from db.sweeps import LOSS, MAXIMISE, MINIMISE, PAUSED, RUNNING
+from db.tables import Sweep, User
+
+logger = logging.getLogger(__name__)
+
+MOST_RUNS = 1000
+MOST_AT_ONCE = 100
+#: Of a random or a TPE search, if nobody says.
+USUAL_RUNS = 20
+#: Runs that one transaction submits: on SQLite everybody else waits for it.
+PER_LOOK = 10
+#: Between two looks of a server at all sweeps, each of which is one short query.
+LOOK_SECONDS = 1.0
+METRIC_CHARACTERS = 200
+BROKEN = "The server failed at this sweep. What it says of it is in its log."
+
+SpaceGiven = dict[str, str | list[Any] | dict[str, Any]]
+
+
+class SweepSubmission(BaseModel):
+    """A sweep to begin: runs of a recipe that differ in the settings of its space.
+
+    What the configuration leaves out has the recipe's default.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    recipe: str
+    config: Annotated[dict[str, Any], Field(description="What all of its runs have")] = {}
+    space: Annotated[
+        SpaceGiven,
+        Field(
+            description="By path of a setting (training.lr) what is tried: a list of values, or "
+            f"a text: {search.NOTATION}"
+        ),
+    ]
+    kind: Annotated[str, Field(description=f"{', '.join(KINDS)}; the last by Optuna")] = GRID
+    metric: Annotated[str, Field(description="What is compared: its last value, or loss")] = LOSS
+    goal: Annotated[
+        str, Field(description="minimise or maximise; empty: as the metric's name has it")
+    ] = ""
+    runs: Annotated[
+        int | None, Field(description="How many in all; null: every point of a grid, or 20")
+    ] = None
+    at_once: Annotated[int, Field(description="How many of them may wait or train")] = 1
+    seed: Annotated[int, Field(description="What is drawn depends on it")] = 0
+    name: str = ""
+    tags: str = ""
+    priority: int = 0
+    devices_per_node: int = 1
+
+
+class Checked(NamedTuple):
+    """config: what all runs have.  runs: how many.  errors: what is wrong, by path of the field."""
+
+    config: dict[str, Any]
+    space: Space
+    goal: str
+    runs: int
+    errors: dict[str, str]
+
+
+def check(session: Session, given: SweepSubmission) -> Checked:
+    """Return what is to be tried, and what is wrong with it."""
+    errors = _check_plan(given)
+    try:
+        schema = workers.recipe(session, given.recipe)["schema"]
+    except NotFound as error:
+        return Checked({}, {}, "", 0, {"recipe": str(error)})
+    if wrong := schemas.mistakes(schema, schemas.with_defaults(schema, given.config)):
+        return Checked({}, {}, "", 0, errors | wrong)
+    space, wrong = search.read(schema, given.space, given.kind)
+    if errors | wrong:
+        return Checked({}, space, "", 0, errors | wrong)
+    point = next(search.grid(space)) if given.kind == GRID else search.drawn(space, given.seed, 1)
+    first = check_run(session, _submission(given, schema, point))
+    runs, wrong = _count(given, space)
+    goal, unknown = _goal(given, first.config)
+    return Checked(first.config, space, goal, runs, first.errors | wrong | unknown)
+
+
+def _check_plan(given: SweepSubmission) -> dict[str, str]:
+    errors = {}
+    if given.kind not in KINDS:
+        errors["kind"] = f"{given.kind[:100]!r} is not allowed; allowed: {', '.join(KINDS)}"
+    elif given.kind == TPE and not tpe.is_installed():
+        errors["kind"] = tpe.NEEDED
+    bounds = {"runs": (1, MOST_RUNS), "at_once": (1, MOST_AT_ONCE), "seed": (0, LARGEST_INTEGER)}
+    for name, (low, high) in bounds.items():
+        value = getattr(given, name)
+        if value is not None and not low <= value <= high:
+            text = f"{str(value)[:50]} is not allowed; allowed: a whole number from {low} to {high}"
+            errors[name] = text
+    if not given.metric or len(given.metric) > METRIC_CHARACTERS:
+        text = f"it has {len(given.metric)} characters; allowed: 1 to {METRIC_CHARACTERS}"
+        errors["metric"] = text
+    elif wrong := flaw(given.metric):
+        errors["metric"] = wrong
+    if given.goal not in ("", MINIMISE, MAXIMISE):
+        errors["goal"] = f"{given.goal[:100]!r} is not allowed; allowed: {MINIMISE} or {MAXIMISE}"
+    return errors
+
+
+def _count(given: SweepSubmission, space: Space) -> tuple[int, dict[str, str]]:
+    if given.kind != GRID:
+        return given.runs or USUAL_RUNS, {}
+    size = search.grid_size(space)
+    if size > MOST_RUNS:
+        text = f"the grid has {size:,} points; allowed: {MOST_RUNS:,} at most"
+        return 0, {"space": text}
+    return min(given.runs or size, size), {}
+
+
+def _goal(given: SweepSubmission, config: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    if given.goal:
+        return given.goal, {}
+    is_low = better.lowest(given.metric, [config])
+    if is_low is None:
+        text = f"nobody says which way {given.metric[:100]!r} is better"
+        return "", {"goal": f"{text}; allowed: {MINIMISE} or {MAXIMISE}"}
+    return MINIMISE if is_low else MAXIMISE, {}
+
+
+def _submission(
+    sweep: SweepSubmission | Sweep, schema: Schema | None, point: dict[str, Any]
+) -> Submission:
+    """Return the run that tries a point. schema: where the configuration may lack groups."""
+    config = schemas.with_defaults(schema or {}, sweep.config)
+    for path, value in point.items():
+        schemas.put(config, path, value)
+    name = search.name(point) if isinstance(sweep, Sweep) else sweep.name
+    return Submission(
+        recipe=sweep.recipe,
+        config=config,
+        name=name[: LENGTHS["name"]] if isinstance(sweep, Sweep) else name,
+        tags=sweep.tags,
+        priority=sweep.priority,
+        devices_per_node=sweep.devices_per_node,
+    )
+
+
+def begin(
+    session: Session, user: User, given: SweepSubmission, *, idempotency_key: str | None = None
+) -> Sweep:
+    """Check and begin a sweep, or return the one that this key began before. Raises Invalid."""
+    before = sweeps.submitted_as(session, user, idempotency_key)
+    if before is not None:
+        return before
+    checked = check(session, given)
+    if checked.errors:
+        raise Invalid(checked.errors)
+    sweep = Sweep(
+        name=given.name.strip() or f"{given.recipe} by {search.name_of(checked.space)}"[:100],
+        owner_id=user.id,
+        recipe=given.recipe,
+        config=checked.config,
+        space=checked.space,
+        kind=given.kind,
+        metric=given.metric,
+        goal=checked.goal,
+        seed=given.seed,
+        runs_total=checked.runs,
+        at_once=given.at_once,
+        tags=given.tags,
+        priority=given.priority,
+        devices_per_node=given.devices_per_node,
+        status=RUNNING,
+        idempotency_key=idempotency_key,
+    )
+    session.add(sweep)
+    session.flush()
+    go_on(session, sweep.id)
+    return sweep
+
+
+def extend(
+    session: Session, sweep_id: int, *, runs: int | None = None, space: SpaceGiven | None = None
+) -> Sweep:
+    """Add runs to a sweep; to a grid, values to its settings. Raises Invalid, Conflict."""
+    sweep = sweeps.get(session, sweep_id, lock=True)
+    if sweep.status not in (RUNNING, PAUSED):
+        text = f"Sweep {sweep_id} is {sweep.status}: only a running or paused one takes more runs."
+        raise Conflict(text)
+    if bool(runs) == bool(space) or (space and sweep.kind != GRID):
+        allowed = "space, with more values, or runs" if sweep.kind == GRID else "runs, how many"
+        raise Invalid({"runs": f"{runs} and space {str(space)[:100]}; allowed: one of {allowed}"})
+    if space:
+        _widen(session, sweep, space)
+    else:
+        _lengthen(sweep, runs or 0)
+    sweep.revision += 1
+    session.flush()
+    go_on(session, sweep_id)
+    return sweep
+
+
+def _lengthen(sweep: Sweep, runs: int) -> None:
+    most = search.grid_size(sweep.space) if sweep.kind == GRID else MOST_RUNS
+    if not 1 <= runs <= most - sweep.runs_total:
+        text = f"{runs} is not allowed; it has {sweep.runs_total} runs, and may have {most} in all"
+        raise Invalid({"runs": text})
+    sweep.runs_total += runs
+
+
+def _widen(session: Session, sweep: Sweep, given: SpaceGiven) -> None:
+    """Add values to settings of a grid, and a run for each point that this makes."""
+    schema = workers.recipe(session, sweep.recipe)["schema"]
+    added, errors = search.read(schema, given, GRID)
+    for path in added.keys() - sweep.space.keys():
+        known = ", ".join(sweep.space)
+        errors[path] = f"this sweep does not search it; allowed: {known}"
+    space = dict(sweep.space)
+    for path, each in added.items():
+        if path in space:
+            old = space[path]["values"]
+            space[path] = {"values": old + [value for value in each["values"] if value not in old]}
+    size, before = search.grid_size(space), search.grid_size(sweep.space)
+    if not errors and size == before:
+        errors["space"] = "it has these values already; allowed: others"
+    if size > MOST_RUNS:
+        errors["space"] = f"the grid would have {size:,} points; allowed: {MOST_RUNS:,} at most"
+    if errors:
+        raise Invalid(errors)
+    sweep.space = space
+    sweep.runs_total += size - before
+
+
+def resume(session: Session, sweep_id: int) -> None:
+    """Go on with a sweep that was paused, or failed. Raises Conflict, and Invalid if it cannot."""
+    sweeps.resume(session, sweep_id)
+    session.flush()
+    go_on(session, sweep_id)
+
+
+def go_on(session: Session, sweep_id: int) -> None:
+    """Write down which trials have ended, and submit runs until enough are under way.
+
+    Raises Invalid, or what else keeps a run from being submitted.
+    """
+    sweep = sweeps.get(session, sweep_id, lock=True)
+    under_way = sweeps.settle(session, sweep)
+    if sweep.status != RUNNING:
+        return
+    wanting = min(sweep.at_once - under_way, sweep.runs_total - sweep.submitted, PER_LOOK)
+    owner = session.get_one(User, sweep.owner_id)
+    for _ in range(wanting):
+        point = _next(session, sweep)
+        run = submit(session, owner, _submission(sweep, None, point))
+        sweeps.add(session, sweep, run, point)
+
+
+def _next(session: Session, sweep: Sweep) -> dict[str, Any]:
+    number = sweep.submitted + 1
+    if sweep.kind == GRID:
+        tried = sweeps.params(session, sweep.id)
+        return next(point for point in search.grid(sweep.space) if point not in tried)
+    if sweep.kind == TPE:
+        if not tpe.is_installed():
+            raise Invalid({"kind": tpe.NEEDED})
+        rows = sweeps.trials(session, sweep, limit=MOST_RUNS)
+        trials = sorted((trial for trial, _run in rows), key=lambda trial: trial.number)
+        return tpe.suggested(sweep.space, sweep.goal, sweep.seed, number, trials)
+    return search.drawn(sweep.space, sweep.seed, number)
+
+
+def look(database: Database) -> None:
+    """Go on with every sweep that something is to be done for; one that breaks stops alone."""
+    try:
+        with database.glancing() as session:
+            due = sweeps.due(session)
+        for sweep_id in due:
+            _look_at(database, sweep_id)
+    except Exception as error:  # the next look comes
+        if is_outage(error):
+            logger.warning("sweeps wait for the database: %s", error)
+        else:
+            logger.exception("the look at all sweeps failed")
+
+
+def _look_at(database: Database, sweep_id: int) -> None:
+    try:
+        with database.writing() as session:
+            go_on(session, sweep_id)
+    except Exception as error:
+        if is_outage(error):
+            raise
+        if not isinstance(error, HalfstepError):
+            logger.exception("sweep %d failed", sweep_id)
+        with database.writing() as session:
+            text = str(error) if isinstance(error, HalfstepError) else BROKEN
+            sweeps.fail(session, sweep_id, text)
+
+
+class Driver:
+    """The server's task that looks after all sweeps until it is told to stop."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._stop = asyncio.Event()
+        self._task = asyncio.create_task(self._drive())
+
+    async def stop(self) -> None:
+        """Return once nothing is done any more."""
+        self._stop.set()
+        await self._task
+
+    async def _drive(self) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), LOOK_SECONDS)
+                return
+            await asyncio.to_thread(look, self.database)

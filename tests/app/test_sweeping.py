@@ -1,0 +1,327 @@
+"""Sweeps before a real database: what they submit, when, and that they submit it once."""
+
+import math
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from app import sweeping, tpe
+from app.sweeping import SweepSubmission
+from db import queue, runs, sweeps
+from db.database import Database
+from db.errors import Conflict, Invalid
+from db.tables import Run, Status, Sweep, Trial, User
+from tests.db.telemetry_made import make_metric, make_steps, record
+
+LRS = {"training.max_grad_norm": "0.1, 1, off"}
+
+
+def begin(database: Database, owner: User, **changes: Any) -> int:
+    """Begin a sweep of digits; return its number."""
+    values: dict[str, Any] = {"recipe": "digits", "space": LRS, "goal": "minimise"}
+    with database.writing() as session:
+        return sweeping.begin(session, owner, SweepSubmission(**(values | changes))).id
+
+
+def finish(
+    database: Database, run_id: int, loss: float = 1.0, status: Status = Status.FINISHED
+) -> None:
+    """End a run as if it had trained five steps."""
+    with database.writing() as session:
+        run = runs.get(session, run_id, lock=True)
+        run.step, run.loss = 5, loss
+        runs.set_status(session, run, status)
+
+
+def members(database: Database, sweep_id: int) -> list[tuple[int, dict[str, Any], str, Any]]:
+    """Number, settings, state and value of each trial."""
+    with database.reading() as session:
+        query = select(Trial).where(Trial.sweep_id == sweep_id).order_by(Trial.number)
+        return [(row.number, row.params, row.state, row.value) for row in session.scalars(query)]
+
+
+def the_sweep(database: Database, sweep_id: int = 1) -> tuple[Sweep, str]:
+    with database.reading() as session:
+        sweep = sweeps.get(session, sweep_id)
+        return sweep, sweeps.status(sweep, sweeps.tallies(session, [sweep])[sweep_id])
+
+
+def test_a_grid_is_submitted_as_its_runs_end(database: Database, ada: User, offered: None) -> None:
+    """Two at once, each point once, named by what differs; the last one's end finishes it."""
+    space = {"training.max_grad_norm": [0.5, 2.0], "training.batch_size": "16..32 step 16"}
+    begin(database, ada, space=space, at_once=2, tags="a, b", priority=3)
+    assert len(members(database, 1)) == 2
+    sweeping.look(database)
+    assert len(members(database, 1)) == 2
+    finish(database, 1, 0.25)
+    sweeping.look(database)
+    assert [each[2:] for each in members(database, 1)] == [
+        ("complete", 0.25), ("open", None), ("open", None),
+    ]  # fmt: skip
+    for run_id in (2, 3, 4):
+        assert the_sweep(database)[1] == "running"
+        finish(database, run_id, float(run_id))
+        sweeping.look(database)
+    assert the_sweep(database)[1] == "finished"
+    tried = [(each["training.max_grad_norm"], each["training.batch_size"])
+             for _n, each, *_ in members(database, 1)]  # fmt: skip
+    assert tried == [(0.5, 16), (0.5, 32), (2.0, 16), (2.0, 32)]
+    with database.reading() as session:
+        found = session.scalars(select(Run).order_by(Run.id)).all()
+        assert [run.name for run in found][:2] == [
+            "max_grad_norm=0.5, batch_size=16",
+            "max_grad_norm=0.5, batch_size=32",
+        ]
+        assert {(run.tags, run.priority, run.owner_id) for run in found} == {("a, b", 3, ada.id)}
+        assert found[3].config["training"]["max_grad_norm"] == 2.0
+        assert sweeps.due(session) == []
+
+
+def test_two_servers_submit_no_run_twice(database: Database, ada: User, offered: None) -> None:
+    """They look at the same moment, again and again; each point has one run."""
+    begin(database, ada, space={"training.batch_size": "1..12"}, at_once=1)
+    with database.writing() as session:
+        sweeps.get(session, 1, lock=True).at_once = 4
+    for _ in range(4):
+        start = threading.Barrier(3)
+
+        def serve(start: threading.Barrier = start) -> None:
+            start.wait()
+            sweeping.look(database)
+
+        threads = [threading.Thread(target=serve) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with database.reading() as session:
+            waiting = session.scalars(select(Run.id).where(Run.status == Status.QUEUED)).all()
+            assert len(waiting) == 4 or the_sweep(database)[0].submitted == 12
+        for run_id in waiting:
+            finish(database, run_id)
+    sweeping.look(database)
+    assert [each[1]["training.batch_size"] for each in members(database, 1)] == list(range(1, 13))
+    with database.reading() as session:
+        assert len(session.scalars(select(Run.id)).all()) == 12
+    assert the_sweep(database)[1] == "finished"
+
+
+def test_a_kill_between_run_and_trial_leaves_neither(
+    database: Database, ada: User, offered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was half done is done again, and once."""
+    begin(database, ada)
+    finish(database, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeps, "add", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            sweeping.look(database)
+    with database.reading() as session:
+        assert len(session.scalars(select(Run.id)).all()) == 1
+    sweeping.look(database)
+    assert [each[2] for each in members(database, 1)] == ["complete", "open"]
+
+
+def _killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_trials_without_a_finite_value_have_failed(
+    database: Database, ada: User, offered: None
+) -> None:
+    """One that failed, one that diverged, one that never told of the metric."""
+    begin(database, ada, metric="val/accuracy", goal="", at_once=4, space={
+        "training.batch_size": [1, 2, 3, 4]})  # fmt: skip
+    finish(database, 1, 0.5, Status.FAILED)
+    finish(database, 3, 0.5)
+    with database.writing() as session:
+        run = queue.claim(session, 1, recipes=["digits"], precisions=["fp16"], free_devices=[0],
+                          lease_seconds=60.0)  # fmt: skip
+        assert run is not None
+        queue.start(session, run.id, run.attempt)
+    metrics = [make_metric(1, 0.9), make_metric(2, 0.75)]
+    record(database, run, make_steps([2.0, 1.0]), events=metrics)
+    with database.writing() as session:
+        queue.end(session, run.id, run.attempt, Status.FINISHED)
+    finish(database, 4, math.nan)
+    sweeping.look(database)
+    assert run.id == 2
+    assert [each[2:] for each in members(database, 1)] == [
+        ("failed", None), ("complete", 0.75), ("failed", None), ("failed", None),
+    ]  # fmt: skip
+    with database.reading() as session:
+        tally = sweeps.tallies(session, [sweeps.get(session, 1)])[1]
+        assert tally == sweeps.Tally(complete=1, failed=3, best=0.75)
+        [best, *_] = sweeps.trials(session, sweeps.get(session, 1), best_first=True, limit=9)
+        assert best[1].id == 2
+
+
+def test_random_points_are_those_of_the_seed(database: Database, ada: User, offered: None) -> None:
+    """Whoever submits them, and whenever: the same points in the same order, within their ends."""
+    space = {
+        "training.max_grad_norm": "loguniform(1e-4, 1)",
+        "training.batch_size": "integers(1, 64)",
+        "precision": "fp16, bf16",
+    }
+    begin(database, ada, kind="random", space=space, runs=6, at_once=6, seed=7)
+    begin(database, ada, kind="random", space=space, runs=6, at_once=1, seed=7)
+    for run_id in range(7, 12):
+        finish(database, run_id)
+        sweeping.look(database)
+    first, second = ([each[1] for each in members(database, n)] for n in (1, 2))
+    assert first == second
+    assert len({str(each) for each in first}) == 6
+    assert all(1e-4 <= each["training.max_grad_norm"] <= 1 for each in first)
+    assert all(type(each["training.batch_size"]) is int for each in first)
+
+
+def test_optuna_learns_from_the_rows(database: Database, ada: User, offered: None) -> None:
+    """Once ten trials have ended, it suggests what is near the best; a look that is repeated
+    after a kill suggests the same; failed trials are told as such."""
+    pytest.importorskip("optuna")
+    space = {"training.max_grad_norm": "loguniform(1e-4, 1e4)", "training.fused": "true, false"}
+    begin(database, ada, kind="tpe", space=space, runs=30, at_once=2)
+    with database.reading() as session:
+        sweep = sweeps.get(session, 1)
+        assert sweeping._next(session, sweep) == sweeping._next(session, sweep)
+    for run_id in range(1, 31):
+        with database.reading() as session:
+            norm = runs.get(session, run_id).config["training"]["max_grad_norm"]
+        is_lost = run_id in (3, 8)
+        finish(database, run_id, math.nan if is_lost else math.log10(norm) ** 2)
+        sweeping.look(database)
+    assert the_sweep(database)[1] == "finished"
+    distances = [each[3] for each in members(database, 1) if each[2] == "complete"]
+    assert len(distances) == 28
+    assert sum(distances[-10:]) < sum(distances[:10])
+    assert min(distances) < 0.1
+
+
+def test_without_optuna_a_search_says_what_to_install(
+    database: Database, ada: User, offered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that was begun elsewhere stops with the same reason, alone, until it is resumed."""
+    monkeypatch.setattr(tpe, "is_installed", lambda: False)
+    with pytest.raises(Invalid, match=r"halfstep-service\[sweeps\]"):
+        begin(database, ada, kind="tpe", space=LRS, runs=3)
+    begin(database, ada, kind="random", runs=3)
+    begin(database, ada, kind="random", runs=3)
+    with database.writing() as session:
+        sweeps.get(session, 1, lock=True).kind = "tpe"
+    for run_id in (1, 2):
+        finish(database, run_id)
+    sweeping.look(database)
+    sweeping.look(database)
+    assert "pip install" in str(the_sweep(database, 1)[0].error)
+    assert the_sweep(database, 1)[1] == "failed"
+    assert len(members(database, 2)) == 2
+    with database.writing() as session:
+        sweeps.get(session, 1, lock=True).kind = "random"
+        sweeps.resume(session, 1)
+    sweeping.look(database)
+    assert [each[2] for each in members(database, 1)] == ["complete", "open"]
+    assert the_sweep(database, 1)[0].error is None
+
+
+def test_a_sweep_is_paused_resumed_extended_and_cancelled(
+    database: Database, ada: User, offered: None
+) -> None:
+    """Paused it submits nothing; more values are more points; cancelled it ends what is open."""
+    begin(database, ada)
+    with database.writing() as session:
+        sweeps.pause(session, 1)
+    finish(database, 1)
+    sweeping.look(database)
+    assert [each[2] for each in members(database, 1)] == ["complete"]
+    with database.writing() as session:
+        sweeps.resume(session, 1)
+        sweeping.go_on(session, 1)
+        space = {"training.max_grad_norm": "0.1, 5"}
+        assert sweeping.extend(session, 1, space=space).runs_total == 4
+    for run_id in (2, 3):
+        finish(database, run_id)
+        sweeping.look(database)
+    assert [each[1]["training.max_grad_norm"] for each in members(database, 1)] == [0.1, 1, None, 5]
+    with database.writing() as session:
+        sweeps.cancel(session, 1, ada)
+        assert sweeps.cancel(session, 1, ada).status == "cancelled"
+    assert runs_of(database, 4) == (Status.CANCELLED, "cancelled by ada")
+    sweeping.look(database)
+    assert [each[2] for each in members(database, 1)] == ["complete"] * 3 + ["failed"]
+    with database.writing() as session, pytest.raises(Conflict):
+        sweeping.extend(session, 1, space=space)
+
+
+def runs_of(database: Database, run_id: int) -> tuple[Status, str | None]:
+    with database.reading() as session:
+        run = runs.get(session, run_id)
+        return run.status, run.stop_reason
+
+
+def test_a_random_search_takes_more_runs(database: Database, ada: User, offered: None) -> None:
+    """A finished one goes on; neither it nor a grid goes beyond what is allowed."""
+    begin(database, ada, kind="random", runs=1)
+    finish(database, 1)
+    sweeping.look(database)
+    assert the_sweep(database)[1] == "finished"
+    with database.writing() as session:
+        sweeping.extend(session, 1, runs=2)
+    assert the_sweep(database)[1] == "running"
+    assert len(members(database, 1)) == 2
+    begin(database, ada, runs=2)
+    for sweep_id, more, text in ((1, 1000, "1000 in all"), (2, 2, "3 in all"), (2, 0, "one of")):
+        with database.writing() as session, pytest.raises(Invalid, match=text):
+            sweeping.extend(session, sweep_id, runs=more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "text"),
+    [
+        ({"space": {}}, "space", "0 settings"),
+        ({"space": {"training.lrr": "1, 2"}}, "training.lrr", "no such setting"),
+        ({"space": {"training.batch_size": "16, 9999"}}, "training.batch_size", "9999; allowed"),
+        ({"space": {"training.batch_size": "16, 16"}}, "training.batch_size", "16 twice"),
+        ({"space": {"training.batch_size": "1..9 step 0"}}, "training.batch_size", "step S"),
+        ({"space": {"training.steps": "1..9999"}}, "training.steps", "1,000 values"),
+        ({"space": {"training.steps": "1e400..1e999 step 1e-9"}}, "training.steps", "1,000 values"),
+        ({"space": {"training.batch_size": "integers(1, 9)"}}, "training.batch_size", "in a grid"),
+        ({"space": {"training.max_grad_norm": "0.1, x"}}, "training.max_grad_norm", "is x;"),
+        ({"space": {"training.max_grad_norm": ""}}, "training.max_grad_norm", "is nothing"),
+        ({"space": {"training.fused": "true, maybe"}}, "training.fused", "maybe"),
+        ({"space": {"modules.fp32": "a, b"}}, "modules.fp32", "as JSON"),
+        ({"space": {"precision": "fp16, fp8"}}, "precision", "fp8; allowed: one of fp16"),
+        ({"kind": "random", "space": {"training.max_grad_norm": "loguniform(0, 1)"}},
+         "training.max_grad_norm", "is 0; allowed"),
+        ({"kind": "random", "space": {"training.max_grad_norm": "uniform(2, 1)"}},
+         "training.max_grad_norm", "lower one first"),
+        ({"kind": "random", "space": {"training.max_grad_norm": "normal(1, 2)"}},
+         "training.max_grad_norm", "normal"),
+        ({"kind": "random", "space": {"training.batch_size": "uniform(1, 2)"}},
+         "training.batch_size", "integers(a, b)"),
+        ({"kind": "random", "space": {"training.max_grad_norm": [math.inf]}},
+         "training.max_grad_norm", "inf"),
+        ({"kind": "annealing"}, "kind", "grid, random, tpe"),
+        ({"metric": "val/thing", "goal": ""}, "goal", "which way"),
+        ({"goal": "best"}, "goal", "minimise or maximise"),
+        ({"at_once": 0}, "at_once", "from 1 to 100"),
+        ({"runs": 1001}, "runs", "from 1 to 1000"),
+        ({"seed": -1}, "seed", "from 0"),
+        ({"space": {"training.steps": "1..100", "training.batch_size": "1..11"}},
+         "space", "1,100 points"),
+        ({"config": {"training": {"batch_size": 0}}}, "training.batch_size", "at least 1"),
+        ({"recipe": "none"}, "recipe", "none"),
+        ({"priority": 999}, "priority", "-100 to 100"),
+    ],
+)  # fmt: skip
+@pytest.mark.only_on("sqlite")
+def test_what_is_wrong_is_named(
+    database: Database, ada: User, offered: None, changes: dict[str, Any], field: str, text: str
+) -> None:
+    """The field, its value, and what is allowed; nothing is begun."""
+    with pytest.raises(Invalid) as raised:
+        begin(database, ada, **changes)
+    assert text in raised.value.errors[field]
+    with database.reading() as session:
+        assert session.scalars(select(Sweep)).all() == []
