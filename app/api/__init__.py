@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from app.api import (
+    alerts,
     bulk,
     diagnosis,
     docs,
@@ -37,6 +38,7 @@ modules = (
     storage,
     tokens,
     secrets,
+    alerts,
     docs,
 )
 for module in modules:

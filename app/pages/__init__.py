@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from app.pages import (
     account,
     actions,
+    alerts,
     groups,
     new_command,
     new_run,
@@ -28,6 +29,7 @@ for module in (
     groups,
     workers,
     secrets,
+    alerts,
     account,
 ):
     router.include_router(module.router)
