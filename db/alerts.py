@@ -134,7 +134,8 @@ def _mistakes(
         is_known = value is not None and math.isfinite(value)
         if not is_known or not least <= (value or 0.0) <= LARGEST_VALUE:
             of = "a number" if least < 0 else "a number from 1 on"
-            wrong["value"] = f"it is {value}; allowed: {of}, the {found.value} of this condition"
+            given = "there is none" if value is None else f"it is {value}"
+            wrong["value"] = f"{given}; allowed: {of}, the {found.value} of this condition"
     if found.has_metric and not 1 <= len(metric) <= NAME_CHARACTERS:
         wrong["metric"] = f"it has {len(metric)} characters; allowed: the name of a metric"
     if scope == PROJECT and not 1 <= len(project) <= NAME_CHARACTERS:

@@ -75,9 +75,7 @@ def make_rule(
             session,
             visitor.user,
             **typed,
-            value=_number(value)
-            if condition in CONDITIONS and CONDITIONS[condition].value
-            else None,
+            value=_number(condition, value.strip()),
             run_id=as_run_id("run_id", run_id.strip()) if scope == alerts.RUN else None,
             channel_ids=channel or [],
         )
@@ -171,7 +169,10 @@ def test_channel(
     return RedirectResponse("/alerts#deliveries", status_code=303)
 
 
-def _number(text: str) -> float:
+def _number(condition: str, text: str) -> float | None:
+    """Read the value; of a condition that has none the field is hidden, whatever it holds."""
+    if not text or condition not in CONDITIONS or not CONDITIONS[condition].value:
+        return None
     try:
         return float(text)
     except ValueError as error:

@@ -20,13 +20,20 @@ show()
 
 const deliveries = document.querySelector('[data-deliveries]')
 let looks = 0
+/** @param {Element} news */
+const draw = (news) => {
+  deliveries.innerHTML = news.innerHTML
+  localTimes(deliveries)
+  const [channel, what, state] = deliveries.querySelectorAll('tbody tr:first-child td')
+  if (state) document.querySelector('[data-told]').textContent = `${channel.textContent}, ${what.textContent}: ${state.textContent}`
+}
 const follow = async () => {
   if (!deliveries.querySelector('[data-waiting="0"]') || looks++ === MOST_LOOKS) return
   try {
     const answer = await fetch(location.href, { headers: { Accept: 'text/html' } })
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
     const news = page.querySelector('[data-deliveries]')
-    if (news && !deliveries.querySelector('details[open]')) still(() => { deliveries.innerHTML = news.innerHTML; localTimes(deliveries) })
+    if (news && !deliveries.querySelector('details[open]')) still(() => draw(news))
   } catch { /* the server is away: later */ }
   setTimeout(follow, FOLLOW_MS)
 }
@@ -34,12 +41,12 @@ setTimeout(follow, FOLLOW_MS)
 
 const button = document.querySelector('[data-browser-wish]')
 if ('Notification' in window) {
-  const draw = () => { button.setAttribute('aria-pressed', wish.is() && Notification.permission === 'granted') }
+  const press = () => { button.setAttribute('aria-pressed', wish.is() && Notification.permission === 'granted') }
   button.hidden = false
-  draw()
+  press()
   button.addEventListener('click', async () => {
     if (button.getAttribute('aria-pressed') === 'true') wish.set(false)
     else wish.set(await Notification.requestPermission() === 'granted')
-    draw()
+    press()
   })
 }

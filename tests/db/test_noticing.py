@@ -325,7 +325,7 @@ def test_rules_are_checked_and_bounded(
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"condition": "nice"}, "condition: 'nice' is not allowed; allowed: ended"),
         ({"condition": "ended", "scope": "x"}, "scope: 'x' is not allowed; allowed: run"),
-        ({"condition": "scale_below"}, "value: it is None; allowed: a number"),
+        ({"condition": "scale_below"}, "value: there is none; allowed: a number"),
         ({"condition": "loss_above", "value": float("nan")}, "value: it is nan; allowed"),
         ({"condition": "no_progress", "value": 0.5}, "allowed: a number from 1 on, the minutes"),
         ({"condition": "metric_above", "value": 1.0}, "metric: it has 0 characters"),

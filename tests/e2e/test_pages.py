@@ -254,6 +254,7 @@ def test_pages_fit_their_width(
         "/runs/1",
         "/groups/2",
         "/workers",
+        "/alerts",
         "/account",
         "/api/v1/docs",
     ):
