@@ -10,13 +10,13 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import CompoundSelect, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from db import alert_facts
 from db.alert_conditions import CONDITIONS, TIMED, says
-from db.alerts import ALL, MINE, PROJECT
+from db.alerts import ALL, MINE, RUN
 from db.database import Database, now
 from db.runs import KEPT
 from db.series import json_number
@@ -24,6 +24,8 @@ from db.tables import ACTIVE, AlertLook, AlertRule, Channel, Delivery, Notice, R
 
 #: Runs of one look; the others are those of the next, for nothing was noted of them.
 MOST_RUNS = 500
+#: And notices of one: SQLite has one writer, which others must not wait for.
+MOST_NOTICES = 200
 #: What was committed late has an end of before: the next looks go back so far.
 OVERLAP_SECONDS = 60.0
 #: That somebody looked is written down so often: a server that starts goes back to it.
@@ -85,13 +87,11 @@ def _find(session: Session, seen: Seen) -> _Found | None:
     last = session.get(AlertLook, 1)
     if seen.since is None:
         seen.since = last.looked_at if last else moment
-    columns = (Run.id, Run.revision, Run.owner_id, Run.project, Run.status)
-    lately = or_(Run.status.in_(LOOKED_AT), Run.ended_at > seen.since - OVERLAP_SECONDS)
-    rows = session.execute(select(*columns).where(lately, KEPT).order_by(Run.id)).all()
     found = _Found(last.turn if last else 0, moment, moment, False)
     matching: dict[int, list[AlertRule]] = {}
-    for row in rows:
-        mine = [rule for rule in rules if _concerns(rule, row)]
+    concerning = _Concerning(rules)
+    for row in session.execute(_lately(seen.since - OVERLAP_SECONDS)):
+        mine = concerning(row)
         is_timed = row.status in ACTIVE and any(rule.condition == TIMED for rule in mine)
         mark = (row.revision, moment // TIMED_SECONDS if is_timed else 0)
         if mine and seen.marks.get(row.id) != mark:
@@ -102,11 +102,39 @@ def _find(session: Session, seen: Seen) -> _Found | None:
         found.marks[row.id] = mark
     found.is_due = last is None or found.since - last.looked_at > NOTED_SECONDS
     if matching:
-        _judge(session, matching, found)
+        _judge(session, matching, found, seen.since)
     return found
 
 
-def _judge(session: Session, matching: dict[int, list[AlertRule]], found: _Found) -> None:
+def _lately(since: float) -> CompoundSelect[Any]:
+    """Return the query of runs that train, or have ended since: each half has its index."""
+    columns = (Run.id, Run.revision, Run.owner_id, Run.project, Run.status)
+    training = select(*columns).where(Run.status.in_(LOOKED_AT), KEPT)
+    return training.union_all(select(*columns).where(Run.ended_at > since, KEPT))
+
+
+class _Concerning:
+    """Which rules concern a run; found once for all runs of an owner and a project."""
+
+    def __init__(self, rules: list[AlertRule]) -> None:
+        self._wide = [rule for rule in rules if rule.scope != RUN]
+        self._of_run: dict[int | None, list[AlertRule]] = {}
+        for rule in rules:
+            if rule.scope == RUN:
+                self._of_run.setdefault(rule.run_id, []).append(rule)
+        self._known: dict[tuple[int, str], list[AlertRule]] = {}
+
+    def __call__(self, row: Any) -> list[AlertRule]:
+        key = (row.owner_id, row.project)
+        if key not in self._known:
+            self._known[key] = [rule for rule in self._wide if _concerns(rule, *key)]
+        wide, own = self._known[key], self._of_run.get(row.id)
+        return [*wide, *own] if own else wide
+
+
+def _judge(
+    session: Session, matching: dict[int, list[AlertRule]], found: _Found, since: float
+) -> None:
     some_runs = list(session.scalars(select(Run).where(Run.id.in_(matching))))
     needs: set[str] = set()
     for mine in matching.values():
@@ -115,6 +143,10 @@ def _judge(session: Session, matching: dict[int, list[AlertRule]], found: _Found
     opened = select(*columns).where(Notice.run_id.in_(matching), Notice.well_at.is_(None))
     known = {(rule_id, run_id): key for rule_id, run_id, key in session.execute(opened)}
     for facts in alert_facts.read(session, some_runs, needs, found.moment):
+        if len(found.held) >= MOST_NOTICES:
+            found.since = since
+            del found.marks[facts.run.id]
+            continue
         for rule in matching[facts.run.id]:
             words, key = says(rule, facts), known.get((rule.id, facts.run.id))
             if words is not None and key is None:
@@ -123,14 +155,10 @@ def _judge(session: Session, matching: dict[int, list[AlertRule]], found: _Found
                 found.well.append(key)
 
 
-def _concerns(rule: AlertRule, row: Any) -> bool:
-    if rule.scope == ALL:
-        return True
+def _concerns(rule: AlertRule, owner_id: int, project: str) -> bool:
     if rule.scope == MINE:
-        return bool(row.owner_id == rule.user_id)
-    if rule.scope == PROJECT:
-        return bool(row.project == rule.project)
-    return bool(row.id == rule.run_id)
+        return owner_id == rule.user_id
+    return rule.scope == ALL or project == rule.project
 
 
 def _take_turn(session: Session, found: _Found) -> bool:
@@ -157,26 +185,29 @@ def _write(session: Session, found: _Found, address: str) -> int:
         .with_for_update(read=True)
     )
     channels = {channel.id: channel for channel in session.scalars(ways)} if wanted else {}
-    count = 0
+    rows, bodies = [], {}
     for rule, run, words in found.held:
-        if rule.id not in rule_ids:
-            continue
-        text = f"Run {run.id}, {run.name}, {words}."[:TEXT_CHARACTERS]
-        said = _content(rule, run, text, found.moment, address)
-        row = {"user_id": rule.user_id, "rule_id": rule.id, "run_id": run.id, "text": text}
-        row |= {"condition": rule.condition, "content": said, "created_at": found.moment}
-        new = _insert(session, Notice).values(row).on_conflict_do_nothing().returning(Notice.id)
-        notice_id = session.scalar(new)
-        if notice_id is None:
-            continue
-        count += 1
+        if rule.id in rule_ids:
+            text = f"Run {run.id}, {run.name}, {words}."[:TEXT_CHARACTERS]
+            said = _content(rule, run, text, found.moment, address)
+            row = {"user_id": rule.user_id, "rule_id": rule.id, "run_id": run.id, "text": text}
+            row |= {"condition": rule.condition, "content": said, "created_at": found.moment}
+            rows.append(row)
+            bodies[rule.id, run.id] = (rule, json.dumps(said))
+    if not rows:
+        return 0
+    new = _insert(session, Notice).values(rows).on_conflict_do_nothing()
+    new = new.returning(Notice.id, Notice.rule_id, Notice.run_id)
+    made = session.execute(new).all()
+    for notice_id, rule_id, run_id in made:
+        rule, body = bodies[rule_id, run_id]
         for channel_id in rule.channel_ids:
             channel = channels.get(channel_id)
             if channel is not None and channel.user_id == rule.user_id:
-                of = {"user_id": rule.user_id, "notice_id": notice_id, "run_id": run.id}
-                session.add(Delivery(channel_id=channel_id, body=json.dumps(said), **of))
+                of = {"user_id": rule.user_id, "notice_id": notice_id, "run_id": run_id}
+                session.add(Delivery(channel_id=channel_id, body=body, **of))
     session.flush()
-    return count
+    return len(made)
 
 
 def _content(rule: AlertRule, run: Run, text: str, moment: float, address: str) -> dict[str, Any]:
