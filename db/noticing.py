@@ -106,7 +106,7 @@ def _find(session: Session, seen: Seen) -> _Found | None:
     return found
 
 
-def _lately(since: float) -> CompoundSelect[Any]:
+def _lately(since: float) -> CompoundSelect[int, int, int, str, Status]:
     """Return the query of runs that train, or have ended since: each half has its index."""
     columns = (Run.id, Run.revision, Run.owner_id, Run.project, Run.status)
     training = select(*columns).where(Run.status.in_(LOOKED_AT), KEPT)

@@ -1,6 +1,7 @@
 // The page of alerts: the form asks for what a condition needs, a delivery under way is followed.
-import { localTimes } from 'formats'
 import { wish } from 'bell'
+import { localTimes } from 'formats'
+import { toast } from 'page'
 import { still } from 'still'
 
 const FOLLOW_MS = 2000
@@ -48,5 +49,6 @@ if ('Notification' in window) {
     if (button.getAttribute('aria-pressed') === 'true') wish.set(false)
     else wish.set(await Notification.requestPermission() === 'granted')
     press()
+    if (Notification.permission === 'denied') toast('This browser does not let this page show notices: its settings for this site say so.')
   })
 }

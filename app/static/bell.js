@@ -17,7 +17,7 @@ export const wish = {
 /** @param {{id: number, text: string, run_id: number}[]} newest */
 const tell = (newest) => {
   const before = kept(() => localStorage.getItem(LAST))
-  if (newest.length) kept(() => localStorage.setItem(LAST, String(newest.at(-1).id)))
+  if (newest.length || before === null) kept(() => localStorage.setItem(LAST, String(newest.at(-1)?.id ?? 0)))
   // What there was before anyone looked is on the page, and no news.
   if (before === null || !wish.is() || !('Notification' in window) || Notification.permission !== 'granted') return
   for (const each of newest) {
