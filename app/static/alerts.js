@@ -29,7 +29,7 @@ const draw = (news) => {
   if (state) document.querySelector('[data-told]').textContent = `${channel.textContent}, ${what.textContent}: ${state.textContent}`
 }
 const follow = async () => {
-  if (!deliveries.querySelector('[data-waiting="0"]') || looks++ === MOST_LOOKS) return
+  if (!deliveries.querySelector('[data-waiting]') || looks++ === MOST_LOOKS) return
   try {
     const answer = await fetch(location.href, { headers: { Accept: 'text/html' } })
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html')

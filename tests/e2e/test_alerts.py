@@ -50,7 +50,8 @@ def test_somebody_is_told_that_a_run_ended(database: Database, page: Page, runni
             page.clock.fast_forward(20_000)
         expect(bell).to_have_text("1")
         page.reload()
-        expect(page.locator("[data-deliveries]")).to_contain_text("run 1")
+        sent = page.locator("[data-deliveries] tr", has_text="run 1")
+        expect(sent).to_contain_text("delivered")
         page.get_by_role("button", name="Mark 1 as read").click()
         expect(bell).to_be_hidden()
     assert json.loads(hook.got[-1][1])["text"] == "Run 1, digits-fp16, finished."
