@@ -4,6 +4,7 @@ import socket
 
 import uvicorn
 
+from app.alerting import Alerting
 from app.connections import PatientProtocol
 from app.erasing import Eraser
 from app.main import create_app
@@ -20,6 +21,7 @@ class Server(uvicorn.Server):
     def __init__(self, settings: Settings, database: Database) -> None:
         self.app = create_app(settings, database)
         self.eraser = Eraser(settings, database)
+        self.alerting = Alerting(settings, database)
         config = uvicorn.Config(
             self.app,
             log_level="warning",
@@ -30,8 +32,8 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve, and erase beside what is due."""
-        with self.eraser:
+        """Serve; beside it erase what is due, and tell of alerts."""
+        with self.eraser, self.alerting:
             super().run(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

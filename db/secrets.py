@@ -51,7 +51,7 @@ def put(session: Session, key_file: Path, user: User, name: str, value: str) -> 
             raise Invalid({"name": f"there are {MOST:,} secrets; allowed: no more"})
         row = Secret(name=name)
         session.add(row)
-    row.ciphertext = _made(key_file).encrypt(value.encode()).decode()
+    row.ciphertext = encrypt(key_file, value)
     row.user_id, row.set_at = user.id, now()
     session.flush()
     return row
@@ -77,6 +77,20 @@ def read(session: Session, key_file: Path, wanted: Collection[str]) -> dict[str,
     except InvalidToken as error:
         text = f"HALFSTEP_SECRETS_KEY_FILE: {key_file} is not the key that they were encrypted with"
         raise Unreadable(f"secrets cannot be decrypted: {text}") from error
+
+
+def encrypt(key_file: Path, text: str) -> str:
+    """Return a text as the database may have it; the key is made now if there is none."""
+    return _made(key_file).encrypt(text.encode()).decode()
+
+
+def decrypt(key_file: Path, ciphertext: str) -> str:
+    """Return the text again. Raises Unreadable, which says what to do."""
+    try:
+        return _known(key_file).decrypt(ciphertext).decode()
+    except InvalidToken as error:
+        text = f"HALFSTEP_SECRETS_KEY_FILE: {key_file} is not the key that it was encrypted with"
+        raise Unreadable(f"a channel cannot be decrypted: {text}") from error
 
 
 def _mistakes(name: str, value: str) -> dict[str, str]:

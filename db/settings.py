@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from db.errors import Invalid
@@ -31,6 +31,19 @@ class Settings(BaseSettings):
     host_names: Annotated[
         str, Field(description="Further names that browsers may use for the server, with commas")
     ] = ""
+    public_url: Annotated[
+        str, Field(description="Address by which people open the server, for links in alerts")
+    ] = ""
+    smtp_url: Annotated[
+        SecretStr, Field(description="Of alerts by e-mail: smtp:// or smtps://user:password@host")
+    ] = SecretStr("")
+    smtp_from: Annotated[
+        str,
+        Field(description="Sender of alerts; empty means halfstep@ the mail server's host"),
+    ] = ""
+    alerts_private: Annotated[
+        bool, Field(description="Whether alerts may go to addresses of the server's own network")
+    ] = False
     worker_name: Annotated[
         str,
         Field(
@@ -93,6 +106,11 @@ class Settings(BaseSettings):
             raise Invalid(
                 {f"HALFSTEP_{e['loc'][0]}".upper(): f"{e['input']!r}: {e['msg']}" for e in wrong}
             ) from error
+
+    @property
+    def address(self) -> str:
+        """Return what links begin with that leave the server."""
+        return self.public_url.rstrip("/") or f"http://{self.host}:{self.port}"
 
     @property
     def secrets_key(self) -> Path:

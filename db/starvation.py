@@ -1,5 +1,6 @@
 """Whether a run waits for its data: of its latest steps, how many did, and for how long."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import case, func, select
@@ -35,8 +36,18 @@ class Starvation:
 
 def starvation(session: Session, run: Run) -> Starvation | None:
     """Look at a run's last 100 steps; None where nobody knows what they waited for."""
+    return starvations(session, [run.id]).get(run.id)
+
+
+def starvations(session: Session, run_ids: Collection[int]) -> dict[int, Starvation]:
+    """Look at runs, in one query; those are left out of which nobody knows."""
     waited = case((Step.data_us >= REAL_SHARE * Step.step_us, 1), else_=0)
     sums = (func.count(), func.sum(waited), func.sum(Step.data_us), func.sum(Step.step_us))
-    latest = (Step.run_id == run.id, Step.step > run.step - WINDOW, Step.data_us.is_not(None))
-    steps, count, data_us, step_us = session.execute(select(*sums).where(*latest)).one()
-    return Starvation(steps, count, float(data_us) / max(float(step_us), 1.0)) if steps else None
+    latest = (Step.run_id == Run.id) & (Step.step > Run.step - WINDOW)
+    query = select(Run.id, *sums).join(Step, latest & Step.data_us.is_not(None))
+    return {
+        run_id: Starvation(steps, count, float(data_us) / max(float(step_us), 1.0))
+        for run_id, steps, count, data_us, step_us in session.execute(
+            query.where(Run.id.in_(run_ids)).group_by(Run.id)
+        )
+    }

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx2
 
 from halfstep import credentials
+from halfstep.alert_calls import AlertCalls
 from halfstep.answers import ApiError, content, refusal, spoken
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ PATIENCE_SECONDS = 30.0  # for an answer
 MOST_POINTS = 5000  # of a line, that the server thins out
 
 
-class Client:
+class Client(AlertCalls):
     """A connection to one server, as one user. A context manager, which closes it."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
@@ -455,6 +456,12 @@ class Client:
     def _get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
         with spoken():
             return content(self._http.get(path, params=query))
+
+    def _delete(self, path: str) -> None:
+        with spoken():
+            answer = self._http.delete(path)
+        if answer.is_error:
+            raise refusal(answer)
 
     def _post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         with spoken():

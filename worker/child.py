@@ -17,7 +17,10 @@ LINES_WAITING = 100_000
 LAST_LINES = 20  # which an error quotes
 
 #: What opens the database or names the store, which recipes have no business with.
-SECRETS = ("HALFSTEP_DATABASE_URL", "HALFSTEP_STORAGE_URL", "PGPASSWORD", "PGPASSFILE")
+SECRETS = (
+    *("HALFSTEP_DATABASE_URL", "HALFSTEP_STORAGE_URL", "HALFSTEP_SMTP_URL"),
+    *("PGPASSWORD", "PGPASSFILE"),
+)
 
 
 def without_secrets() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from app.api import (
+    alerts,
     bulk,
     comparison,
     diagnosis,
@@ -43,6 +44,7 @@ modules = (
     storage,
     tokens,
     secrets,
+    alerts,
     docs,
 )
 for module in modules:

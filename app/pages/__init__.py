@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from app.pages import (
     account,
     actions,
+    alerts,
     comparison,
     new_command,
     new_run,
@@ -31,6 +32,7 @@ for module in (
     sweeps,
     workers,
     secrets,
+    alerts,
     views,
     account,
 ):

@@ -61,3 +61,12 @@ document.addEventListener('submit', async (event) => {
     button.disabled = false
   }
 })
+
+// What opens over the page closes with a choice, with Escape, or with a click elsewhere.
+const openOnes = () => document.querySelectorAll('.presets[open]')
+document.addEventListener('click', ({ target }) => {
+  for (const each of openOnes()) if (!target.closest('.presets > summary')) each.open = false
+})
+document.addEventListener('keydown', ({ key }) => {
+  if (key === 'Escape') for (const each of openOnes()) { each.open = false; each.querySelector('summary').focus() }
+})

@@ -256,6 +256,7 @@ def test_pages_fit_their_width(
         "/compare?runs=1,2&settings=all&across=precision",
         f"/compare?runs={','.join(map(str, range(1, 12)))}",
         "/workers",
+        "/alerts",
         "/account",
         "/api/v1/docs",
     ):

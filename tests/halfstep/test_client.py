@@ -302,3 +302,25 @@ def test_sweeps_by_the_client_and_the_command(
     wrong = halfstep("sweep", "begin", "digits", "--search", "training.steps=0, 1", **environment)
     assert wrong.returncode == 1
     assert "Steps is 0; allowed" in wrong.stderr
+
+
+def test_alerts_are_made_and_deliver_from_a_script(client: Client, settings: Settings) -> None:
+    """A rule with its channel, and a test of it, which may not go to this machine."""
+    settings.data.mkdir()
+    channel = client.add_channel("webhook", "http://127.0.0.1:9/hook", name="mine")
+    assert channel["secret"]
+    assert [each["name"] for each in client.channels()] == ["mine"]
+    rule = client.alert("scale_below", value=1.0, everybody=True)
+    assert rule["channel_ids"] == [channel["id"]]
+    assert client.alerts() == [rule]
+    client.test_channel(channel["id"])
+    while not (told := next(iter(client.deliveries())))["ended_at"]:
+        pass
+    assert "within the server's own network" in told["answer"]
+    assert not told["is_delivered"]
+    assert list(client.notices()) == []
+    client.delete_alert(rule["id"])
+    client.delete_channel(channel["id"])
+    assert (client.alerts(), client.channels()) == ([], [])
+    with pytest.raises(ApiError, match="You have no rule 1"):
+        client.delete_alert(rule["id"])

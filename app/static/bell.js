@@ -1,0 +1,46 @@
+// The bell of every page: how many notices are not read, and, by wish, the browser's own.
+
+const LOOK_MS = 20000
+const [WISH, LAST] = ['alerts-in-browser', 'last-notice']
+const badge = document.querySelector('[data-unread]')
+
+/** A browser may keep nothing for pages. @param {() => any} use */
+const kept = (use) => { try { return use() } catch { return null } }
+
+/** Whether notices are shown by the browser too. */
+export const wish = {
+  is: () => kept(() => localStorage.getItem(WISH)) === 'yes',
+  /** @param {boolean} is */
+  set: (is) => { kept(() => (is ? localStorage.setItem(WISH, 'yes') : localStorage.removeItem(WISH))) },
+}
+
+/** @param {{id: number, text: string, run_id: number}[]} newest */
+const tell = (newest) => {
+  const before = kept(() => localStorage.getItem(LAST))
+  if (newest.length || before === null) kept(() => localStorage.setItem(LAST, String(newest.at(-1)?.id ?? 0)))
+  // What there was before anyone looked is on the page, and no news.
+  if (before === null || !wish.is() || !('Notification' in window) || Notification.permission !== 'granted') return
+  for (const each of newest) {
+    const shown = new Notification('Halfstep', { body: each.text, tag: `halfstep-${each.id}` }) // of two tabs' the tag makes one
+    shown.addEventListener('click', () => { focus(); location.assign(`/runs/${each.run_id}`) })
+  }
+}
+
+const look = async () => {
+  if (document.hidden && !wish.is()) return
+  try {
+    const than = Number(kept(() => localStorage.getItem(LAST)) ?? 0)
+    const answer = await fetch(`/api/v1/alerts/notices/news?than=${than}`)
+    if (!answer.ok) return
+    const { unread, newest } = await answer.json()
+    badge.hidden = !unread
+    badge.querySelector('b').textContent = unread < 100 ? unread : '99+'
+    tell(newest)
+  } catch { /* the server is away: later */ }
+}
+
+if (badge) {
+  look()
+  setInterval(look, LOOK_MS)
+  document.addEventListener('visibilitychange', look)
+}

@@ -1,0 +1,72 @@
+"""What a client does with alerts: rules, notices, channels and deliveries."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+
+class AlertCalls:
+    """The part of `halfstep.Client` that is about alerts."""
+
+    _get: Callable[..., Any]
+    _post: Callable[..., dict[str, Any]]
+    _pages: Callable[..., Iterator[dict[str, Any]]]
+    _delete: Callable[..., None]
+
+    def alert(
+        self,
+        condition: str,
+        *,
+        value: float | None = None,
+        run_id: int | None = None,
+        project: str = "",
+        everybody: bool = False,
+        metric: str = "",
+        channels: Sequence[int] | None = None,
+    ) -> dict[str, Any]:
+        """Be told when a condition comes to hold: of a run, of a project, or of any run of yours.
+
+        condition: ended, collapsing, loss_above, …, as docs/alerts.md has them.  everybody: of
+        all runs.  channels: numbers of yours; all that are on, if not told.
+        """
+        scope = "all" if everybody else "mine"
+        scope = "run" if run_id is not None else "project" if project else scope
+        wanted = {"condition": condition, "scope": scope, "value": value, "metric": metric}
+        ids = None if channels is None else list(channels)
+        of = {"run_id": run_id, "project": project, "channel_ids": ids}
+        return self._post("/api/v1/alerts/rules", wanted | of)
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Return your rules, newest first."""
+        return list(self._get("/api/v1/alerts/rules"))
+
+    def delete_alert(self, rule_id: int) -> None:
+        """Delete a rule of yours; what it told you stays."""
+        self._delete(f"/api/v1/alerts/rules/{rule_id}")
+
+    def notices(self) -> Iterator[dict[str, Any]]:
+        """Yield what your rules told you, newest first."""
+        return self._pages("/api/v1/alerts/notices", "notices")
+
+    def add_channel(self, kind: str, address: str, *, name: str = "") -> dict[str, Any]:
+        """Add a way to be told: webhook or slack, with a URL, or email.
+
+        A webhook's `secret`, with which what it gets is signed, is in this answer alone.
+        """
+        wanted = {"kind": kind, "address": address, "name": name}
+        return self._post("/api/v1/alerts/channels", wanted)
+
+    def channels(self) -> list[dict[str, Any]]:
+        """Return your channels by name."""
+        return list(self._get("/api/v1/alerts/channels"))
+
+    def test_channel(self, channel_id: int) -> dict[str, Any]:
+        """Send a test through a channel; `deliveries` tell what came of it."""
+        return self._post(f"/api/v1/alerts/channels/{channel_id}/tests")
+
+    def delete_channel(self, channel_id: int) -> None:
+        """Delete a channel of yours, and what went through it."""
+        self._delete(f"/api/v1/alerts/channels/{channel_id}")
+
+    def deliveries(self) -> Iterator[dict[str, Any]]:
+        """Yield what went through your channels, or is to, newest first."""
+        return self._pages("/api/v1/alerts/deliveries", "deliveries")

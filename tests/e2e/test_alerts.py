@@ -1,0 +1,57 @@
+"""Being told: from a run's page to a receiver, and back to the bell."""
+
+import json
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from db import runs
+from db.database import Database
+from db.settings import Settings
+from db.tables import Run, Status
+from tests.app.receivers import http_receiver
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """An operator's who lets alerts go to this machine."""
+    settings.data.mkdir()
+    return settings.model_copy(update={"alerts_private": True})
+
+
+def test_somebody_is_told_that_a_run_ended(database: Database, page: Page, running: Run) -> None:
+    """A channel, a test of it, a preset on the run's page; then a message, and the bell."""
+    with http_receiver() as hook:
+        page.goto("/alerts")
+        page.get_by_label("URL or address").fill(hook.url)
+        page.get_by_role("button", name="Add channel").click()
+        expect(page.locator(".secret")).to_contain_text("hs_")
+        page.get_by_role("button", name="Send a test").click()
+        expect(page.locator("[data-deliveries]")).to_contain_text("delivered")
+        page.goto("/alerts?run=1")
+        value = page.get_by_label("Scale", exact=True)
+        expect(value).to_be_hidden()
+        page.get_by_label("What happens").select_option("scale_below")
+        value.fill("x")
+        page.get_by_role("button", name="Add rule").click()
+        expect(page.locator("#value-error")).to_contain_text("'x' is not allowed")
+        expect(page.get_by_label("Its number")).to_have_value("1")
+        page.goto("/runs/1")
+        page.get_by_text("Alert me…").click()
+        page.get_by_role("button", name="When it ends").click()
+        expect(page.locator("[data-toast]")).to_have_text("When it ends: asked for.")
+        expect(page.get_by_role("button", name="When it ends")).to_be_hidden()
+        with database.writing() as session:
+            runs.set_status(session, session.get_one(Run, 1), Status.FINISHED)
+        page.clock.install()
+        page.goto("/alerts")
+        bell = page.locator("[data-unread] b")
+        while not bell.is_visible():
+            page.clock.fast_forward(20_000)
+        expect(bell).to_have_text("1")
+        page.reload()
+        sent = page.locator("[data-deliveries] tr", has_text="run 1")
+        expect(sent).to_contain_text("delivered")
+        page.get_by_role("button", name="Mark 1 as read").click()
+        expect(bell).to_be_hidden()
+    assert json.loads(hook.got[-1][1])["text"] == "Run 1, digits-fp16, finished."
