@@ -653,6 +653,7 @@ def test_watch_starts_an_uploader_and_says_where_the_run_is(
     assert err.startswith("halfstep: watching; ")
     assert err.count(f"{site.url}/runs/7\n") == 1
     files = AttemptFiles(tmp_path / "it", 1)
+    until(lambda: read_run(files.folder)["id"] in site.runs)
     until(lambda: arrived(site, files).outcome is not None)
     assert arrived(site, files).spool == spooled(files)
     assert len(arrived(site, files).stored) == 1
@@ -691,6 +692,7 @@ def test_a_killed_uploader_is_succeeded_at_the_end(site: IngestServer, tmp_path:
     script.step(30)
     script.end()
     files = AttemptFiles(tmp_path / "it", 1)
+    until(lambda: read_run(files.folder)["id"] in site.runs)
     until(lambda: arrived(site, files).outcome is not None)
     assert arrived(site, files).spool == spooled(files)
 

@@ -145,7 +145,7 @@ def test_the_control_file_stops_a_run(tmp_path):
     )
     assert finish(start(tmp_path))[0] == 0
     outcome, _, events = read(tmp_path)
-    assert outcome == {"status": "cancelled", "step": 1, "error": None}
+    assert outcome == {"status": "cancelled", "step": 1, "error": None, "fault": None}
     [saved] = [event for event in events if event["event"] == "checkpoint"]
     assert (saved["reason"], saved["request"]) == ("cancel", 7)
 
@@ -233,7 +233,7 @@ def test_two_ranks_train_one_model_and_record_once(tmp_path, precision):
         code, errors = finish(start(folder, devices=devices))
         assert code == 0, errors
         outcome, records, events = read(folder)
-        assert outcome == {"status": "finished", "step": 20, "error": None}
+        assert outcome == {"status": "finished", "step": 20, "error": None, "fault": None}
         assert records["step"].tolist() == list(range(1, 21))
         assert len([event for event in events if event["event"] == "checkpoint"]) == 1
         ends.append(load(folder / "checkpoints/step-00000020.pt"))

@@ -109,6 +109,5 @@ def test_runs_are_sorted_by_what_is_asked_for(
     assert ids("loss") == [3, 1, 2, 4]
     assert ids("-loss") == [1, 3, 4, 2]
     assert ids("id") == [1, 2, 3, 4]
-    refused = script.get("/api/v1/runs", params={"sort": "colour"})
-    assert refused.status_code == 422
-    assert "allowed: id, name, recipe" in refused.json()["errors"]["sort"]
+    found = script.get("/api/v1/runs", params={"sort": "colour"}).json()
+    assert found["notes"] == ["no setting or metric is called colour"]
