@@ -6,18 +6,9 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db import runs, starvation, verdict
+from db import latest_metrics, runs, starvation, verdict
 from db.alert_conditions import RECENT_STEPS, Facts
-from db.tables import (
-    FLAGGED,
-    AlertRule,
-    Diagnosis,
-    Metric,
-    Run,
-    RunStatus,
-    Status,
-    Step,
-)
+from db.tables import FLAGGED, AlertRule, Diagnosis, Run, RunStatus, Status, Step
 from db.telemetry import SPIKE
 
 
@@ -98,15 +89,13 @@ def _progress(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
 
 
 def _metrics(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
-    """Return the newest value of each metric that a rule names."""
-    newest = select(Metric.value).where(Metric.run_id == Run.id, Metric.name == AlertRule.metric)
-    newest = newest.order_by(Metric.step.desc()).limit(1).correlate(Run, AlertRule)
-    query = select(Run.id, AlertRule.metric, newest.scalar_subquery())
-    query = query.join(AlertRule, AlertRule.is_on & (AlertRule.metric != ""))
-    found: dict[int, dict[str, float | None]] = {}
-    for run_id, name, value in session.execute(query.where(Run.id.in_(_ids(some_runs)))):
-        found.setdefault(run_id, {})[name] = value
-    return found
+    """Return the latest value of each metric that a rule names."""
+    named = select(AlertRule.metric).where(AlertRule.is_on, AlertRule.metric != "")
+    latest = latest_metrics.points(session, _ids(some_runs), named)
+    return {
+        run_id: {name: point.value for name, point in of_run.items()}
+        for run_id, of_run in latest.items()
+    }
 
 
 def _starvations(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:

@@ -21,7 +21,7 @@ from db.database import Database, now
 from db.run_bin import DAY_SECONDS, IN_BIN
 from db.settings import Settings
 from db.storage import delete_file
-from db.tables import Run
+from db.tables import Run, Trial
 from db.tables import Table as Base
 
 #: Rows of a transaction: SQLite has one writer, which others must not wait for.
@@ -63,8 +63,13 @@ def erase(
 
 
 def tables() -> list[Table]:
-    """List the tables that have rows of runs, those that others point to last."""
-    return [table for table in reversed(Base.metadata.sorted_tables) if "run_id" in table.columns]
+    """List the tables whose rows are a run's own, those that others point to last.
+
+    What a sweep has tried is the sweep's: it would try that point again.
+    """
+    others = {Trial.__tablename__}
+    tables = reversed(Base.metadata.sorted_tables)
+    return [table for table in tables if "run_id" in table.columns and table.name not in others]
 
 
 def erased_of(session: Session, run_ids: Collection[int]) -> list[int]:

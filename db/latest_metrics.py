@@ -1,14 +1,22 @@
 """The latest point of each metric of a run, kept so that lists of runs need read no other."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, Select, delete, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
 
 from db.tables import LatestMetric, Metric
 
 COLUMNS = ("run_id", "name", "step", "value")
+
+
+class Point(NamedTuple):
+    """value: None where it was not finite."""
+
+    step: int
+    value: float | None
 
 
 def note(connection: Connection, points: Iterable[dict[str, Any]]) -> None:
@@ -27,6 +35,22 @@ def note(connection: Connection, points: Iterable[dict[str, Any]]) -> None:
     key = ("run_id", "name")
     statement = statement.on_conflict_do_update(index_elements=key, set_=changed, where=later)
     connection.execute(statement, list(newest.values()))
+
+
+def points(
+    session: Session,
+    run_ids: Collection[int],
+    names: Collection[str] | Select[tuple[str]] | None = None,
+) -> dict[int, dict[str, Point]]:
+    """Return by run and name the latest point of each metric that was told; of names, or all."""
+    query = select(LatestMetric.run_id, LatestMetric.name, LatestMetric.step, LatestMetric.value)
+    query = query.where(LatestMetric.run_id.in_(run_ids))
+    if names is not None:
+        query = query.where(LatestMetric.name.in_(names))
+    found: dict[int, dict[str, Point]] = {run_id: {} for run_id in run_ids}
+    for run_id, name, step, value in session.execute(query):
+        found[run_id][name] = Point(step, value)
+    return found
 
 
 def take_back(connection: Connection, run_id: int, *, after: int) -> None:

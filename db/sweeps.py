@@ -12,7 +12,8 @@ from typing import Any
 from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import Session
 
-from db import runs, windows
+from db import latest_metrics, runs
+from db.endings import ending
 from db.errors import Conflict, NotFound
 from db.tables import ENDED, Run, Status, Sweep, Trial, User
 
@@ -117,16 +118,17 @@ def trials(
     return [(trial, run) for trial, run in session.execute(query)]
 
 
-def values(session: Session, metric: str, some_runs: Collection[Run]) -> dict[int, float | None]:
-    """Return the last value of a metric, or of the loss, of each run; None where none is finite."""
+def values(session: Session, metric: str, some_runs: Collection[Run]) -> dict[int, float]:
+    """Return the last value of a metric, or of the loss, of each run where it is finite."""
     if metric == LOSS:
         last = {run.id: run.loss if run.own_steps else None for run in some_runs}
     else:
-        told = windows.measured_of(session, [run.id for run in some_runs], names=[metric])
-        last = {run_id: found[0].value if found else None for run_id, found in told.items()}
+        told = latest_metrics.points(session, [run.id for run in some_runs], [metric])
+        last = {run_id: found[metric].value for run_id, found in told.items() if found}
     return {
-        run_id: None if value is None or not math.isfinite(value) else value
+        run_id: value
         for run_id, value in last.items()
+        if value is not None and math.isfinite(value)
     }
 
 
@@ -147,18 +149,19 @@ def due(session: Session) -> list[int]:
 def settle(session: Session, sweep: Sweep) -> int:
     """Write down what became of the trials that have ended; return how many are open still.
 
-    The caller holds the sweep. A run that failed, was cancelled, diverged, or never told of the
-    metric is a failed trial.
+    The caller holds the sweep. A run that did not finish, applied nothing, diverged, or never told
+    of the metric is a failed trial.
     """
     query = select(Trial, Run).join(Run, Run.id == Trial.run_id)
     query = query.where(Trial.sweep_id == sweep.id, Trial.state == OPEN)
     rows = [(trial, run) for trial, run in session.execute(query)]
     ended = [(trial, run) for trial, run in rows if run.status in ENDED]
-    found = values(session, sweep.metric, [run for _trial, run in ended]) if ended else {}
+    finished = [run for _trial, run in ended if run.status == Status.FINISHED]
+    applied = runs.applied_of(session, finished)
+    sound = [run for run in finished if ending(run, applied[run.id]) is None]
+    found = values(session, sweep.metric, sound)
     for trial, run in ended:
-        has_diverged = run.loss is None or not math.isfinite(run.loss)
-        is_lost = run.status != Status.FINISHED or (run.own_steps > 0 and has_diverged)
-        trial.value = None if is_lost else found[run.id]
+        trial.value = found.get(run.id)
         trial.state = LOST if trial.value is None else COMPLETE
         sweep.revision += 1
     session.flush()

@@ -11,9 +11,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, and_, case, func, select, text
+from sqlalchemy import Connection, case, func, select, text
 from sqlalchemy.orm import Session
 
+from db import latest_metrics
 from db.pyramid import (
     METRIC_SERIES,
     SIZES,
@@ -28,7 +29,7 @@ from db.pyramid import (
 )
 from db.series import json_number
 from db.summaries import Ints, Points, Series, Summaries, in_order, merge, unpack
-from db.tables import FLAGGED, Metric, MetricBucket, ScalerEvent
+from db.tables import FLAGGED, MetricBucket, ScalerEvent
 
 
 @dataclass(frozen=True)
@@ -181,22 +182,14 @@ def measured_of(
     picked = [buckets.run_id.in_(run_ids), buckets.size == top]
     if names is not None:
         picked.append(buckets.name.in_(names))
-    pairs = select(buckets.run_id, buckets.name).where(*picked).distinct().subquery()
-    mine = (Metric.run_id == pairs.c.run_id, Metric.name == pairs.c.name)
-    last = select(func.max(Metric.step)).where(*mine).correlate(pairs).scalar_subquery()
-    points = select(Metric.run_id, Metric.name, Metric.step, Metric.value)
-    points = points.join_from(pairs, Metric, and_(*mine, Metric.step == last))
-    rows = connection.execute(points)
-    latest = {(row.run_id, row.name): (row.step, row.value) for row in rows}
-
+    latest = latest_metrics.points(session, run_ids, names)
     stones = select(buckets.run_id, buckets.name, buckets.summary).where(*picked)
     whole = connection.execute(stones.order_by(buckets.run_id, buckets.name)).all()
     found: dict[int, list[Measured]] = {run_id: [] for run_id in run_ids}
     keys = [(run_id, name) for run_id, name, _summary in whole]
     packed = [summary for *_, summary in whole]
-    for key, low, high, count in extremes(keys, packed, METRIC_SERIES, "value"):
-        run_id, name = key
-        step, value = latest[key]
+    for (run_id, name), low, high, count in extremes(keys, packed, METRIC_SERIES, "value"):
+        step, value = latest[run_id][name]
         found[run_id].append(Measured(name, step, value, low, high, count))
     return found
 

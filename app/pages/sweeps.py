@@ -83,7 +83,11 @@ def _page(
             (trial, run)
             for trial, (_row, run) in zip(api.trials_of(session, sweep, rows), rows, strict=True)
         ],
-        compared=[run.id for trial, run in best if trial.state == sweeps.COMPLETE],
+        compared=[
+            run.id
+            for trial, run in best
+            if trial.state == sweeps.COMPLETE and run.deleted_at is None
+        ],
         sort=sort,
         after=after,
         older=after + PAGE_SIZE if len(rows) == PAGE_SIZE else None,

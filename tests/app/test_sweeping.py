@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from starlette.testclient import TestClient
 
 from app import sweeping, tpe
 from app.sweeping import SweepSubmission
-from db import queue, runs, sweeps
+from db import erasure, latest_metrics, queue, run_bin, runs, sweeps
 from db.database import Database
 from db.errors import Conflict, Invalid
+from db.settings import Settings
+from db.storage import open_store
 from db.tables import Run, Status, Sweep, Trial, User
 from tests.db.telemetry_made import make_metric, make_steps, record
 
@@ -124,6 +127,29 @@ def test_a_kill_between_run_and_trial_leaves_neither(
     assert [each[2] for each in members(database, 1)] == ["complete", "open"]
 
 
+def test_a_grid_goes_on_after_a_run_of_it_is_erased(
+    database: Database, settings: Settings, browser: TestClient, ada: User, offered: None
+) -> None:
+    """What it tried stays tried: only points that no run had are left, and its page says so."""
+    begin(database, ada, at_once=1)
+    finish(database, 1, 0.25)
+    sweeping.look(database)
+    with database.writing() as session:
+        run_bin.delete(session, 1, ada)
+        run_bin.erase(session, 1, ada)
+    erasure.erase(database, settings, open_store(settings), 1, threading.Event())
+    for run_id in (2, 3):
+        finish(database, run_id)
+        sweeping.look(database)
+    tried = [each[1]["training.max_grad_norm"] for each in members(database, 1)]
+    assert tried == [0.1, 1.0, None]
+    assert the_sweep(database)[1] == "finished"
+    page = browser.get("/sweeps/1").text
+    assert "run 1, deleted for good" in page
+    assert "/compare?runs=2,3" in page
+    assert 'href="/runs/1"' not in page
+
+
 def _killed(*_: object) -> None:
     raise KeyboardInterrupt
 
@@ -131,9 +157,9 @@ def _killed(*_: object) -> None:
 def test_trials_without_a_finite_value_have_failed(
     database: Database, ada: User, offered: None
 ) -> None:
-    """One that failed, one that diverged, one that never told of the metric."""
-    begin(database, ada, metric="val/accuracy", goal="", at_once=4, space={
-        "training.batch_size": [1, 2, 3, 4]})  # fmt: skip
+    """One that failed, one that diverged, one that applied nothing, one without the metric."""
+    begin(database, ada, metric="val/accuracy", goal="", at_once=5, space={
+        "training.batch_size": [1, 2, 3, 4, 5]})  # fmt: skip
     finish(database, 1, 0.5, Status.FAILED)
     finish(database, 3, 0.5)
     with database.writing() as session:
@@ -146,14 +172,20 @@ def test_trials_without_a_finite_value_have_failed(
     with database.writing() as session:
         queue.end(session, run.id, run.attempt, Status.FINISHED)
     finish(database, 4, math.nan)
+    with database.writing() as session:
+        for run_id in (4, 5):
+            runs.get(session, run_id, lock=True).skipped = 5 if run_id == 5 else 0
+            point = {"run_id": run_id, "name": "val/accuracy", "step": 5, "value": 0.1}
+            latest_metrics.note(session.connection(), [point])
+    finish(database, 5, 0.5)
     sweeping.look(database)
     assert run.id == 2
     assert [each[2:] for each in members(database, 1)] == [
-        ("failed", None), ("complete", 0.75), ("failed", None), ("failed", None),
+        ("failed", None), ("complete", 0.75), *3 * [("failed", None)],
     ]  # fmt: skip
     with database.reading() as session:
         tally = sweeps.tallies(session, [sweeps.get(session, 1)])[1]
-        assert tally == sweeps.Tally(complete=1, failed=3, best=0.75)
+        assert tally == sweeps.Tally(complete=1, failed=4, best=0.75)
         [best, *_] = sweeps.trials(session, sweeps.get(session, 1), best_first=True, limit=9)
         assert best[1].id == 2
 
