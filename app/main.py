@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from app import api, assets, downloads, errors, pages
 from app.brake import Brake
@@ -13,9 +13,14 @@ from app.compact import Compact
 from app.context import INGESTING, TURNS
 from app.live import Live
 from app.security import BodyLimit, Heads, KnownHosts, SecurityHeaders
-from app.sweeping import Driver
 from db.database import Database
 from db.settings import Settings
+
+#: FastAPI works out a route when it is first asked for, and keeps it here: the servers of a
+#: process, of which the tests start thousands, share that.
+ROUTES = APIRouter()
+for router in (assets.router, pages.router, downloads.router, api.router):
+    ROUTES.include_router(router)
 
 
 def create_app(settings: Settings, database: Database) -> FastAPI:
@@ -23,9 +28,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        driver = Driver(database)
         yield
-        await driver.stop()
         app.state.live.close()
         app.state.ingesting.shutdown()
 
@@ -33,6 +36,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
         title="Halfstep",
         description="Self-hosted mixed-precision training.",
         lifespan=lifespan,
+        routes=ROUTES.routes,
         # The description is behind the sign-in too, and its page loads nothing from elsewhere.
         openapi_url=None,
         docs_url=None,
@@ -53,6 +57,4 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.add_middleware(SecurityHeaders)
     app.add_middleware(KnownHosts, settings=settings)
     errors.install(app)
-    for router in (assets.router, pages.router, downloads.router, api.router):
-        app.include_router(router)
     return app

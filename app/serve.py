@@ -1,13 +1,19 @@
 """The web server: uvicorn, which tells open pages that it stops instead of waiting for them."""
 
 import socket
+from collections.abc import Callable
+from functools import partial
+from threading import Event
 
 import uvicorn
 
-from app.alerting import Alerting
+from app import sweeping
 from app.connections import PatientProtocol
+from app.deliverer import Deliverer
 from app.erasing import Eraser
 from app.main import create_app
+from app.repeating import repeating
+from db import noticing
 from db.database import Database
 from db.settings import Settings
 
@@ -20,8 +26,15 @@ class Server(uvicorn.Server):
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self.app = create_app(settings, database)
-        self.eraser = Eraser(settings, database)
-        self.alerting = Alerting(settings, database)
+        self._stopping = Event()
+        notice = partial(noticing.look, database, noticing.Seen(), settings.address)
+        #: What it does beside serving, and after how many seconds again.
+        self._works: dict[str, tuple[Callable[[], object], float]] = {
+            "sweeping": (partial(sweeping.look, database), 1.0),
+            "noticing": (notice, 2.0),
+            "delivering": (Deliverer(settings, database, self._stopping).look, 2.0),
+            "erasing": (Eraser(settings, database, self._stopping).look, 5.0),
+        }
         config = uvicorn.Config(
             self.app,
             log_level="warning",
@@ -32,8 +45,8 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve; beside it erase what is due, and tell of alerts."""
-        with self.eraser, self.alerting:
+        """Serve, and do the rest beside it."""
+        with repeating(self._works, self._stopping):
             super().run(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

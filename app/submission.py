@@ -10,6 +10,7 @@ from app.command_lines import Command
 from app.parameters import LARGEST_STEP, flaw, flaws, outsized
 from db import checkpoints, groups, labels, runs, workers
 from db.errors import Invalid, NotFound
+from db.idempotency import made_by
 from db.tables import LARGEST_ID, Run, User
 
 LIMITS = {
@@ -61,7 +62,7 @@ def submit(
     session: Session, user: User, submission: Submission, *, idempotency_key: str | None = None
 ) -> Run:
     """Check and queue a run, or return the one that this key queued before. Raises Invalid."""
-    before = runs.submitted_as(session, user, idempotency_key)
+    before = made_by(session, Run, user, idempotency_key)
     if before is not None:
         return before
     checked = check(session, submission)

@@ -1,11 +1,9 @@
 """Begin a sweep, and go on with it: whoever holds its row submits the runs that it lacks.
 
-A server looks after all sweeps in a task of its own (`Driver`); a request that changes one goes on
-with it at once. Either may be killed, or done twice, at any moment: see db.sweeps.
+A server looks at all sweeps every second; a request that changes one goes on with it at once.
+Either may be killed, or done twice, at any moment: see db.sweeps.
 """
 
-import asyncio
-import contextlib
 import logging
 from typing import Annotated, Any, NamedTuple
 
@@ -21,6 +19,7 @@ from app.submission import check as check_run
 from db import sweeps, workers
 from db.database import Database, is_outage
 from db.errors import Conflict, HalfstepError, Invalid, NotFound
+from db.idempotency import made_by
 from db.sweeps import LOSS, MAXIMISE, MINIMISE, PAUSED, RUNNING
 from db.tables import Sweep, User
 
@@ -32,8 +31,6 @@ MOST_AT_ONCE = 100
 USUAL_RUNS = 20
 #: Runs that one transaction submits: on SQLite everybody else waits for it.
 PER_LOOK = 10
-#: Between two looks of a server at all sweeps, each of which is one short query.
-LOOK_SECONDS = 1.0
 METRIC_CHARACTERS = 200
 BROKEN = "The server failed at this sweep. What it says of it is in its log."
 
@@ -166,7 +163,7 @@ def begin(
     session: Session, user: User, given: SweepSubmission, *, idempotency_key: str | None = None
 ) -> Sweep:
     """Check and begin a sweep, or return the one that this key began before. Raises Invalid."""
-    before = sweeps.submitted_as(session, user, idempotency_key)
+    before = made_by(session, Sweep, user, idempotency_key)
     if before is not None:
         return before
     checked = check(session, given)
@@ -288,16 +285,10 @@ def _next(session: Session, sweep: Sweep) -> dict[str, Any]:
 
 def look(database: Database) -> None:
     """Go on with every sweep that something is to be done for; one that breaks stops alone."""
-    try:
-        with database.glancing() as session:
-            due = sweeps.due(session)
-        for sweep_id in due:
-            _look_at(database, sweep_id)
-    except Exception as error:  # the next look comes
-        if is_outage(error):
-            logger.warning("sweeps wait for the database: %s", error)
-        else:
-            logger.exception("the look at all sweeps failed")
+    with database.glancing() as session:
+        due = sweeps.due(session)
+    for sweep_id in due:
+        _look_at(database, sweep_id)
 
 
 def _look_at(database: Database, sweep_id: int) -> None:
@@ -312,24 +303,3 @@ def _look_at(database: Database, sweep_id: int) -> None:
         with database.writing() as session:
             text = str(error) if isinstance(error, HalfstepError) else BROKEN
             sweeps.fail(session, sweep_id, text)
-
-
-class Driver:
-    """The server's task that looks after all sweeps until it is told to stop."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self._stop = asyncio.Event()
-        self._task = asyncio.create_task(self._drive())
-
-    async def stop(self) -> None:
-        """Return once nothing is done any more."""
-        self._stop.set()
-        await self._task
-
-    async def _drive(self) -> None:
-        while not self._stop.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), LOOK_SECONDS)
-                return
-            await asyncio.to_thread(look, self.database)

@@ -40,7 +40,7 @@ def note(connection: Connection, points: Iterable[dict[str, Any]]) -> None:
 def points(
     session: Session,
     run_ids: Collection[int],
-    names: Collection[str] | Select[tuple[str]] | None = None,
+    names: Collection[str] | Select[Any] | None = None,
 ) -> dict[int, dict[str, Point]]:
     """Return by run and name the latest point of each metric that was told; of names, or all."""
     query = select(LatestMetric.run_id, LatestMetric.name, LatestMetric.step, LatestMetric.value)

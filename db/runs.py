@@ -130,15 +130,6 @@ def _queue(session: Session, run: Run, owner: User) -> None:
     set_status(session, run, Status.QUEUED, reason=f"submitted by {owner.name}")
 
 
-def submitted_as(session: Session, owner: User, idempotency_key: str | None) -> Run | None:
-    """Return the run that a request of this key has queued; of two at once the second waits."""
-    if idempotency_key is None:
-        return None
-    session.execute(select(User.id).where(User.id == owner.id).with_for_update(key_share=True))
-    mine = (Run.owner_id == owner.id, Run.idempotency_key == idempotency_key)
-    return session.scalar(select(Run).where(*mine))
-
-
 def _check_parent(
     session: Session, recipe: str, config: dict[str, Any], parent_id: int, parent_step: int | None
 ) -> None:

@@ -84,15 +84,6 @@ def status(sweep: Sweep, tally: Tally) -> str:
     return FINISHED if sweep.status == RUNNING and is_over else sweep.status
 
 
-def submitted_as(session: Session, owner: User, idempotency_key: str | None) -> Sweep | None:
-    """Return the sweep that a request of this key has begun; of two at once the second waits."""
-    if idempotency_key is None:
-        return None
-    session.execute(select(User.id).where(User.id == owner.id).with_for_update(key_share=True))
-    mine = (Sweep.owner_id == owner.id, Sweep.idempotency_key == idempotency_key)
-    return session.scalar(select(Sweep).where(*mine))
-
-
 def of_run(session: Session, run_id: int) -> Trial | None:
     """Return the trial that a run is, if it is one."""
     return session.scalar(select(Trial).where(Trial.run_id == run_id))

@@ -114,9 +114,8 @@ def settings(tmp_path: Path, database_url: str) -> Settings:
 
 
 @pytest.fixture
-def app(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
-    """The server, without what it does by itself every second: some tests count queries."""
-    monkeypatch.setattr("app.sweeping.LOOK_SECONDS", 3600.0)
+def app(settings: Settings, database: Database) -> FastAPI:
+    """The server, without what it does beside serving."""
     return create_app(settings, database)
 
 

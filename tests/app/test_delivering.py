@@ -11,6 +11,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from email import policy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from pydantic import SecretStr
 from sqlalchemy import select, update
 
 from app import addresses, delivering
-from app.alerting import Alerting
+from app.deliverer import Deliverer
 from app.delivering import deliver
-from db import alerts, channels, deliveries, secrets
+from db import alerts, channels, deliveries, noticing, secrets
 from db.channels import Reach
 from db.database import Database
 from db.deliveries import PAUSES, Outcome
@@ -237,9 +238,10 @@ def test_an_alert_goes_all_the_way_once(
         channels.make(session, inside.secrets_key, ada, **what)
         alerts.make(session, ada, condition="loss_above", scope="all", value=1.0)
         session.execute(update(Run).values(loss=2.0))
-    servers = [Alerting(inside, database) for _ in range(2)]
-    for work in ("notice", "deliver"):
-        threads = [threading.Thread(target=getattr(each, work)) for each in servers]
+    notices = [partial(noticing.look, database, noticing.Seen(), "") for _ in range(2)]
+    deliverers = [Deliverer(inside, database, threading.Event()).look for _ in range(2)]
+    for works in (notices, deliverers):
+        threads = [threading.Thread(target=work) for work in works]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -261,9 +263,9 @@ def test_attempts_are_bounded_with_growing_pauses(
         what = {"kind": "slack", "name": "n", "address": hook.url}
         channel, _secret = channels.make(session, inside.secrets_key, ada, **what)
         deliveries.test(session, ada, channel.id, "http://here")
-    server, pauses = Alerting(inside, database), []
+    server, pauses = Deliverer(inside, database, threading.Event()), []
     for _ in range(len(PAUSES) + 2):
-        server.deliver()
+        server.look()
         with database.writing() as session:
             [row] = session.scalars(select(Delivery))
             if row.ended_at is None:
@@ -286,12 +288,12 @@ def test_what_a_server_took_and_never_answered_is_tried_again(
     with database.writing() as session:
         [(row, _channel)] = deliveries.take(session)
         assert deliveries.take(session) == []
-    server = Alerting(inside, database)
-    server.deliver()
+    server = Deliverer(inside, database, threading.Event())
+    server.look()
     assert hook.got == []
     with database.writing() as session:
         session.execute(update(Delivery).values(due_at=0.0))
-    server.deliver()
+    server.look()
     with database.writing() as session:
         deliveries.note(session, row.id, 1, Outcome(False, "late"))
         session.execute(update(Channel).values(is_on=False))
@@ -321,7 +323,7 @@ def test_one_that_fails_keeps_no_other(
             channel, _secret = channels.make(session, inside.secrets_key, ada, **what)
             deliveries.test(session, ada, channel.id, "http://here")
         channel.ciphertext = "x"
-    Alerting(inside, database).deliver()
+    Deliverer(inside, database, threading.Event()).look()
     with database.reading() as session:
         rows = session.scalars(select(Delivery).order_by(Delivery.id)).all()
     assert [row.is_delivered for row in rows] == [True, False]

@@ -1,6 +1,7 @@
 """What the server does beside serving."""
 
 import logging
+from threading import Event
 
 import pytest
 from sqlalchemy import select
@@ -37,7 +38,7 @@ def test_what_is_due_goes_and_no_run_keeps_another(
             run_bin.erase(session, run_id, ada)
     settings.run_folder(stuck).parent.mkdir(parents=True)
     settings.run_folder(stuck).write_text("not a folder")
-    eraser = Eraser(settings, database)
+    eraser = Eraser(settings, database, Event())
     with caplog.at_level(logging.WARNING):
         eraser.look()
         eraser.look()
@@ -46,7 +47,7 @@ def test_what_is_due_goes_and_no_run_keeps_another(
     ]
     assert erased(database) == [next_one]
     settings.run_folder(stuck).unlink()
-    Eraser(settings, database).look()
+    Eraser(settings, database, Event()).look()
     assert erased(database) == [stuck, next_one]
-    Eraser(settings.model_copy(update={"bin_days": 0.0}), database).look()
+    Eraser(settings.model_copy(update={"bin_days": 0.0}), database, Event()).look()
     assert erased(database) == [stuck, next_one, binned]

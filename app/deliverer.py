@@ -1,58 +1,32 @@
-"""What the server does beside serving: it looks which rules hold, and makes deliveries."""
+"""Try the deliveries that are due, and write down what became of each."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from threading import Event, Thread
-from typing import Self
+from collections.abc import Sequence
+from threading import Event
 
 from app.delivering import deliver
 from db import channels, deliveries, secrets
-from db.database import Database, is_outage
+from db.database import Database
 from db.deliveries import Outcome
-from db.noticing import Seen, look
 from db.settings import Settings
 from db.tables import Channel, Delivery
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0
 PRUNE_SECONDS = 3600.0
-#: A server that stops waits no longer for a receiver; what it took is tried again by the next.
-GRACE_SECONDS = 3.0
 
 
-class Alerting:
-    """Two threads, so that a slow receiver keeps nobody from looking; a context manager, which
-    ends them.
-    """
+class Deliverer:
+    """What a server that stops has taken is tried again by the next."""
 
-    def __init__(self, settings: Settings, database: Database) -> None:
+    def __init__(self, settings: Settings, database: Database, stopping: Event) -> None:
         self._settings, self._database = settings, database
-        self._stopping = Event()
-        self._seen = Seen()
+        self._stopping = stopping
         self._pruned_at = -PRUNE_SECONDS
-        self._threads = [
-            Thread(target=self._repeat, args=(work,), name=work.__name__, daemon=True)
-            for work in (self.notice, self.deliver)
-        ]
 
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join(GRACE_SECONDS)
-
-    def notice(self) -> None:
-        """Look once which rules hold."""
-        look(self._database, self._seen, self._settings.address)
-
-    def deliver(self) -> None:
+    def look(self) -> None:
         """Try what is due once; a few at a time, and each for itself."""
         if time.monotonic() - self._pruned_at > PRUNE_SECONDS:
             self._pruned_at = time.monotonic()
@@ -87,13 +61,3 @@ class Alerting:
         except Exception:  # of this delivery: all others go on
             logger.exception("delivery %d failed", row.id)
             return Outcome(False, "the server failed at this; what it says of it is in its log")
-
-    def _repeat(self, work: Callable[[], None]) -> None:
-        while True:
-            try:
-                work()
-            except Exception as error:
-                if not is_outage(error):  # of an outage, each request tells
-                    logger.exception("alerts: %s failed", work.__name__)
-            if self._stopping.wait(LOOK_SECONDS):
-                return
