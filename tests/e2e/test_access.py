@@ -138,6 +138,11 @@ def test_axe_finds_nothing_on_any_page(
     for path in FULL:
         page.goto(path)
         found += found_on(page)
+    for key in ("?", "Control+k"):
+        page.keyboard.press(key)
+        expect(page.get_by_role("dialog")).to_be_visible()
+        found += found_on(page)
+        page.keyboard.press("Escape")
     page.set_viewport_size(PHONE)
     for path in ON_A_PHONE:
         page.goto(path)
