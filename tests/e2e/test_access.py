@@ -57,9 +57,11 @@ FULL = (
     "/account",
     "/secrets",
     "/api/v1/docs",
+    "/help/glossary",
+    "/help/amp",
     "/runs/999",
 )
-ON_A_PHONE = ("/runs", "/runs/1", "/runs/new?recipe=digits")
+ON_A_PHONE = ("/runs", "/runs/1", "/runs/new?recipe=digits", "/help/amp")
 
 
 @pytest.fixture
