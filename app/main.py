@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from app import api, assets, downloads, errors, pages
+from app import api, assets, downloads, errors, metrics, pages
 from app.brake import Brake
 from app.compact import Compact
 from app.context import INGESTING, TURNS
@@ -53,6 +53,6 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.add_middleware(SecurityHeaders)
     app.add_middleware(KnownHosts, settings=settings)
     errors.install(app)
-    for router in (assets.router, pages.router, downloads.router, api.router):
+    for router in (assets.router, metrics.router, pages.router, downloads.router, api.router):
         app.include_router(router)
     return app
