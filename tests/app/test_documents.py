@@ -81,9 +81,9 @@ def test_settings_that_the_glossary_names_are_settings() -> None:
 def test_wheel_brings_the_documents(tmp_path: Path) -> None:
     """Help does not need the source: the wheel has what its page shows, word for word."""
     source = tmp_path / "source"
-    for name in ("app", "db", "migrations", "trainer", "worker", "halfstep"):
+    for name in ("app", "db", "docs", "halfstep", "migrations", "trainer", "worker"):
         without = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        shutil.copytree(ROOT / name, source / name, ignore=without)
+        shutil.copytree(ROOT / name, source / name, ignore=without, symlinks=True)
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
     command = ["pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, source]
