@@ -22,6 +22,7 @@ up: $(VENV)/.installed ## Start server and worker, and print a sign-in link
 
 test: $(VENV)/.installed-test ## Run lint, types, import contracts and every test
 	@$(MAKE) --no-print-directory lint
+	$(BIN)/node --import ./tests/app/static/names.js --test --test-reporter=dot 'tests/app/static/*.test.js'
 	$(BIN)/pytest --numprocesses 4 --dist loadgroup
 
 test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes, then all in the browser; over an hour
@@ -48,6 +49,7 @@ lint: $(VENV)/.installed-test ## Run lint, types and import contracts alone
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/node .ci/node_modules/typescript/bin/tsc
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
 bench: $(VENV)/.installed-test ## Run every benchmark and print one table
@@ -67,7 +69,8 @@ $(VENV)/.installed: pyproject.toml halfstep/pyproject.toml constraints.txt
 	@$(PIP) --editable ./halfstep --editable '.[worker]'
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed .ci/system-packages
+$(VENV)/.installed-test: $(VENV)/.installed .ci/system-packages .ci/package-lock.json
 	@sh .ci/system-packages
 	@$(PIP) --editable ./halfstep --editable '.[test]'
+	@$(BIN)/npm ci --prefix .ci --silent --no-audit --no-fund --ignore-scripts
 	@touch $@

@@ -69,7 +69,7 @@ def memory(size_bytes: float) -> str:
     value, unit = size_bytes / 2**20, "MiB"
     if value >= 1024:
         value, unit = value / 1024, "GiB"
-    return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+    return f"{float(f'{value:.3g}'):g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
 
 
 #: Codes for a terminal's colours and cursor; log.js takes them out too.
@@ -97,7 +97,7 @@ def size(size_bytes: int) -> str:
         value /= 1000
         if value < 1000:
             break
-    return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+    return f"{float(f'{value:.3g}'):g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
 
 
 def time(seconds: float | None) -> Markup:

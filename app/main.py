@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
 
-from app import api, assets, downloads, errors, pages
+from app import api, assets, downloads, errors, metrics, pages
 from app.brake import Brake
 from app.compact import Compact
 from app.context import INGESTING, TURNS
@@ -19,7 +19,7 @@ from db.settings import Settings
 #: FastAPI works out a route when it is first asked for, and keeps it here: the servers of a
 #: process, of which the tests start thousands, share that.
 ROUTES = APIRouter()
-for router in (assets.router, pages.router, downloads.router, api.router):
+for router in (assets.router, metrics.router, pages.router, downloads.router, api.router):
     ROUTES.include_router(router)
 
 

@@ -38,6 +38,12 @@ class _Renderer(RendererHTML):
 
     heading_close = heading_open
 
+    def fence(self, *arguments: Any) -> str:
+        return super().fence(*arguments).replace("<pre>", '<pre tabindex="0">', 1)
+
+    def code_block(self, *arguments: Any) -> str:
+        return super().code_block(*arguments).replace("<pre>", '<pre tabindex="0">', 1)
+
     def table_open(
         self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
     ) -> str:

@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app import formats
 from app.auth import Visitor
+from app.documents import term
 from app.file_names import file_name
 from app.markdown import markdown
 
@@ -21,7 +22,7 @@ _environment = Environment(
 )
 _environment.filters.update(formats.FILTERS)
 _environment.filters["markdown"] = markdown
-_environment.globals["file_name"] = file_name
+_environment.globals.update(file_name=file_name, term=term)
 
 
 def page(

@@ -44,6 +44,10 @@ class Settings(BaseSettings):
     alerts_private: Annotated[
         bool, Field(description="Whether alerts may go to addresses of the server's own network")
     ] = False
+    metrics_token: Annotated[
+        SecretStr,
+        Field(description="What Prometheus sends to read /metrics; empty: there are none"),
+    ] = SecretStr("")
     worker_name: Annotated[
         str,
         Field(

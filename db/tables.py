@@ -221,7 +221,9 @@ class Worker(Table):
 class Run(Table):
     """One training run: what was asked for, where it is, and its latest figures.
 
-    step counts attempted steps, skipped those that the scaler skipped. `revision` rises with every
+    step counts attempted steps, skipped those that the scaler skipped. recorded_steps and
+    recorded_skips count what came in, and never fall, by a rewind or an erasure: their sums are an
+    operator's counters. `revision` rises with every
     change, so that a viewer can tell whether it has seen the row. All writes of an attempt name it.
     fault is that of its last change of status.
     stalled_attempts counts those in a row that were killed without a new step.
@@ -302,6 +304,8 @@ class Run(Table):
     step: Mapped[int] = mapped_column(BigInteger, default=0)
     steps_total: Mapped[int] = mapped_column(BigInteger)
     skipped: Mapped[int] = mapped_column(BigInteger, default=0)
+    recorded_steps: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    recorded_skips: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     loss: Mapped[float | None]
     scale: Mapped[float | None]
     steps_per_second: Mapped[float | None]

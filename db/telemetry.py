@@ -18,6 +18,7 @@ from db.queue import held
 from db.summaries import Points
 from db.tables import (
     NONFINITE_LOSS,
+    SKIPPED,
     Diagnosis,
     LogLine,
     Metric,
@@ -73,6 +74,7 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
     if flush.steps:
         steps = _in_order(np.concatenate(flush.steps))
         _replace_steps(connection, run_id, steps)
+        _count(run, steps)
         _summarise(run, steps)
         run.skipped = pyramid.count_skips(connection, run_id)
     _record_events(connection, run, flush.events)
@@ -167,6 +169,13 @@ def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, A
     values = np.column_stack([columns[series.name] for series in pyramid.STEP_SERIES])
     points = Points(whole["step"], whole["elapsed_ms"], flags, values)
     pyramid.update(connection, pyramid.steps_of(run_id), points)
+
+
+def _count(run: Run, steps: np.ndarray[Any, Any]) -> None:
+    """Count the steps that are new; those done over bit for bit, and told twice, are not."""
+    is_new = steps["step"] > run.step
+    run.recorded_steps += int(is_new.sum())
+    run.recorded_skips += int((is_new & (steps["flags"] & SKIPPED != 0)).sum())
 
 
 def _summarise(run: Run, steps: np.ndarray[Any, Any]) -> None:

@@ -7,6 +7,7 @@ from app.pages import (
     actions,
     alerts,
     comparison,
+    documents,
     new_command,
     new_run,
     run,
@@ -35,5 +36,6 @@ for module in (
     alerts,
     views,
     account,
+    documents,
 ):
     router.include_router(module.router)

@@ -42,7 +42,7 @@ setTimeout(follow, FOLLOW_MS)
 
 const button = document.querySelector('[data-browser-wish]')
 if ('Notification' in window) {
-  const press = () => { button.setAttribute('aria-pressed', wish.is() && Notification.permission === 'granted') }
+  const press = () => { button.setAttribute('aria-pressed', String(wish.is() && Notification.permission === 'granted')) }
   button.hidden = false
   press()
   button.addEventListener('click', async () => {

@@ -7,11 +7,11 @@ const observer = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
     if (!isIntersecting) continue
     observer.unobserve(target)
-    fill(target)
+    fill(/** @type {Found} */ (target))
   }
 })
 
-/** @param {HTMLElement} pre */
+/** @param {Found} pre */
 const fill = async (pre) => {
   const answer = await fetch(pre.dataset.preview, { headers: { Range: `bytes=0-${BYTES - 1}` } })
   const whole = Number(answer.headers.get('Content-Range')?.split('/')[1] ?? 0)

@@ -9,8 +9,9 @@ const GRID = 400 // places along x, if the lines have more of their own
 const valueAt = ({ x, y }, at) => {
   const i = position(x, at)
   if (x[i] === at) return y[i]
-  if (!i || i === x.length || y[i] === null || y[i - 1] === null) return null
-  return y[i - 1] + (y[i] - y[i - 1]) * (at - x[i - 1]) / (x[i] - x[i - 1])
+  const [before, after] = [y[i - 1], y[i]]
+  if (!i || i === x.length || before === null || after === null) return null
+  return before + (after - before) * (at - x[i - 1]) / (x[i] - x[i - 1])
 }
 
 /** @param {Line[]} lines @returns {number[]} */
@@ -27,6 +28,7 @@ const placesOf = (lines) => {
  * @param {Line[]} lines each in order of x @param {'range'|'deviation'} kind
  */
 export const banded = (lines, kind) => {
+  /** @type {Record<'x'|'mean'|'low'|'high', number[]>} */
   const found = { x: [], mean: [], low: [], high: [] }
   for (const at of placesOf(lines)) {
     const values = lines.map((line) => valueAt(line, at)).filter((value) => value !== null)

@@ -24,7 +24,7 @@ const themeColors = (element) => {
 
 /**
  * Keep a plot drawn: when on screen, in the colours of the theme, as often as drawing is cheap.
- * @param {HTMLElement} plot
+ * @param {Found} plot
  * @param {(wanted: any, colors: Record<string, string>) => {data: any[], layout: any, drawn: number}} compose drawn: how much there is to see, for who waits for it
  * @param {() => void} [onFirst]
  */
@@ -79,13 +79,15 @@ const painter = (plot, compose, onFirst = () => {}) => {
   return (asked) => { wanted = asked; draw() }
 }
 
-/** @param {HTMLElement} plot @param {string} name @param {any} [layout] what is otherwise than on the page */
+/** @param {Found} plot @param {string} name @param {any} [layout] what is otherwise than on the page */
 const savePicture = (plot, name, layout) => window.Plotly.downloadImage(
   layout ? { data: plot.data, layout: { ...plot.layout, ...layout } } : plot, { format: 'png', scale: 2, filename: name })
 
 /** The axes that a person changed: x, and rows by name; null: all there is. @param {Record<string, any>} change as Plotly tells of it @param {string[]} rows */
 export const zoomed = (change, rows) => {
+  /** @param {string} axis @returns {Range|null|undefined} */
   const of = (axis) => {
+    /** @type {Range} */
     const range = [change[`${axis}.range[0]`], change[`${axis}.range[1]`]]
     if (range.every(Number.isFinite)) return range
     return change[`${axis}.autorange`] ? null : undefined
@@ -95,7 +97,7 @@ export const zoomed = (change, rows) => {
 }
 
 /**
- * @param {HTMLElement} plot
+ * @param {Found} plot
  * @param {{scaled: boolean, timed: boolean, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onDraw: () => void}} options
  * scaled: whether there is a loss scale; timed: whether what steps wait for data will be known; onZoom is told the axes that changed, rows by name; null: all there is
  * @typedef {import('view').Range} Range
@@ -122,7 +124,7 @@ export const createCharts = (plot, { scaled, timed, onZoom, onDraw }) => {
   }
 }
 
-/** A plot of its own kind. @param {HTMLElement} plot @param {Parameters<typeof painter>[1]} compose @param {Record<string, (event: any) => void>} [listeners] by Plotly's name of the event */
+/** A plot of its own kind. @param {Found} plot @param {Parameters<typeof painter>[1]} compose @param {Record<string, (event: any) => void>} [listeners] by Plotly's name of the event */
 export const createPlot = (plot, compose, listeners = {}) => ({
   draw: painter(plot, compose, () => Object.entries(listeners).forEach(([name, listener]) => plot.on(name, listener))),
   /** @param {string} name @param {any} [layout] */

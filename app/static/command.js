@@ -15,11 +15,11 @@ const gone = new Map()
 const placeholders = (text) =>
   [...new Set([...text.matchAll(PLACEHOLDER)].map((match) => match[1]).filter(Boolean))].slice(0, MOST)
 
-/** @param {string} name A word, as the pattern says. */
+/** @param {string} name A word, as the pattern says. @returns {Found} */
 const made = (name) => {
   const template = document.createElement('template')
   template.innerHTML = blank.replaceAll('__name__', name).trim()
-  return template.content.firstElementChild
+  return template.content.querySelector('*')
 }
 
 /** Shows of a row what its kind has: bounds, or choices. @param {HTMLElement} row */

@@ -71,7 +71,10 @@ const draw = () => {
   const shown = legend.shown(differences, choices.by)
   article.querySelector('[data-smooth]').textContent = String(view.smooth)
   article.querySelector('[data-reset-zoom]').hidden = !view.range && !Object.keys(view.rows).length
-  const here = shown.filter(({ id }) => points.has(id)).map((run) => ({ ...run, points: points.get(run.id) }))
+  const here = shown.flatMap((run) => {
+    const known = points.get(run.id)
+    return known ? [{ ...run, points: known }] : []
+  })
   const unknown = view.x === 'examples' ? here.filter((run) => !run.points.examples) : []
   const note = article.querySelector('[data-unknown]')
   note.hidden = !unknown.length

@@ -29,8 +29,9 @@ export const strokeOf = (place, colors) => ({ color: colors[`run${place % 10}`],
 const seriesOf = (points, name) => {
   if (name === 'examples_per_second') {
     const { examples, lines, means } = points
+    if (!examples) return null
     const flip = (line) => line && { x: line.x, y: line.y.map((us) => (us ? examples.each / us * 1e6 : null)) }
-    return examples && lines.step_us ? { line: flip(lines.step_us), mean: flip(means.step_us) } : null
+    return lines.step_us ? { line: flip(lines.step_us), mean: flip(means.step_us), isMetric: false } : null
   }
   const own = points.lines[name]
   const line = own?.y.some((y) => y !== null) ? own : points.metrics.get(name)
@@ -58,7 +59,7 @@ export const comparisonFigure = ({ runs, rows, view, band }, colors, width) => {
   const layout = {
     margin: MARGIN, height: inner + MARGIN.t + MARGIN.b, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, hovermode: 'closest', hoverdistance: 40,
-    showlegend: false, dragmode: 'zoom', annotations: [],
+    showlegend: false, dragmode: 'zoom', annotations: /** @type {object[]} */ ([]),
     xaxis: {
       title: title(X_TITLES[view.x]), gridcolor: colors.grid, zeroline: false, anchor: 'y',
       showspikes: true, spikemode: 'across', spikesnap: 'cursor', spikethickness: -2, spikedash: 'solid', spikecolor: colors.edge,
@@ -95,7 +96,7 @@ export const comparisonFigure = ({ runs, rows, view, band }, colors, width) => {
   return { data: told.map(({ trace }) => trace), layout, drawn, told, rows: rows.map(({ name }) => name) }
 }
 
-/** From where to where all runs go. @param {Drawn[]} runs @param {string} mode @returns {[number, number]} */
+/** From where to where all runs go. @param {Drawn[]} runs @param {import('points').Axis} mode @returns {[number, number]} */
 const extent = (runs, mode) => {
   const ends = runs.flatMap(({ points }) => points.x([points.first, points.end].filter(Boolean), mode))
   return ends.length ? [ends.reduce((a, b) => Math.min(a, b)), ends.reduce((a, b) => Math.max(a, b))] : [0, 1]

@@ -29,7 +29,7 @@ const rowsOf = (points, view, colors, { scaled, timed }, screen) => {
     line: { color, width: 1.6, ...more.line }, hovertemplate: '%{y:.5~g}', ...more.trace,
   })
   const measured = (name, color) => {
-    const series = onScreen(points.metrics.get(name))
+    const series = onScreen(points.metrics.get(name) ?? { x: [], y: [] })
     const mode = series.x.length > MARKED ? 'lines' : 'lines+markers'
     return line(series, name, color, { trace: { mode, marker: { size: 6, color } } })
   }
@@ -72,8 +72,9 @@ const logAxis = (values) => {
 const positiveExtent = (values) => {
   let [low, high] = [Infinity, -Infinity]
   for (const value of values) {
-    if (value > 0 && value < low) low = value
-    if (value > 0 && value > high) high = value
+    if (value === null || value <= 0) continue
+    low = Math.min(low, value)
+    high = Math.max(high, value)
   }
   return [low, high]
 }
@@ -105,20 +106,26 @@ const fit = (rows) => {
   return Math.round(sum * share + gaps)
 }
 
+/** A row's share of the figure. @param {number} low @param {number} high @param {number} inner all in pixels @returns {[number, number]} */
+const placed = (low, high, inner) => [low / inner, high / inner]
+
 /**
  * @param {import('points').Points} points @param {import('view').View} view
  * @param {Record<string, string>} colors @param {Known} known @param {number} width pixels of the plot
  */
 export const figure = (points, view, colors, known, width) => {
   const pixels = Math.max(width - MARGIN.l - MARGIN.r, 100)
-  const screen = { range: view.range ?? points.x([points.first, points.end], view.x), pixels }
-  const rows = rowsOf(points, view, colors, known, screen)
-  const inner = fit(rows)
+  const [first, end] = points.x([points.first, points.end], view.x)
+  /** @type {import('pixels').Screen} */
+  const screen = { range: view.range ?? [first, end], pixels }
+  const made = rowsOf(points, view, colors, known, screen)
+  const inner = fit(made)
   let top = inner
-  for (const row of rows) {
-    row.domain = [(top - row.pixels) / inner, top / inner]
+  const rows = made.map((row) => {
+    const high = top
     top -= row.pixels + GAP
-  }
+    return { ...row, domain: placed(high - row.pixels, high, inner) }
+  })
   // Axis y spans the figure, behind the rows: ticks in all of them are one trace there.
   const layout = {
     height: inner + MARGIN.t + MARGIN.b, margin: MARGIN,
@@ -137,8 +144,8 @@ export const figure = (points, view, colors, known, width) => {
       text: row.title, x: 0, xref: 'paper', xanchor: 'left', y: row.domain[1], yref: 'paper', yanchor: 'bottom',
       yshift: 3, showarrow: false, font: { color: colors.text, size: 12.5 },
     })),
-    shapes: known.scaled ? [{ type: 'rect', layer: 'below', xref: 'paper', x0: 0, x1: 1, yref: 'y3', y0: 1e-38, y1: 1,
-      fillcolor: colors.skip, opacity: 0.13, line: { width: 0 } }] : [],
+    shapes: /** @type {object[]} */ (known.scaled ? [{ type: 'rect', layer: 'below', xref: 'paper', x0: 0, x1: 1, yref: 'y3', y0: 1e-38, y1: 1,
+      fillcolor: colors.skip, opacity: 0.13, line: { width: 0 } }] : []),
   }
   const data = []
   rows.forEach((row, i) => {

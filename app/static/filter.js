@@ -1,57 +1,14 @@
 // Completes the words of the list's filter: keys, what they can be, names of settings and metrics.
 // A combobox as ARIA describes it: the focus stays in the box, aria-activedescendant names the word.
 import { fetched } from 'answers'
-
-const MOST_SHOWN = 50
+import { proposals, wordAt } from 'completion'
 
 const box = document.querySelector('#filter')
 const list = document.querySelector('#filter-words')
 /** Asked for when somebody first comes to the box. @type {Promise<any>|null} */
 let vocabulary = null
-/** What is shown: the words, and the stretch of the line that each would replace. */
+/** What is shown: the words, and the stretch of the line that each would replace. @type {[import('completion').Proposal[], number, number, number]} */
 let [shown, start, end, active] = [[], 0, 0, -1]
-
-/** @param {string} text as a filter reads it back */
-const quoted = (text) => (/[\s"<>=:]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)
-/** @param {string} text typed so far, its quote perhaps still open */
-const plain = (text) => text.replace(/^"|"$/g, '').replaceAll('""', '"')
-
-/** Where the word at the cursor begins and ends. @returns {[number, number]} */
-const wordAt = (line, cursor) => {
-  for (const { index, 0: word } of line.matchAll(/(?:"(?:[^"]|"")*(?:"|$)|[^\s"])+/g)) {
-    if (index <= cursor && cursor <= index + word.length) return [index, index + word.length]
-  }
-  return [cursor, cursor]
-}
-
-/** Proposals for a part of a line: what it would become, and a hint. */
-const proposals = (words, typed) => {
-  const [, sign, rest] = typed.match(/^(-?)(.*)$/s)
-  const keyed = rest.match(/^([a-z]+):(.*)$/s)
-  if (keyed && keyed[1] in words.keys) {
-    const values = words.values[keyed[1]] ?? []
-    return found(values, plain(keyed[2])).map((value) => ({ text: `${sign}${keyed[1]}:${quoted(value)}`, hint: '', isWhole: true }))
-  }
-  if (/[<>=:]/.test(rest.replace(/^"(?:[^"]|"")*"/, ''))) return []
-  const names = [
-    ...Object.entries(words.keys).map(([key, hint]) => [`${key}:`, hint]),
-    ...words.numbers.map((name) => [name, 'number']),
-    ...words.metrics.map((name) => [name, 'metric']),
-    ...words.settings.map((name) => [name, 'setting']),
-  ]
-  const hints = new Map(names.toReversed())
-  return found([...new Set(names.map(([name]) => name))], plain(rest)).map((name) => ({
-    text: sign + (name.endsWith(':') && hints.get(name) ? name : quoted(name)), hint: hints.get(name), isWhole: false,
-  }))
-}
-
-/** Those that begin with a text, then those that have it elsewhere. @param {string[]} values */
-const found = (values, text) => {
-  const [wanted, has] = [text.toLowerCase(), (value) => value.toLowerCase()]
-  const first = values.filter((value) => has(value).startsWith(wanted))
-  const later = values.filter((value) => has(value).includes(wanted, 1) && !has(value).startsWith(wanted))
-  return [...first, ...later].slice(0, MOST_SHOWN)
-}
 
 const close = () => {
   list.hidden = true

@@ -4,7 +4,7 @@ import { power } from 'formats'
 
 const isScale = (input) => input.name.startsWith('scaler.') && input.name.endsWith('scale')
 
-/** @param {HTMLInputElement} input */
+/** @param {Found} input */
 const showPower = (input) => {
   const exponent = Math.log2(Number(input.value))
   const label = input.closest('.field').querySelector('label')

@@ -24,14 +24,17 @@ export const size = (bytes) => {
   return `${value < 1000 ? Number(value.toPrecision(3)) : count(Math.round(value))} ${['kB', 'MB', 'GB', 'TB'][exponent - 1]}`
 }
 
+/** @type {Intl.DateTimeFormatOptions} */
+const EARLIER = { day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit' }
+/** @type {Intl.DateTimeFormatOptions} */
+const TODAY = { hour: '2-digit', minute: '2-digit', second: '2-digit' }
+
 /** Show the moments below an element in the browser's own zone. @param {ParentNode} root */
 export const localTimes = (root) => {
   for (const time of root.querySelectorAll('time:not([data-local])')) {
     const moment = new Date(time.dateTime)
     const isToday = moment.toDateString() === new Date().toDateString()
-    const day = isToday ? {} : { day: 'numeric', month: 'short' }
-    const seconds = isToday ? { second: '2-digit' } : {}
-    time.textContent = moment.toLocaleString('en-GB', { ...day, hour: '2-digit', minute: '2-digit', ...seconds })
+    time.textContent = moment.toLocaleString('en-GB', isToday ? TODAY : EARLIER)
     time.title = moment.toString()
     time.dataset.local = ''
   }

@@ -14,7 +14,8 @@ export const createGradients = (section, api) => {
   const [module, slider, asUsed] = [part('module'), part('slide-scale'), part('as-used')]
   const plot = createPlot(part('heat'), heatFigure)
   let samples = []
-  let log2scale = null // null: the scale of each step
+  /** @type {number|null} null: the scale of each step */
+  let log2scale = null
 
   const draw = () => {
     if (!samples.length) return

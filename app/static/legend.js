@@ -24,11 +24,12 @@ export class Legend {
 
   /** The runs to draw; by: a setting, of whose values each has a mean. @param {Record<string, any[]>} differences @param {string|undefined} by */
   shown(differences, by) {
-    const values = differences[by]
+    const values = by === undefined ? undefined : differences[by]
     const groups = new Map()
-    if (values) this.ids.forEach((_, i) => { const key = said(by, values[i]); groups.set(key, groups.get(key) ?? groups.size) })
+    const groupOf = (place) => (by !== undefined && values ? said(by, values[place]) : null)
+    if (values) this.ids.forEach((_, i) => { const key = groupOf(i); groups.set(key, groups.get(key) ?? groups.size) })
     const runs = this.ids.map((id, place) => {
-      const group = values ? said(by, values[place]) : null
+      const group = groupOf(place)
       return { id, label: this.labels[id], place, group, groupPlace: groups.get(group) ?? 0 }
     })
     this.places = new Map(runs.map((run) => [run.id, values ? run.groupPlace : run.place]))

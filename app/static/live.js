@@ -14,6 +14,7 @@ const FINAL = { 401: 'signed out: sign in again', 403: 'not allowed', 404: 'this
  */
 export const follow = (url, cursor, onNews, query = {}) => {
   const badge = document.querySelector('[data-connection]')
+  /** @type {EventSource|null} */
   let source = null
   let retry = 0
   let isOver = false

@@ -16,7 +16,7 @@ const element = ({ number, stream, text }) => {
 
 const LINES_KEPT = 5000
 
-/** @param {HTMLElement} section @param {string} api */
+/** @param {Found} section @param {string} api */
 export const createLog = (section, api) => {
   const part = (name) => section.querySelector(`[data-log-${name}]`)
   const [box, follow, search, found, earlier] = ['lines', 'follow', 'search', 'found', 'earlier'].map(part)

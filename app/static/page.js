@@ -3,6 +3,9 @@ import { localTimes } from 'formats'
 
 localTimes(document)
 
+/** When what is shown goes. */
+let timer = 0
+
 /** @param {string} text @param {{label: string, act: () => void}} [offer] a button, for longer */
 export const toast = (text, offer) => {
   const box = document.querySelector('[data-toast]')
@@ -14,11 +17,11 @@ export const toast = (text, offer) => {
     box.append(button)
   }
   const hide = () => {
-    if (box.matches(':hover, :focus-within')) toast.timer = setTimeout(hide, 1000)
+    if (box.matches(':hover, :focus-within')) timer = setTimeout(hide, 1000)
     else box.hidden = true
   }
-  clearTimeout(toast.timer)
-  toast.timer = setTimeout(hide, offer ? 15000 : 5000)
+  clearTimeout(timer)
+  timer = setTimeout(hide, offer ? 15000 : 5000)
 }
 
 document.addEventListener('click', async (event) => {
@@ -43,9 +46,9 @@ document.addEventListener('submit', async (event) => {
   const form = event.target
   if (!form.matches('[data-action]')) return
   event.preventDefault()
-  const button = event.submitter ?? form.querySelector('button')
+  const button = /** @type {Found} */ (event.submitter ?? form.querySelector('button'))
   // A disabled button's own value would not be sent.
-  const { csrf_token: _, ...fields } = Object.fromEntries(new FormData(form, event.submitter))
+  const { csrf_token: _, ...fields } = Object.fromEntries(new FormData(/** @type {any} */ (form), event.submitter))
   button.disabled = true
   try {
     const token = document.querySelector('meta[name=csrf-token]').content

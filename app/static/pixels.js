@@ -18,15 +18,17 @@ export const folded = ({ x, y }, { range: [low, high], pixels }) => {
   const end = Math.min(position(x, high + span / 2) + 1, x.length)
   if (end - begin <= pixels) return { x: x.slice(begin, end), y: y.slice(begin, end) }
   const column = 2 ** Math.ceil(Math.log2(2 * span / pixels || 1))
+  /** @type {import('points').Line} */
   const kept = { x: [], y: [] }
   const keep = (i) => { kept.x.push(x[i]); kept.y.push(y[i]) }
   for (let i = begin; i < end;) {
     const next = (Math.floor(x[i] / column) + 1) * column
     let [lowest, highest, last] = [i, i, i]
     for (; i < end && x[i] < next; i++) {
-      if (y[i] === null) continue
-      if (y[lowest] === null || y[i] < y[lowest]) lowest = i
-      if (y[highest] === null || y[i] > y[highest]) highest = i
+      const [value, least, most] = [y[i], y[lowest], y[highest]]
+      if (value === null) continue
+      if (least === null || value < least) lowest = i
+      if (most === null || value > most) highest = i
       last = i
     }
     keep(Math.min(lowest, highest))

@@ -3,10 +3,11 @@
 
 /**
  * @typedef {{x: number[], y: (number|null)[]}} Line
+ * @typedef {'step'|'applied'|'time'|'examples'} Axis what x counts
  * @typedef {{steps: number[], counts: number[]}} Ticks
  * @typedef {{x: number[]|null, y: any[], mean_x: number[]|null, mean_y: any[]}} SentLine null: the page's
  * @typedef {{step: number, loss: number|string|null, z: number|string}} Spike
- * @typedef {{parent_step: number, first: number, total: number, bucket: number, x: number[], mean_x: number[], series: Record<string, SentLine>, metrics: Record<string, SentLine>, skips: Ticks & {before: number}, nonfinite: Ticks, resumptions: Record<string, number>, spikes: Spike[]}} Page
+ * @typedef {{parent_step: number, first: number, total: number, bucket: number, x: number[], mean_x: number[], series: Record<string, SentLine>, metrics: Record<string, {x: number[], y: any[], mean_x: number[]}>, skips: Ticks & {before: number}, nonfinite: Ticks, resumptions: Record<string, number>, spikes: Spike[], examples?: {before: number, each: number}|null}} Page
  */
 
 const SKIPPED = 1
@@ -28,36 +29,50 @@ export const position = (sorted, wanted) => {
 
 export class Points {
   /** @param {Page} page of the whole run */
-  constructor(page) {
-    /** @type {Map<string, Line & {isWhole: boolean}>} */
-    this.metrics = new Map()
-    this.setPage(page, [1, Infinity])
-  }
+  constructor(page) { this.setPage(page, [1, Infinity]) }
+
+  /** @type {Map<string, Line & {isWhole: boolean}>} */
+  metrics = new Map()
+  /** Steps that were asked for, the first and the last. @type {[number, number]} */
+  asked = [1, Infinity]
+  /** Of a fork, the last step that was its parent's. */
+  parentStep = 0
+  first = 1
+  total = 0
+  /** Steps of each. */
+  bucket = 1
+  /** Steps that were skipped, and how many before these. @type {Ticks & {before: number}} */
+  skips = { steps: [], counts: [], before: 0 }
+  /** Steps whose loss is not finite. @type {Ticks} */
+  nonfinite = { steps: [], counts: [] }
+  /** By attempt, the last step before its own. @type {Record<string, number>} */
+  resumptions = {}
+  /** Where the loss rose suddenly. @type {Spike[]} */
+  spikes = []
+  /** What a loss was that is not finite, by step; in buckets it is not told. @type {Map<number, string>} */
+  words = new Map()
+  /** What steps are in examples. @type {{before: number, each: number}|null} */
+  examples = null
+  /** @type {Record<string, Line>} */
+  lines = {}
+  /** Of lines in buckets, the mean of each. @type {Record<string, Line>} */
+  means = {}
 
   /** Take other points of the same run, as for a zoom. @param {Page} page @param {[number, number]} asked steps that it was asked for */
   setPage(page, asked) {
     this.asked = asked
-    /** Of a fork, the last step that was its parent's. */
     this.parentStep = page.parent_step
     this.first = page.first
     this.total = page.total
     this.bucket = page.bucket
-    /** Steps that were skipped, and how many before these. @type {Ticks & {before: number}} */
     this.skips = page.skips
-    /** Steps whose loss is not finite. @type {Ticks} */
     this.nonfinite = page.nonfinite
-    /** By attempt, the last step before its own. @type {Record<string, number>} */
     this.resumptions = page.resumptions
-    /** Where the loss rose suddenly. @type {Spike[]} */
     this.spikes = page.spikes
-    /** What a loss was that is not finite, by step; in buckets it is not told. @type {Map<number, string>} */
     this.words = new Map()
     if (page.series.loss) this.addWords(page.x, page.series.loss.y)
-    /** What steps are in examples. @type {{before: number, each: number}|null} */
     this.examples = page.examples ?? null
-    /** @type {Record<string, Line>} */
     this.lines = {}
-    /** Of lines in buckets, the mean of each. @type {Record<string, Line>} */
     this.means = {}
     for (const [name, { x, y, mean_x: meanX, mean_y: meanY }] of Object.entries(page.series)) {
       // Each a list of its own, which grows by itself.
@@ -108,7 +123,9 @@ export class Points {
       line.y.push(...drawable(added[name]))
     }
     this.total = this.last - this.first + 1
-    for (const [ticks, flag] of [[this.skips, SKIPPED], [this.nonfinite, NONFINITE_LOSS]]) {
+    /** @type {[Ticks, number][]} */
+    const kinds = [[this.skips, SKIPPED], [this.nonfinite, NONFINITE_LOSS]]
+    for (const [ticks, flag] of kinds) {
       ticks.steps.length = ticks.counts.length = position(ticks.steps, first)
       const happened = added.step.filter((_, i) => added.flags[i] & flag)
       ticks.steps.push(...happened)
@@ -123,17 +140,20 @@ export class Points {
   /** @param {{name: string, step: number, value: number|string|null}[]} metrics in order */
   addMetrics(metrics) {
     for (const { name, step, value } of metrics) {
-      if (!this.metrics.has(name)) this.metrics.set(name, { x: [], y: [], isWhole: this.isWhole })
-      const line = this.metrics.get(name)
+      const line = this.metrics.get(name) ?? { x: [], y: [], isWhole: this.isWhole }
+      this.metrics.set(name, line)
       line.x.length = line.y.length = position(line.x, step)
       line.x.push(step)
       line.y.push(isNumber(value) ? value : null)
     }
   }
 
-  /** Where steps, in order, stand on the x axis; by examples nowhere, if these are not known. @param {number[]} steps @param {'step'|'applied'|'time'|'examples'} mode @returns {number[]} */
+  /** Where steps, in order, stand on the x axis; by examples nowhere, if these are not known. @param {number[]} steps @param {Axis} mode @returns {number[]} */
   x(steps, mode) {
-    if (mode === 'examples') return this.examples ? steps.map((step) => this.examples.before + (step - this.parentStep) * this.examples.each) : []
+    if (mode === 'examples') {
+      const { before, each } = this.examples ?? {}
+      return before !== undefined && each !== undefined ? steps.map((step) => before + (step - this.parentStep) * each) : []
+    }
     if (mode === 'time') return steps.map((step) => this.seconds(step))
     if (mode === 'step') return steps
     let [next, others] = [0, this.parentStep + this.skips.before] // that applied none of its own
@@ -149,20 +169,23 @@ export class Points {
     const i = Math.min(position(x, step), x.length - 1)
     if (i <= 0 || x[i] === step) return (y[Math.max(i, 0)] ?? 0) / 1000
     const share = (step - x[i - 1]) / (x[i] - x[i - 1])
-    return (y[i - 1] + share * (y[i] - y[i - 1])) / 1000
+    const [before, after] = [y[i - 1] ?? 0, y[i] ?? 0] // every step has its time
+    return (before + share * (after - before)) / 1000
   }
 
-  /** The steps that a stretch of the x axis covers; beyond what is here, at its mean pace. @param {[number, number]} range @param {string} mode @returns {[number, number]} */
+  /** The steps that a stretch of the x axis covers; beyond what is here, at its mean pace. @param {[number, number]} range @param {Axis} mode @returns {[number, number]} */
   steps(range, mode) {
     const steps = this.lines.elapsed_ms.x
     if (mode === 'step' || steps.length < 2) return range
     const at = this.x(steps, mode)
     const end = steps.length - 1
-    return range.map((x) => {
+    /** @param {number} x */
+    const stepOf = (x) => {
       const i = position(at, x)
       const [a, b] = i > 0 && i <= end ? [i - 1, i] : [0, end]
       return steps[a] + (x - at[a]) / (at[b] - at[a] || 1) * (steps[b] - steps[a])
-    })
+    }
+    return [stepOf(range[0]), stepOf(range[1])]
   }
 }
 

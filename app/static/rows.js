@@ -54,7 +54,7 @@ export const replaceRows = (body, html) => {
   return missing
 }
 
-/** @param {Element|null} body @returns {Map<string, Element>} */
+/** @param {Element|null} body @returns {Map<string, Found>} */
 const byKey = (body) => new Map([...(body?.children ?? [])].map((row) => [row.dataset.key, row]))
 
 /** Make a table body hold exactly these rows. @param {Element} body @param {Element} fresh */
@@ -63,7 +63,7 @@ export const matchRows = (body, fresh) => {
   arrange(body, [...fresh.children].map((row) => brought(old.get(row.dataset.key), row)))
 }
 
-/** The row that is there, brought up to date, or a new one. @param {Element|undefined} known @param {Element} row */
+/** The row that is there, brought up to date, or a new one. @param {Found|undefined} known @param {Found} row */
 const brought = (known, row) => {
   const html = row.outerHTML
   if (known) {
@@ -84,8 +84,11 @@ export const mergeRows = (box, { html, keys, most = Infinity }) => {
   sources.delete(box)
   const old = byKey(body)
   const order = keys ?? [...new Set([...old.keys(), ...fresh.keys()])]
-  const rows = order.slice(-most).map((key) => (fresh.has(key) ? brought(old.get(key), fresh.get(key)) : old.get(key)))
-  arrange(body, rows.filter(Boolean))
+  const rows = order.slice(-most).map((key) => {
+    const row = fresh.get(key)
+    return row ? brought(old.get(key), row) : old.get(key)
+  })
+  arrange(body, rows.filter((row) => row !== undefined))
 }
 
 /** @param {Element} body @param {Element[]} rows that it shall hold */

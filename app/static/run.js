@@ -68,6 +68,7 @@ const refetch = async () => {
     answered = number
     return
   }
+  /** @type {[number, number]} */
   const asked = range ? [Math.max(1, Math.floor(range[0])), Math.max(1, Math.ceil(range[1]))] : [1, Infinity]
   const query = new URLSearchParams({ first: String(asked[0]), ...(range ? { last: String(asked[1]) } : {}) })
   let page = null
@@ -87,6 +88,7 @@ const refetch = async () => {
   isOutdated = false
 }
 
+/** @type {Promise<void>|null} */
 let renewing = null
 /** One after another: a slow answer is not asked for again meanwhile. */
 const renew = () => {
@@ -141,12 +143,14 @@ const system = createSystem(article.querySelector('[data-system]'), api)
 /** Words are for reading, and each change of them lays out the page: so often at most. */
 const WORDS_MS = 500
 const title = document.title
-let words = null // the run, the fragments and the changed rows to show next
+/** The run, the fragments and the changed rows to show next. @type {{run: any, fragments: Record<string, string>, rows: [string, any][]}|null} */
+let words = null
 let isReading = false
 const showWords = () => {
   if (words && !isReading) still(replaceWords)
 }
 const replaceWords = () => {
+  if (!words) return
   const { run, fragments, rows } = words
   words = null
   article.dataset.status = run.status

@@ -55,7 +55,9 @@ export const createScatter = (box, ids, labels) => {
   const plot = createPlot(box.querySelector('[data-scatter-plot]'), scatterFigure)
   const [across, up] = ['across', 'up'].map((name) => box.querySelector(`[data-choice=${name}]`))
   const beside = createPlot(box.querySelector('[data-parallel-plot]'), parallelFigure)
-  let [columns, settings] = [new Map(), []]
+  let columns = new Map()
+  /** @type {string[]} */
+  let settings = []
   const paint = () => {
     if (!columns.size || !box.open) return
     plot.draw({ ids, labels, columns, across: across.value, up: up.value })

@@ -44,7 +44,7 @@ const ask = async (action, runs, tag = '') => {
 }
 
 /**
- * @param {HTMLFormElement} list with boxes named run, and the bar
+ * @param {Found} list with boxes named run, and the bar
  * @param {() => Promise<void>} refetch brings its rows up to date
  * @returns {() => void} to be called when rows came or went
  */
@@ -91,7 +91,7 @@ export const createSelection = (list, refetch) => {
       if (!bar.contains(document.activeElement)) list.focus() // its own button may go, and a cell in use stays
       await refetch()
     } catch (error) {
-      toast(error instanceof TypeError ? 'The server does not answer. Nothing was changed.' : error.message)
+      toast(error instanceof Error && !(error instanceof TypeError) ? error.message : 'The server does not answer. Nothing was changed.')
     } finally {
       bar.inert = false
       refresh()

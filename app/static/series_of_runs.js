@@ -17,8 +17,9 @@ export const seriesOf = (view, drawn, onCome) => {
 
   /** The steps that the view shows, of whichever run goes farthest. @returns {Record<string, string>} */
   const stretch = () => {
-    if (!view.range || !points.size) return {}
-    const spans = [...points.values()].filter((each) => view.x !== 'examples' || each.examples).map((each) => each.steps(view.range, view.x))
+    const { range, x } = view
+    if (!range || !points.size) return {}
+    const spans = [...points.values()].filter((each) => x !== 'examples' || each.examples).map((each) => each.steps(range, x))
     const [first, last] = [Math.min(...spans.map(([a]) => a)), Math.max(...spans.map(([, b]) => b))]
     return spans.length && last >= 1 ? { first: String(Math.max(Math.floor(first), 1)), last: String(Math.ceil(last)) } : {}
   }
@@ -38,7 +39,8 @@ export const seriesOf = (view, drawn, onCome) => {
         const { runs } = await (await insisted(`/api/v1/comparison/series?${query}`)).json()
         for (const [id, page] of Object.entries(runs)) {
           if (latest.get(id) !== number) continue
-          if (points.has(id)) points.get(id).setPage(page, asked.first ? [Number(asked.first), Number(asked.last)] : [1, Infinity])
+          const known = points.get(id)
+          if (known) known.setPage(page, asked.first ? [Number(asked.first), Number(asked.last)] : [1, Infinity])
           else points.set(id, new Points(page))
         }
         onCome()

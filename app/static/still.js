@@ -43,8 +43,9 @@ const held = (change) => {
 
 /** How far an element in view, or what is left of what it is in, has moved down since. @param {Element|null} element @returns {() => number} */
 const watched = (element) => {
-  const outer = element?.closest(SCROLLED) ?? element
-  const { top, bottom } = outer?.getBoundingClientRect() ?? { top: 0, bottom: 0 }
+  if (!element) return () => 0
+  const outer = element.closest(SCROLLED) ?? element
+  const { top, bottom } = outer.getBoundingClientRect()
   if (bottom <= 0 || top >= innerHeight || outer.closest(BARS)) return () => 0
   const path = []
   for (let each = outer; each; each = each.parentElement) path.push([each, each.getBoundingClientRect().top])

@@ -9,7 +9,7 @@ const ROW = 110 // pixels
 const GAP = 34 // pixels: the row's title stands there
 const MARGIN = { l: 62, r: 22, t: 30, b: 42 }
 const LINES = ['lr', 'loss', 'scale', 'val', 'norm'] // the host's colour first
-/** Title, column, and by what it is divided. */
+/** Title, column, and by what it is divided. @type {[string, 'utilization'|'memory_bytes'|'power_watts', number][]} */
 const ROWS = [['Utilization, %', 'utilization', 0.01], ['Memory, GiB', 'memory_bytes', 2 ** 30], ['Power, W', 'power_watts', 1]]
 
 /** @typedef {{device: number, elapsed_ms: number[], utilization: (number|null)[], memory_bytes: (number|null)[], power_watts: (number|null)[]}} Device */

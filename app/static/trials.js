@@ -9,6 +9,7 @@ const LOG_FROM = 100 // how many times the smallest the largest is, for a log ax
 
 /** The best of each value and those before it. @param {number[]} values @param {string} goal */
 const running = (values, goal) => {
+  /** @type {number|null} */
   let best = null
   return values.map((value) => {
     if (best === null || (goal === 'minimise' ? value < best : value > best)) best = value

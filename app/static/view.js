@@ -3,15 +3,15 @@
 /**
  * rows: of those rows that were zoomed, by name, from where to where y goes; exponents on a log axis.
  * @typedef {[number, number]} Range
- * @typedef {{x: 'step'|'applied'|'time'|'examples', loss: 'linear'|'log', smooth: number, range: Range|null, rows: Record<string, Range>}} View
+ * @typedef {{x: import('points').Axis, loss: 'linear'|'log', smooth: number, range: Range|null, rows: Record<string, Range>}} View
  */
 
 const ROW = 'y.'
 
 /** @param {string|null} text @returns {Range|null} */
 const readRange = (text) => {
-  const range = (text ?? '').split(',').map(Number)
-  return text && range.length === 2 && range.every(Number.isFinite) ? range : null
+  const [low, high, ...others] = (text ?? '').split(',').map(Number)
+  return text && !others.length && Number.isFinite(low) && Number.isFinite(high) ? [low, high] : null
 }
 /** @param {Range} range */
 const rangeText = (range) => range.map((x) => Number(x.toPrecision(8))).join(',')
@@ -19,13 +19,19 @@ const rangeText = (range) => range.map((x) => Number(x.toPrecision(8))).join(','
 /** @returns {View} */
 export const readView = () => {
   const query = new URLSearchParams(location.search)
-  const rows = [...query].filter(([name, text]) => name.startsWith(ROW) && readRange(text))
+  const wanted = query.get('x')
+  /** @type {Record<string, Range>} */
+  const rows = {}
+  for (const [name, text] of query) {
+    const range = name.startsWith(ROW) && readRange(text)
+    if (range) rows[name.slice(ROW.length)] = range
+  }
   return {
-    x: ['applied', 'time', 'examples'].find((name) => name === query.get('x')) ?? 'step',
+    x: wanted === 'applied' || wanted === 'time' || wanted === 'examples' ? wanted : 'step',
     loss: query.get('loss') === 'log' ? 'log' : 'linear',
     smooth: Math.min(Math.max(Number(query.get('smooth')) || 0, 0), 0.99),
     range: readRange(query.get('range')),
-    rows: Object.fromEntries(rows.map(([name, text]) => [name.slice(ROW.length), readRange(text)])),
+    rows,
   }
 }
 
@@ -34,7 +40,9 @@ export const plain = ({ href }) => href.replaceAll('%2C', ',')
 
 /** Safari allows a hundred changes of the address in thirty seconds, and a slider makes more. */
 const WRITE_MS = 300
-let [writing, unwritten] = [0, null]
+let writing = 0
+/** @type {{view: View, further: Record<string, string|string[]>}|null} */
+let unwritten = null
 
 /** @param {View} view @param {Record<string, string|string[]>} [further] what else the page keeps there; empty: nothing */
 export const writeView = (view, further = {}) => {

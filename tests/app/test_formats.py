@@ -59,10 +59,20 @@ def test_durations(seconds: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("size_bytes", "text"),
-    [(999, "999 B"), (112_640, "113 kB"), (3_214_567, "3.21 MB"), (5 * 10**15, "5,000 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (112_640, "113 kB"),
+        (999_999, "1000 kB"),
+        (10**6, "1 MB"),
+        (2_512_345_678, "2.51 GB"),
+        (10**15, "1,000 TB"),
+        (123 * 10**15, "123,000 TB"),
+    ],
 )
 def test_sizes(size_bytes: int, text: str) -> None:
-    """Bytes in the unit that fits."""
+    """In the unit that fits; tests/app/static/formats.test.js has the same cases."""
     assert formats.size(size_bytes) == text
 
 

@@ -19,7 +19,7 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"alerts_private": True})
 
 
-def test_somebody_is_told_that_a_run_ended(database: Database, page: Page, running: Run) -> None:
+def test_somebody_is_told_that_a_run_ended(database: Database, running: Run, page: Page) -> None:
     """A channel, a test of it, a preset on the run's page; then a message, and the bell."""
     with http_receiver() as hook:
         page.goto("/alerts")

@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from db import checkpoints, queue, runs
+from db import runs
 from db.database import Database
 from db.recording import Recording
-from db.tables import Run, Status, User
-from halfstep.spool import UNKNOWN_US
-from tests.app.conftest import CONFIG, start_run
+from db.tables import Run
 from tests.db.telemetry_made import make_events, make_steps, record
 from tests.e2e.conftest import refuse_once
 from tests.site import until
@@ -112,24 +110,6 @@ def test_applied_updates_are_exact_in_a_zoom(long: None, page: Page) -> None:
     assert trace["x"][0] <= applied
     points = page.evaluate("document.querySelector('[data-plot]').data[0].x")
     assert applied in points
-
-
-def test_applied_updates_of_a_fork_are_its_own(
-    database: Database, ada: User, running: Run, page: Page
-) -> None:
-    """Its parent's are none of its: the axis of applied updates begins at 1."""
-    file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "aa"}
-    event = {"step": 400, "reason": "end", "request": None, "files": [file]}
-    with database.writing() as session:
-        checkpoints.publish(session, running.id, 1, event, ["key"])
-        queue.end(session, running.id, 1, Status.FINISHED)
-    fork = start_run(
-        database, ada, config=CONFIG | {"training": {"steps": 500}}, parent_id=1, parent_step=400
-    )
-    record(database, fork, make_steps([1.0] * 10, first=401, skipped=[403]))
-    page.goto("/runs/2?x=applied")
-    page.wait_for_selector("[data-drawn]")
-    assert _trace(page, "loss")["x"] == [1, 2, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_long_run_opens_with_few_points_and_goes_on_live(
@@ -285,17 +265,6 @@ def test_waits_for_data_and_spikes_are_drawn(database: Database, running: Run, p
     assert _trace(page, "waiting for data, ms")["y"] == [s % 11 * 40 / 1000 for s in range(1, 11)]
     assert _trace(page, "step, ms")["y"] == [(5000 + s % 7) / 1000 for s in range(1, 11)]
     expect(page.locator("#spikes td").first).to_have_text("7")
-
-
-def test_steps_of_before_have_no_row_of_waits(database: Database, running: Run, page: Page) -> None:
-    """What an earlier version recorded says nothing of them."""
-    steps = make_steps([1.0] * 10)
-    steps["data_us"] = UNKNOWN_US
-    record(database, running, steps)
-    page.goto("/runs/1")
-    page.wait_for_selector("[data-drawn]")
-    expect(page.get_by_text("Learning rate", exact=True)).to_be_visible()
-    expect(page.get_by_text("waiting for data")).to_have_count(0)
 
 
 def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, page: Page) -> None:

@@ -207,8 +207,8 @@ def test_what_a_second_brings_stands_on_the_page(
     known = WORKLOAD | {"flops": 1e12, "peak_flops": 1e15}
     record(database, running, events=[known])
     page = browser.get("/runs/1").text
-    assert "tokens/s · 25 % of the device's peak (MFU)" in page
-    assert "<b>input-bound</b>: 100 % of the last 10 steps waited for data" in page
+    assert "tokens/s · 25 % of the device's peak (" in page
+    assert "input-bound</a></b>: 100 % of the last 10 steps waited for data" in page
     summary = script.get("/api/v1/runs/1").json()
     assert summary["examples_per_second"] == 250 * 128
     assert summary["tokens_per_second"] == 250 * 4096

@@ -1,0 +1,64 @@
+// Keys of every page: j, k and x go through the list of runs, / leads to its filter, ? says what there
+// is, Ctrl+K leads anywhere. A key alone does nothing while somebody types or a dialog is open, and
+// can be switched off, as WCAG 2.1.4 asks.
+import { openPalette } from 'palette'
+
+const OFF = 'single-keys-off'
+const FIELDS = 'textarea, select, [contenteditable], input:not([type=checkbox], [type=radio], [type=button], [type=submit])'
+
+const dialog = document.querySelector('[data-keys]')
+const wish = dialog.querySelector('[data-single-keys]')
+/** A browser may keep nothing for pages. @template T @param {() => T} use */
+const kept = (use) => { try { return use() } catch { return null } }
+wish.checked = kept(() => localStorage.getItem(OFF)) === null
+wish.addEventListener('change', () => { kept(() => (wish.checked ? localStorage.removeItem(OFF) : localStorage.setItem(OFF, 'yes'))) })
+
+const links = () => [...document.querySelectorAll('[data-rows] .name a')]
+const row = () => document.activeElement?.closest('[data-rows] tr')
+/** Where the cursor was, should nothing have the focus any more. @type {string|undefined} */
+let last
+
+/** The focus is the cursor: it stays in its row while others come and go, and is read out. @param {number} step 1: down, -1: up */
+const move = (step) => {
+  const all = links()
+  const at = all.findIndex((link) => row()?.contains(link))
+  const known = at >= 0 ? at : all.findIndex((link) => link.href === last)
+  const wanted = known < 0 ? (step > 0 ? 0 : all.length - 1) : known + (at < 0 ? 0 : step)
+  const link = all[Math.min(Math.max(wanted, 0), all.length - 1)]
+  link?.focus()
+  last = link?.href
+}
+
+const showKeys = () => {
+  for (const each of dialog.querySelectorAll('[data-needed]')) each.hidden = !document.querySelector(each.dataset.needed)
+  dialog.showModal()
+}
+
+/** What each does; whether there was anything to do. @type {Record<string, () => boolean>} */
+const keys = {
+  j: () => { move(1); return links().length > 0 },
+  k: () => { move(-1); return links().length > 0 },
+  x: () => {
+    const box = row()?.querySelector('.tick input')
+    box?.click()
+    return Boolean(box)
+  },
+  '/': () => {
+    const box = document.querySelector('#filter')
+    box?.focus()
+    return Boolean(box)
+  },
+  '?': () => { showKeys(); return true },
+}
+
+document.addEventListener('keydown', (event) => {
+  const { key, target, ctrlKey, metaKey, altKey, isComposing } = event
+  if (isComposing || document.querySelector('dialog[open], :popover-open')) return
+  if (key === 'k' && (ctrlKey || metaKey) && !altKey && !event.shiftKey) {
+    event.preventDefault()
+    return openPalette(showKeys)
+  }
+  if (ctrlKey || metaKey || altKey || !wish.checked || !(key in keys) || target.closest(FIELDS)) return
+  if (keys[key]()) event.preventDefault()
+})
+document.querySelector('[data-open-palette]')?.addEventListener('click', () => openPalette(showKeys))

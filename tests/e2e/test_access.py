@@ -1,0 +1,155 @@
+"""What axe-core finds on every page: nothing, in either theme, on a desk and on a phone."""
+
+from collections.abc import Iterator
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from app import sweeping
+from app.sweeping import SweepSubmission
+from db import alerts, channels, run_bin, runs, secrets, telemetry, views
+from db.database import Database
+from db.noticing import Seen, look
+from db.settings import Settings
+from db.tables import Run, Status, User
+from tests.app.conftest import CONFIG, offer_digits, start_run, submit
+from tests.db.telemetry_made import (
+    make_events,
+    make_headroom,
+    make_histogram,
+    make_metric,
+    make_module,
+    make_replay,
+    make_skip,
+    make_steps,
+    record,
+)
+from tests.e2e.test_artifacts import FILES, publish
+
+#: WCAG 2.2 AA, and what axe's authors hold to be good besides: landmarks, order of headings.
+TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22a", "wcag22aa", "best-practice")
+#: In the dark only colours are others, so that their rules alone are asked again.
+RULES = {
+    "light": list(TAGS),
+    "dark": {"type": "rule", "values": ["color-contrast", "link-in-text-block"]},
+}
+#: What is folded away is looked at too; the presets would lie over their page.
+UNFOLD = "document.querySelectorAll('details:not(.presets)').forEach(each => { each.open = true })"
+PHONE = {"width": 390, "height": 844}
+
+EMPTY = ("/runs", "/sweeps", "/alerts", "/bin")
+FULL = (
+    "/runs?columns=status,step,loss,scale,verdict,training.batch_size,tags",
+    "/runs?filter=nonsense:",
+    "/runs/1",
+    "/runs/2",
+    "/compare?runs=1,2&settings=all",
+    "/sweeps",
+    "/sweeps/1",
+    "/alerts",
+    "/bin",
+    "/runs/new",
+    "/runs/new?recipe=digits",
+    "/sweeps/new?recipe=digits",
+    "/runs/new/command",
+    "/workers",
+    "/account",
+    "/secrets",
+    "/api/v1/docs",
+    "/help/glossary",
+    "/help/amp",
+    "/runs/999",
+)
+ON_A_PHONE = ("/runs", "/runs/1", "/runs/new?recipe=digits", "/help/amp")
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """With a data folder, where the key of secrets is made."""
+    settings.data.mkdir()
+    return settings
+
+
+def found_on(page: Page) -> Iterator[str]:
+    """Say what axe finds on a page as it stands, in each theme."""
+    page.evaluate(UNFOLD)
+    for theme, rules in RULES.items():
+        page.emulate_media(color_scheme=theme)
+        options = {"runOnly": rules, "resultTypes": ["violations"]}
+        for violation in Axe().run(page, options=options).response["violations"]:
+            for node in violation["nodes"]:
+                where = f"{page.url} {theme} {page.viewport_size['width']}"
+                yield f"{where}: {violation['id']}: {node['html'][:200]}: {node['failureSummary']}"
+
+
+def fill(settings: Settings, database: Database, owner: User) -> None:
+    """Rows of everything that pages show."""
+    offer_digits(database)
+    run = start_run(database, owner, tags="a,b")
+    modules = [make_module(name, -30, [1, 5, 9]) for name in ("body", "head")]
+    looks = [make_headroom(step, body=(70000.0, 1e-9), head=(1.0, "Infinity")) for step in (5, 9)]
+    events = [
+        *make_events([3]),
+        make_skip(4, "model.0.bias"),
+        make_replay(4),
+        make_metric(5, 0.5),
+        make_histogram(5, *modules),
+        *looks,
+        {"event": "layer_norms", "step": 5, "layers": ["body"], "norms": [1.0]},
+        {"event": "updates", "step": 5, "modules": [{"name": "body", "wanted": 10, "lost": 9}]},
+        {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rewound_to": 5},
+    ]
+    record(database, run, make_steps([1.0] * 60, skipped=[3, 4]), events=events)
+    log = [
+        {"number": n, "attempt": 1, "time": 1.0, "stream": stream, "text": f"line of {stream}"}
+        for n, stream in enumerate(("stdout", "stderr"), 1)
+    ]
+    sample = {"device": -1, "elapsed_ms": 5, "utilization": 0.5, "memory_bytes": 9}
+    with database.writing() as session:
+        session.get_one(Run, run.id).note = "# A note\n\n| a | b |\n|--|--|\n| 1 | 2 |"
+        flush = telemetry.Flush(log_lines=log, samples=[{**sample, "power_watts": None}])
+        telemetry.record(session, run.id, run.attempt, flush)
+    for name, body in FILES.items():
+        publish(settings, database, run, name, body)
+    submit(database, owner, config=CONFIG | {"precision": "bf16"})
+    submit(database, owner)
+    with database.writing() as session:
+        runs.set_status(session, session.get_one(Run, 3), Status.CANCELLED)
+        run_bin.delete(session, 3, owner)
+        secrets.put(session, settings.secrets_key, owner, "API_KEY", "open-sesame")
+        address = "https://hooks.example/services/T"
+        channels.make(session, settings.secrets_key, owner, kind="slack", name="o", address=address)
+        views.save(session, owner, "mine", filter="tag:a", sort="-id", columns="")
+        alerts.make(session, owner, condition="scale_below", scope="run", run_id=1, value=2.0**30)
+        space = {"training.batch_size": "16, 32"}
+        submission = SweepSubmission(recipe="digits", space=space, goal="minimise", at_once=1)
+        sweeping.begin(session, owner, submission)
+    assert look(database, Seen(), "http://here") == 1
+
+
+def test_axe_finds_nothing_on_any_page(
+    settings: Settings, database: Database, ada: User, page: Page
+) -> None:
+    """WCAG 2.2 AA, with what is folded away unfolded, in the light and in the dark."""
+    found: list[str] = []
+    for path in EMPTY:
+        page.goto(path)
+        found += found_on(page)
+    fill(settings, database, ada)
+    for path in FULL:
+        page.goto(path)
+        found += found_on(page)
+    for key in ("?", "Control+k"):
+        page.keyboard.press(key)
+        expect(page.get_by_role("dialog")).to_be_visible()
+        found += found_on(page)
+        page.keyboard.press("Escape")
+    page.set_viewport_size(PHONE)
+    for path in ON_A_PHONE:
+        page.goto(path)
+        found += found_on(page)
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("button", name="Sign in")).to_be_visible()
+    found += found_on(page)
+    assert not found, "\n".join(found)

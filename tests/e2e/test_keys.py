@@ -1,0 +1,94 @@
+"""Pages by keyboard alone, in a real browser."""
+
+from playwright.sync_api import Page, expect
+
+from db.database import Database
+from db.tables import Run, User
+from tests.app.conftest import start_run, submit
+
+CURSOR = "document.activeElement.closest('tr')?.dataset.key"
+HOSTILE = '<img src=x onerror=alert(1)> "lr:2" ' + "x" * 60
+
+
+def test_runs_are_gone_through_selected_found_and_opened_by_keys(
+    database: Database, ada: User, running: Run, page: Page
+) -> None:
+    """The cursor keeps its row while others come; no key is taken from a field, nor with Ctrl."""
+    for name in ("second", HOSTILE):
+        submit(database, ada, name=name)
+    page.goto("/runs")
+    page.wait_for_selector("[role=combobox]")
+
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    assert page.evaluate(CURSOR) == "2"
+    submit(database, ada, name="fourth")
+    expect(page.locator("tr[data-key]")).to_have_count(4)
+    assert page.evaluate(CURSOR) == "2"
+    page.keyboard.press("x")
+    expect(page.get_by_label("Select second, run 2")).to_be_checked()
+    page.keyboard.press("Control+j")
+    page.keyboard.press("k")
+    assert page.evaluate(CURSOR) == "3"
+
+    page.keyboard.press("/")
+    box = page.get_by_role("combobox", name="Filter the runs")
+    expect(box).to_be_focused()
+    page.keyboard.type("jkx?/")
+    expect(box).to_have_value("jkx?/")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    box.fill("")
+    page.keyboard.press("Escape")
+    box.blur()
+    page.keyboard.press("j")
+    assert page.evaluate(CURSOR) == "3"
+
+    page.keyboard.press("?")
+    keys = page.get_by_role("dialog", name="Keys of this page")
+    expect(keys).to_contain_text("select it, or no longer")
+    keys.get_by_label("Keys without Ctrl").uncheck()
+    page.keyboard.press("Escape")
+    expect(keys).to_be_hidden()
+    page.keyboard.press("?")
+    page.keyboard.press("j")
+    assert page.evaluate(CURSOR) == "3"
+
+    page.keyboard.press("Control+k")
+    palette = page.get_by_role("dialog", name="Go to a page or a run")
+    page.keyboard.type("keys of")
+    page.keyboard.press("Enter")
+    keys.get_by_label("Keys without Ctrl").check()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+k")
+    page.keyboard.type('<img src=x onerror=alert(1)> "LR:')
+    expect(palette.get_by_role("option", selected=True)).to_contain_text('"lr:2"')
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/3")
+
+    page.keyboard.press("?")
+    expect(keys).not_to_contain_text("into the filter")
+    expect(keys.get_by_text("select it, or no longer")).to_be_hidden()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("1")
+    palette.get_by_role("option", name="run 1,").click()
+    page.wait_for_url("**/runs/1")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("pause")
+    page.keyboard.press("Enter")
+    expect(page.locator(".facts .status")).to_have_text("pausing")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("new swe")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/sweeps/new")
+
+
+def test_a_cursor_opens_its_run(database: Database, ada: User, running: Run, page: Page) -> None:
+    """Enter, at the last row, beyond which there is none."""
+    start_run(database, ada, name="newer")
+    page.goto("/runs")
+    page.wait_for_selector("[role=combobox]")
+    for _ in range(3):
+        page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/1")
