@@ -73,7 +73,7 @@ const painter = (plot, compose, onFirst = () => {}) => {
   // What it tells at once may be several changes, the newest last.
   new IntersectionObserver((entries) => { isVisible = entries.at(-1).isIntersecting; draw() }, { rootMargin: '100px' }).observe(plot)
   // Plotly's own way would forget the height, and leave as many points as there were.
-  new ResizeObserver(() => { if (plot.clientWidth !== width) redraw() }).observe(plot)
+  new ResizeObserver(() => { if (plot.clientWidth && plot.clientWidth !== width) redraw() }).observe(plot)
   document.addEventListener('visibilitychange', draw)
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw)
   return (asked) => { wanted = asked; draw() }

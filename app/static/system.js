@@ -1,4 +1,4 @@
-// How busy the machine was: fetched and drawn while its section is open.
+// How busy the machine was: fetched and drawn while it is shown.
 import { inTurn, insisted, pause } from 'answers'
 import { createPlot } from 'charts'
 import { still } from 'still'
@@ -40,11 +40,11 @@ const systemFigure = (devices, colors) => {
   return { data, layout, drawn: devices.reduce((sum, device) => sum + device.elapsed_ms.length, 0) }
 }
 
-/** @param {HTMLDetailsElement} section @param {string} api address of the run */
+/** @param {HTMLElement} section @param {string} api address of the run */
 export const createSystem = (section, api) => {
   const plot = createPlot(section.querySelector('[data-system-plot]'), systemFigure)
   const refresh = inTurn(async () => {
-    if (!section.open) return
+    if (!section.clientWidth) return // it is hidden
     const devices = await (await insisted(`${api}/system`)).json()
     const length = Math.max(0, ...devices.map((device) => device.elapsed_ms.at(-1)))
     if (devices.length) {
@@ -56,7 +56,5 @@ export const createSystem = (section, api) => {
     }
     await pause(Math.min(Math.max(REFRESH.least, REFRESH.share * length), REFRESH.most))
   })
-  section.addEventListener('toggle', refresh)
-  refresh() // it may have been opened already
   return { refresh }
 }

@@ -12,6 +12,7 @@ from db.recording import Recording
 from db.tables import Run, Status, User
 from halfstep.spool import UNKNOWN_US
 from tests.app.conftest import CONFIG, start_run
+from tests.browser import open_tab
 from tests.db.telemetry_made import make_events, make_steps, record
 from tests.e2e.conftest import refuse_once
 from tests.site import until
@@ -284,6 +285,7 @@ def test_waits_for_data_and_spikes_are_drawn(database: Database, running: Run, p
     assert _trace(page, "loss spike")["text"] == ["77 at step 7, z 99.5"]
     assert _trace(page, "waiting for data, ms")["y"] == [s % 11 * 40 / 1000 for s in range(1, 11)]
     assert _trace(page, "step, ms")["y"] == [(5000 + s % 7) / 1000 for s in range(1, 11)]
+    open_tab(page, "Skips")
     expect(page.locator("#spikes td").first).to_have_text("7")
 
 
@@ -315,4 +317,5 @@ def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, pa
     tell(back | {"examples": 640, "rewinds": 1}, make_steps([2.0] * 4, first=21))
     page.wait_for_selector("[data-drawn='24']")
     assert _trace(page, "loss")["y"] == [1.0] * 20 + [2.0] * 4
+    open_tab(page, "History")
     expect(page.locator("#history")).to_contain_text("rewind 1: back from step 30 to step 20")

@@ -3,6 +3,7 @@
 from starlette.testclient import TestClient
 
 from app.file_names import file_name
+from app.pages.run import TABS
 from db import checkpoints, history, queue, series, telemetry
 from db.database import Database
 from db.recording import Recording
@@ -233,3 +234,33 @@ def test_spikes_are_listed_with_where_the_run_went_back_to(
         {"step": 7, "loss": 20.5, "z": 99.5, "rewound_to": 5},
         {"step": 9, "loss": "NaN", "z": "Infinity", "rewound_to": None},
     ]
+
+
+def test_the_tab_in_the_address_is_shown_first(running: Run, browser: TestClient) -> None:
+    """One panel is marked as shown, by the address; every one is in the page, with or without."""
+    for query, shown in (("", "charts"), ("?tab=log", "log"), ("?tab=<b>", "charts")):
+        page = browser.get(f"/runs/1{query}").text
+        assert page.count(" data-shown>") == 1
+        assert f'data-panel="{shown}" data-shown>' in page
+        assert page.count('class="panel"') == len(TABS)
+        assert all(f'href="#{name}" id="tab-{name}"' in page for name in TABS)
+
+
+def test_changed_settings_stand_beside_the_facts(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """Each with its default, on the page and in the API; no more than eight, and none of what
+    nobody knows a default of."""
+    changed = {"batch_size": 96, "steps": 401}
+    config = {**CONFIG, "training": {**CONFIG["training"], **changed}, "strange": {"field": 1}}
+    start_run(database, ada, config=config)
+    page = browser.get("/runs/1").text
+    above = page.partition('class="changed-settings"')[2].partition("</ul>")[0]
+    assert "<span>batch_size</span> <b>96</b> <span>default 64</span>" in above
+    assert above.count("<b>") == 2
+    assert "strange" not in above
+    told = browser.get("/api/v1/runs/1").json()["changed_settings"]
+    assert {(each["path"], each["value"], each["default"]) for each in told} == {
+        ("training.batch_size", 96, 64),
+        ("training.steps", 401, 400),
+    }
