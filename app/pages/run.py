@@ -9,6 +9,7 @@ from fastapi.responses import HTMLResponse
 from app import comparison, configuration
 from app.auth import SignedIn
 from app.context import Db, TheSettings
+from app.environment import environment_of
 from app.news import by_step, labels_mark, skipped_steps, waiting_mark
 from app.parameters import RunId
 from app.rendering import page
@@ -86,6 +87,7 @@ def show_run(
         meant=run.settings,
         watched=ingest.attempt_of(session, run),
         command=_command(run),
+        environment=environment_of(session, run),
         settings=configuration.settings_of(session, run),
     )
 

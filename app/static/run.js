@@ -2,6 +2,7 @@
 import { previewTexts } from 'artifacts'
 import { createConfiguration } from 'configuration'
 import { size } from 'formats'
+import { createEnvironment } from 'environment'
 import { createGradients } from 'gradients'
 import { createHeadroom } from 'headroom'
 import { createLayers } from 'layers'
@@ -35,6 +36,7 @@ createConfiguration(article.querySelector('[data-configuration]'), (kept) => {
   Object.assign(further, kept)
   writeView(view, further)
 })
+createEnvironment(article.querySelector('[data-environment]'), api)
 const system = createSystem(article.querySelector('[data-system]'), api)
 /** Figures of the diagnosis that this run has, by what the news call them. */
 const diagnoses = Object.entries({ histogram: createGradients, layer_norms: createLayers, headroom: createHeadroom })

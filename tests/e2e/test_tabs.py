@@ -19,7 +19,9 @@ def test_one_part_at_a_time_is_shown_and_fetched(
     record(
         database, running, make_steps([1.0] * 3, skipped=[2]), events=[*make_events([2]), *looks]
     )
-    series, headroom, streams = (asked(page, part) for part in ("/1/series", "/1/headroom", "/live?"))
+    series, headroom, streams = (
+        asked(page, part) for part in ("/1/series", "/1/headroom", "/live?")
+    )
     page.goto("/runs/1?tab=log&x=time")
     panels = page.get_by_role("tabpanel")
     expect(panels).to_have_accessible_name("Log")
