@@ -42,6 +42,7 @@ def little_headroom(found: dict[str, Any] | None) -> Iterator[Finding]:
             "65,504 it is infinite, and no loss scale helps. If it grows from look to look, under "
             "Headroom, run it in fp32 in time, by modules.fp32, or use bf16.",
             module=name,
+            remedies=("bf16",),
         )
 
 
@@ -58,6 +59,7 @@ def poisoned(found: dict[str, Any] | None) -> Iterator[Finding]:
         "the network is lost in evaluation. Start from a checkpoint before that step with "
         "scaler.restore_buffers, or with the module ahead of them in fp32, by modules.fp32.",
         before=found["step"],
+        remedies=("restore_buffers",),
     )
 
 

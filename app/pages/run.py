@@ -5,8 +5,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
+from sqlalchemy import select
 
 from app import comparison, configuration
+from app.advice import advised
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.environment import environment_of
@@ -17,7 +19,6 @@ from app.summary import summarise
 from db import (
     artifacts,
     checkpoints,
-    findings,
     histograms,
     history,
     ingest,
@@ -26,6 +27,7 @@ from db import (
     sweeps,
     windows,
 )
+from db.database import now
 from db.spikes import spikes
 from db.tables import Run
 from halfstep import command_line
@@ -55,6 +57,7 @@ def show_run(
     """Show all there is of a run; the browser goes on from the cursor of this moment."""
     run, owner = runs.get_with_owner(session, run_id)
     tab = request.query_params.get("tab", "")
+    last = runs.last_change(session, run_id)
     return page(
         request,
         "run.html",
@@ -65,10 +68,11 @@ def show_run(
         trial=sweeps.of_run(session, run_id),
         cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
         statuses=runs.statuses(session, run_id),
-        last=runs.last_change(session, run_id),
+        last=last,
+        status_seconds=session.scalars(select(now())).one() - last.time if last else 0.0,
         skipped=skipped_steps(session, run_id),
         spikes=spikes(session, run_id),
-        findings=findings.of_run(session, run),
+        findings=advised(session, run),
         histogram=histograms.newest(session, run_id),
         layers=histograms.newest(session, run_id, "layer_norms"),
         headroom=histograms.headroom(session, run_id),
@@ -85,6 +89,7 @@ def show_run(
         log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),
         config=run.config,
         meant=run.settings,
+        examples=(run.workload or {}).get("examples"),
         watched=ingest.attempt_of(session, run),
         command=_command(run),
         environment=environment_of(session, run),
