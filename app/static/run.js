@@ -24,13 +24,14 @@ const [SHOWN, CHARTED] = ['log,fragments', 'steps,metrics']
 const FIRST_TAB = 'charts' // which the address does not name
 
 const view = readView()
-const further = { tab: '', setting: '', changed: '' }
+const further = { tab: '', hide: view.hidden, setting: '', changed: '' }
 const log = createLog(article.querySelector('[data-log]'), api)
 const series = createSeries(article.querySelector('[data-charts]'), api, {
   name: `run${article.dataset.run}`,
+  recipe: article.dataset.recipe,
   skipped: Number(article.dataset.skipped),
   view,
-  onView: () => writeView(view, further),
+  onView: () => writeView(view, Object.assign(further, { hide: view.hidden })),
 })
 createConfiguration(article.querySelector('[data-configuration]'), (kept) => {
   Object.assign(further, kept)

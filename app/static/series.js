@@ -1,8 +1,12 @@
 // The charts of a run: their numbers, fetched when somebody looks at them, and the bar above.
 import { fetched, insisted, pause } from 'answers'
+import { showAxis } from 'axis'
 import { createCharts } from 'charts'
+import { arrangementOf, createMenu } from 'files'
 import { count } from 'formats'
 import { Points } from 'points'
+import { createStarting } from 'starting'
+import { createStrip } from 'strip'
 
 /** An overview that live steps made so long is fetched anew. */
 const POINTS_KEPT = 10000
@@ -10,9 +14,9 @@ const POINTS_KEPT = 10000
 /**
  * @param {HTMLElement} section
  * @param {string} api address of the run
- * @param {{name: string, skipped: number, view: import('view').View, onView: () => void}} options name: of pictures; skipped: steps so far; onView: the view has changed
+ * @param {{name: string, recipe: string, skipped: number, view: import('view').View, onView: () => void}} options name: of pictures; skipped: steps so far; onView: the view has changed
  */
-export const createSeries = (section, api, { name, skipped, view, onView }) => {
+export const createSeries = (section, api, { name, recipe, skipped, view, onView }) => {
   // Steps that were retried in fp32 are both skipped and applied: such a run has no axis of the latter.
   if (!section.querySelector(`[data-view=x][value=${view.x}]`)) Object.assign(view, { x: 'step', range: null })
   /** @type {Points|null} */
@@ -21,7 +25,8 @@ export const createSeries = (section, api, { name, skipped, view, onView }) => {
   let isAsked = false
   /** News that came before the first answer. @type {any[]} */
   const early = []
-  const charts = createCharts(section.querySelector('[data-plot]'), {
+  const part = (each) => section.querySelector(`[data-${each}]`)
+  const charts = createCharts(part('plot'), {
     scaled: section.dataset.scaled !== undefined,
     timed: section.dataset.timed !== undefined,
     onZoom: (x, rows) => {
@@ -32,8 +37,26 @@ export const createSeries = (section, api, { name, skipped, view, onView }) => {
       }
       changeView()
     },
-    onDraw: () => showCounts(), // with the lines: each change by itself would lay out the page
+    onDraw: (composed) => { // all at once: each change by itself would lay out the page
+      showCounts()
+      showAxis(part('axis'), composed.axis)
+      const { range: [low, high], pixels } = composed.axis
+      strip.show({ ...composed, hidden: view.hidden }, view.x, (high - low) / pixels)
+    },
+    onPoint: (x) => strip.at(x),
   })
+  const strip = createStrip(part('strip'), (hidden) => {
+    view.hidden = hidden
+    showView()
+    draw()
+  })
+  const { arrangement, keep } = arrangementOf(recipe)
+  Object.assign(view, arrangement)
+  createMenu(part('menu'), name, { composed: charts.composed, mode: () => view.x, picture: charts.savePicture }, arrangement, () => {
+    keep()
+    draw()
+  })
+  const starting = createStarting(section)
 
   const showCounts = () => {
     const steps = `${count(skipped)} skipped ${skipped === 1 ? 'step' : 'steps'}`
@@ -116,7 +139,7 @@ export const createSeries = (section, api, { name, skipped, view, onView }) => {
     changeView()
   })
   section.querySelector('[data-full-screen]').addEventListener('click', () => section.requestFullscreen())
-  section.querySelector('[data-png]').addEventListener('click', () => charts.savePicture(name))
+  part('png').addEventListener('click', () => charts.savePicture(name, 'png', null))
 
   const take = (news) => {
     points.resumptions = news.resumptions
@@ -144,6 +167,7 @@ export const createSeries = (section, api, { name, skipped, view, onView }) => {
     /** @param {any} news of the run, in order */
     add: (news) => {
       skipped = news.run.skipped
+      starting.show(news.run)
       if (points) take(news)
       else if (isAsked) early.push(news)
       draw()

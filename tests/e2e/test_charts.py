@@ -13,7 +13,7 @@ from db.tables import Run, Status, User
 from halfstep.spool import UNKNOWN_US
 from tests.app.conftest import CONFIG, start_run
 from tests.browser import open_tab
-from tests.db.telemetry_made import make_events, make_steps, record
+from tests.db.telemetry_made import make_events, make_metric, make_steps, record
 from tests.e2e.conftest import refuse_once
 from tests.site import until
 
@@ -319,3 +319,58 @@ def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, pa
     assert _trace(page, "loss")["y"] == [1.0] * 20 + [2.0] * 4
     open_tab(page, "History")
     expect(page.locator("#history")).to_contain_text("rewind 1: back from step 30 to step 20")
+
+
+def test_lines_are_told_hidden_arranged_and_saved(
+    database: Database, running: Run, page: Page
+) -> None:
+    """What is pointed at stands in the strip, a skip at its own step alone; a hidden line is in the
+    address; labels of x stay in view; flat losses are seen; a row comes as a file; the browser
+    keeps which metrics come first and which are folded away."""
+    metrics = [make_metric(20, value, name) for name, value in (("a/x", 1.0), ("b/y", 2.0))]
+    page.goto("/runs/1")
+    expect(page.locator("[data-starting]")).to_contain_text("no step was heard of yet")
+    losses = [2.0 + step / 1000 for step in range(20)]
+    record(database, running, make_steps(losses, skipped=[7]), events=metrics)
+    page.wait_for_selector("[data-drawn='20']")
+    expect(page.locator("[data-starting]")).to_be_hidden()
+    assert page.evaluate(f"{PLOT}._fullLayout.yaxis2.range[0]") > 1.9
+    expect(page.locator("[data-axis]")).to_be_in_viewport()
+    expect(page.locator("[data-axis] span").last).to_have_text("20")
+    where = page.locator("[data-strip-where]")
+    box = page.locator("[data-plot] .nsewdrag").first.bounding_box()
+    assert box is not None
+    for step, told in ((7, "step 7 · skipped: step 7"), (8, "step 8")):
+        x = box["x"] + box["width"] * (step - 1) / 19
+        page.mouse.move(x, box["y"] + 60)
+        expect(where).to_have_text(told)
+    loss = page.locator("[data-strip]").get_by_role("button", name="loss", exact=False).first
+    expect(loss).to_contain_text("2.007")
+    rows = f"{PLOT}.layout.annotations.map(({{ text }}) => text)"
+    page.locator("[data-strip]").get_by_role("button", name="lr").click()
+    page.wait_for_url("**/runs/1?hide=lr")
+    until(lambda: "Learning rate" not in page.evaluate(rows))
+
+    menu = page.get_by_text("Rows and files…")
+    menu.click()
+    with page.expect_download() as started:
+        page.locator("[data-rows] li", has_text="Loss").first.get_by_role(
+            "button", name="CSV"
+        ).click()
+    lines = started.value.path().read_text().splitlines()
+    assert (lines[0], lines[1], len(lines)) == ("line,step,value", "loss,1,2", 21)
+    menu.click()
+    with page.expect_download() as started:
+        page.locator("[data-rows] li", has_text="b/y").get_by_role("button", name="SVG").click()
+    assert "b/y" in started.value.path().read_text()
+    menu.click()
+    page.locator("[data-rows] li", has_text="b/y").get_by_label("first").check()
+    menu.click()
+    page.locator("[data-rows] li", has_text="Metrics a/").get_by_label("folded").check()
+    until(lambda: "a/x" not in page.evaluate(rows) and "b/y" in page.evaluate(rows))
+    page.reload()
+    page.wait_for_selector("[data-drawn='20']")
+    shown = page.evaluate(rows)
+    assert "b/y" in shown
+    assert not {"a/x", "Learning rate"} & set(shown)
+    expect(page.locator("[data-strip] [aria-pressed=false]")).to_contain_text("lr")
