@@ -35,6 +35,7 @@ class AdvisedFinding(BaseModel):
     text: str
     module: Annotated[str | None, Field(description="That a fork may run in fp32, to mend it")]
     before: Annotated[int | None, Field(description="The step from which on it is so")]
+    part: Annotated[str, Field(description="Of the run's page, with the figures; or empty")]
     actions: Annotated[list[Action], Field(description="Those that are possible now")]
 
 
@@ -50,6 +51,7 @@ def advised(session: Session, run: Run) -> list[AdvisedFinding]:
             text=each.text,
             module=each.module,
             before=each.before,
+            part=each.part,
             actions=list(_actions(session, run, each, fields)) if fields else [],
         )
         for each in found

@@ -9,6 +9,7 @@ class Finding:
 
     module: that a fork may run in fp32, to mend it.  before: the step from which on things were
     wrong, if it is known.  remedies: what else may mend it, by the names that app.advice has.
+    part: of the run's page, which shows the figures.
     """
 
     title: str
@@ -16,3 +17,4 @@ class Finding:
     module: str | None = None
     before: int | None = None
     remedies: tuple[str, ...] = ()
+    part: str = ""

@@ -154,6 +154,7 @@ def _small_scale(evidence: Evidence) -> Iterator[Finding]:
             "learning rate, or set scaler.floor to 1 and scaler.stop_after_skips.",
             before=evidence.fell_at,
             remedies=("floor", "lower_rate"),
+            part="skipped",
         )
 
 
@@ -179,6 +180,7 @@ def _direction(evidence: Evidence) -> Iterator[Finding]:
             "division of a value that fp16 flushed to zero; run that module in fp32, by "
             "modules.fp32, or use bf16.",
             remedies=("bf16",),
+            part="skipped",
         )
     elif not forward:
         yield Finding(
@@ -186,6 +188,7 @@ def _direction(evidence: Evidence) -> Iterator[Finding]:
             f"At all of the last {total:,} skips the loss was finite and gradients were not: the "
             "scale is at its limit. A larger scaler.growth_interval tries the limit less often; "
             "scaler.ceiling keeps the scale below it.",
+            part="skipped",
         )
 
 
@@ -206,6 +209,7 @@ def _one_module(evidence: Evidence) -> Iterator[Finding]:
             "scale can grow.",
             module=name or None,
             before=min(skip.step for skip in evidence.skips),
+            part="skipped",
         )
 
 
@@ -229,6 +233,7 @@ def _replayed(evidence: Evidence) -> Iterator[Finding]:
         "says what that costs in time and saves in skips.",
         module=name,
         before=min(each["step"] for each in mine),
+        part="skipped",
     )
 
 
@@ -243,8 +248,9 @@ def _underflow(evidence: Evidence) -> Iterator[Finding]:
             f"{100 * lost / total:.2g} % of the gradients that are not zero lie below fp16's "
             f"smallest number at this scale, most in {worst['name'] or 'the top'} "
             f"({100 * worst['underflow']:.2g} %). Start with a larger scaler.init_scale or let it "
-            "grow sooner with a smaller scaler.growth_interval; below, slide to a scale that "
-            "loses less.",
+            "grow sooner with a smaller scaler.growth_interval; under Gradients, slide to a scale "
+            "that loses less.",
+            part="exponents",
         )
 
 
@@ -318,6 +324,7 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
             f"The {each['diagnosis']} failed",
             f"At step {each['step']:,}: {each['error']}. The run goes on without it; the "
             "log has the traceback.",
+            part="log",
         )
 
 

@@ -43,6 +43,7 @@ def little_headroom(found: dict[str, Any] | None) -> Iterator[Finding]:
             "Headroom, run it in fp32 in time, by modules.fp32, or use bf16.",
             module=name,
             remedies=("bf16",),
+            part="headroom",
         )
 
 
@@ -77,4 +78,5 @@ def rounded_away(updates: dict[str, Any] | None) -> Iterator[Finding]:
             f"({100 * worst['share']:.2g} %): the update is less than half the distance to the "
             "next bf16 number. Keep the weights in fp32, by training.weights: autocast computes in "
             "bf16 all the same. A larger learning rate loses fewer.",
+            part="updates",
         )

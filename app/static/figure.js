@@ -14,6 +14,8 @@ const MARGIN = { l: 62, r: 22, t: 30, b: 10 }
 export const PICTURE_MARGIN = { ...MARGIN, b: 42 }
 /** Of every axis. To hide labels that stick out Plotly measures each of them, at a sixth of a redraw. */
 const AXIS = { zeroline: false, ticklabeloverflow: 'allow' }
+/** Lines of ours, whose names scripts may log metrics by. */
+const OURS = new Set(['loss', 'smoothed', 'scale', 'lr'])
 const MARKED = 100 // points of a metric that are told apart: each mark is an element
 /** Whether there is a loss scale, and whether what steps wait for data is known, or will be. @typedef {{scaled: boolean, timed: boolean}} Known */
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
@@ -34,7 +36,7 @@ const rowsOf = (points, view, colors, { scaled, timed }, screen) => {
   const measured = (name, color) => {
     const series = onScreen(points.metrics.get(name))
     const mode = series.x.length > MARKED ? 'lines' : 'lines+markers'
-    return line(series, name, color, { trace: { mode, marker: { size: 6, color } } })
+    return line(series, OURS.has(name) ? `${name}, logged` : name, color, { trace: { mode, marker: { size: 6, color } } })
   }
   const names = [...points.metrics.keys()].filter((name) => !name.startsWith('run/'))
   const losses = names.filter((name) => name.endsWith('/loss'))

@@ -62,6 +62,7 @@ def test_what_is_possible_is_a_click_away(
     assert ("Start again with precision bf16" in labels) is bf16
     assert "training.learning_rate is 40" in found["The learning rate is beyond reason"]["text"]
     page = browser.get("/runs/1").text
+    assert '<a href="#skipped">Skipped steps</a>' in page
     assert all(f">{label}</a>" in page for label in labels)
     for action in actions:
         form = browser.get(action["address"])

@@ -1,6 +1,7 @@
 """Charts of long runs in a real browser: merged ticks say their number, a zoom fetches more."""
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -327,7 +328,9 @@ def test_lines_are_told_hidden_arranged_and_saved(
     """What is pointed at stands in the strip, a skip at its own step alone; a hidden line is in the
     address; labels of x stay in view; flat losses are seen; a row comes as a file; the browser
     keeps which metrics come first and which are folded away."""
-    metrics = [make_metric(20, value, name) for name, value in (("a/x", 1.0), ("b/y", 2.0))]
+    metrics = [
+        make_metric(20, value, name) for name, value in (("a/x", 1.0), ("b/y", 2.0), ("lr", 3.0))
+    ]
     page.goto("/runs/1")
     expect(page.locator("[data-starting]")).to_contain_text("no step was heard of yet")
     losses = [2.0 + step / 1000 for step in range(20)]
@@ -347,7 +350,7 @@ def test_lines_are_told_hidden_arranged_and_saved(
     loss = page.locator("[data-strip]").get_by_role("button", name="loss", exact=False).first
     expect(loss).to_contain_text("2.007")
     rows = f"{PLOT}.layout.annotations.map(({{ text }}) => text)"
-    page.locator("[data-strip]").get_by_role("button", name="lr").click()
+    page.locator("[data-strip]").get_by_role("button", name=re.compile("^lr [^,]")).click()
     page.wait_for_url("**/runs/1?hide=lr")
     until(lambda: "Learning rate" not in page.evaluate(rows))
 
@@ -373,4 +376,5 @@ def test_lines_are_told_hidden_arranged_and_saved(
     shown = page.evaluate(rows)
     assert "b/y" in shown
     assert not {"a/x", "Learning rate"} & set(shown)
+    assert "lr" in shown  # the metric that a script has logged by that name
     expect(page.locator("[data-strip] [aria-pressed=false]")).to_contain_text("lr")
