@@ -13,6 +13,7 @@ interface Found extends HTMLElement {
   disabled: boolean
   elements: any
   readonly firstElementChild: Found
+  hash: string
   href: string
   indeterminate: boolean
   readonly lastChild: ChildNode
@@ -56,14 +57,14 @@ interface Array<T> {
 
 /** What charts.js uses of Plotly, whose own types are thousands of lines. */
 interface Found {
-  data: object[]
-  layout: object
+  data: any[]
+  layout: any
   on(event: string, listener: (change: any) => void): void
 }
 interface Window {
   Plotly: {
     react(plot: HTMLElement, data: object[], layout: object, config: object): Promise<unknown>
-    downloadImage(figure: object, options: { format: 'png', scale: number, filename: string }): Promise<string>
+    downloadImage(figure: object, options: { format: 'png' | 'svg', scale: number, filename: string }): Promise<string>
   }
 }
 declare module 'plotly'

@@ -12,12 +12,13 @@ from zlib import crc32
 from sqlalchemy.orm import Session
 
 from app import columns as list_columns
+from app.advice import advised
 from app.columns import Column
 from app.json_rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.live import Look, News
 from app.rendering import fragment
 from app.summary import RunSummary, summarise, summarise_all
-from db import artifacts, checkpoints, findings, history, runs, series, waiting, windows
+from db import artifacts, checkpoints, history, runs, series, waiting, windows
 from db.database import Database
 from db.settings import Settings
 from db.spikes import spikes
@@ -143,7 +144,7 @@ def _words(
         "problem": fragment("_problem.html", run=summary, last=runs.last_change(session, run.id)),
     }
     if changes.events or changes.diagnoses or changes.is_over:
-        found = findings.of_run(session, run)
+        found = advised(session, run)
         fragments["findings"] = fragment("_findings.html", run=summary, findings=found)
     is_listed = not summary.is_watched
     if is_listed and (changes.goes_back or any(row.kind == SPIKE for row in changes.diagnoses)):

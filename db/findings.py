@@ -19,6 +19,7 @@ REPLAYS_READ = 50
 UNDERFLOW = 0.01  # share of gradients
 ILL = ("collapsing", "dead")
 FAILED = "failed_diagnosis"
+LARGEST_RATE = 1.0  # no optimizer of torch learns by more
 OUTSIDE = "training_step"  # what a replay calls the place outside of all modules
 
 
@@ -32,7 +33,8 @@ class Evidence:
     settings name in vain, and what misses tensor cores.  schedule: in how many skipped steps it
     advanced.  failed: diagnoses that raised.  seconds: of the group's finished runs, by variant.
     starvation: of the latest steps.  weights: how those fit that it started from.  headroom: of an
-    fp16 run, the newest.
+    fp16 run, the newest.  fell_at: the step from which on the scale was below 1.  rates: learning
+    rates, by the setting's path.
     """
 
     verdict: Verdict | None
@@ -53,6 +55,8 @@ class Evidence:
     starvation: Starvation | None = None
     weights: dict[str, Any] | None = None
     headroom: dict[str, Any] | None = None
+    fell_at: int | None = None
+    rates: dict[str, float] = field(default_factory=dict)
 
 
 def of_run(session: Session, run: Run) -> list[Finding]:
@@ -87,14 +91,29 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         starvation=starvation(session, run),
         weights=weights.content if weights else None,
         headroom=headroom.content if headroom else None,
+        fell_at=_fell_at(session, run),
+        rates=rates(run.settings),
     )
     # What a fork may mend it may mend of a recipe's run alone.
     found = find(evidence)
-    return [each if run.source == RECIPE else replace(each, module=None) for each in found]
+    is_recipe = run.source == RECIPE
+    return [each if is_recipe else replace(each, module=None, remedies=()) for each in found]
+
+
+def rates(settings: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the learning rates among settings, by their paths."""
+    found: dict[str, float] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            found |= rates(value, f"{prefix}{name}.")
+        elif (name == "lr" or name.endswith("learning_rate")) and type(value) in (int, float):
+            found[f"{prefix}{name}"] = float(value)
+    return found
 
 
 def find(evidence: Evidence) -> Iterator[Finding]:
     """Yield what the evidence shows, the gravest first."""
+    yield from _rate(evidence)
     yield from _small_scale(evidence)
     yield from _losses(evidence)
     yield from weights_findings.started_in_part(evidence.weights)
@@ -114,6 +133,17 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _failed(evidence)
 
 
+def _rate(evidence: Evidence) -> Iterator[Finding]:
+    for path, rate in evidence.rates.items():
+        if rate > LARGEST_RATE:
+            yield Finding(
+                "The learning rate is beyond reason",
+                f"{path} is {rate:g}: a step moves each weight by more than it is large. Between "
+                "0.0001 and 0.1 is usual; no precision and no loss scale mends this.",
+                remedies=("lower_rate",),
+            )
+
+
 def _small_scale(evidence: Evidence) -> Iterator[Finding]:
     if evidence.verdict and evidence.scale is not None and evidence.scale < 1:
         yield Finding(
@@ -122,6 +152,9 @@ def _small_scale(evidence: Evidence) -> Iterator[Finding]:
             "scale will help: the overflow has another cause. Replay a skipped step to see which "
             "module it is in; go back to a checkpoint from before the scale fell, with a smaller "
             "learning rate, or set scaler.floor to 1 and scaler.stop_after_skips.",
+            before=evidence.fell_at,
+            remedies=("floor", "lower_rate"),
+            part="skipped",
         )
 
 
@@ -146,6 +179,8 @@ def _direction(evidence: Evidence) -> Iterator[Finding]:
             "scale has no part in it: backing off cannot help. Look for large activations, log or "
             "division of a value that fp16 flushed to zero; run that module in fp32, by "
             "modules.fp32, or use bf16.",
+            remedies=("bf16",),
+            part="skipped",
         )
     elif not forward:
         yield Finding(
@@ -153,6 +188,7 @@ def _direction(evidence: Evidence) -> Iterator[Finding]:
             f"At all of the last {total:,} skips the loss was finite and gradients were not: the "
             "scale is at its limit. A larger scaler.growth_interval tries the limit less often; "
             "scaler.ceiling keeps the scale below it.",
+            part="skipped",
         )
 
 
@@ -173,6 +209,7 @@ def _one_module(evidence: Evidence) -> Iterator[Finding]:
             "scale can grow.",
             module=name or None,
             before=min(skip.step for skip in evidence.skips),
+            part="skipped",
         )
 
 
@@ -196,6 +233,7 @@ def _replayed(evidence: Evidence) -> Iterator[Finding]:
         "says what that costs in time and saves in skips.",
         module=name,
         before=min(each["step"] for each in mine),
+        part="skipped",
     )
 
 
@@ -210,8 +248,9 @@ def _underflow(evidence: Evidence) -> Iterator[Finding]:
             f"{100 * lost / total:.2g} % of the gradients that are not zero lie below fp16's "
             f"smallest number at this scale, most in {worst['name'] or 'the top'} "
             f"({100 * worst['underflow']:.2g} %). Start with a larger scaler.init_scale or let it "
-            "grow sooner with a smaller scaler.growth_interval; below, slide to a scale that "
-            "loses less.",
+            "grow sooner with a smaller scaler.growth_interval; under Gradients, slide to a scale "
+            "that loses less.",
+            part="exponents",
         )
 
 
@@ -222,6 +261,7 @@ def _bf16(evidence: Evidence) -> Iterator[Finding]:
             "The device of this run has it. bf16 has the exponents of fp32, so that it needs no "
             "loss scale and skips nothing; it has 8 bits of precision to fp16's 11. Compare the "
             "precisions to see what it gives.",
+            remedies=("bf16",),
         )
 
 
@@ -284,11 +324,19 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
             f"The {each['diagnosis']} failed",
             f"At step {each['step']:,}: {each['error']}. The run goes on without it; the "
             "log has the traceback.",
+            part="log",
         )
 
 
 def _is_unwell(evidence: Evidence) -> bool:
     return evidence.verdict is not None and evidence.verdict.word in ("oscillating", *ILL)
+
+
+def _fell_at(session: Session, run: Run) -> int | None:
+    if not run.skipped or run.scale is None or run.scale >= 1:
+        return None
+    query = select(func.min(ScalerEvent.step)).where(ScalerEvent.run_id == run.id)
+    return session.scalar(query.where(ScalerEvent.scale_after < 1))
 
 
 def _lost_losses(session: Session, run: Run) -> int:

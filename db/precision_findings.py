@@ -42,6 +42,8 @@ def little_headroom(found: dict[str, Any] | None) -> Iterator[Finding]:
             "65,504 it is infinite, and no loss scale helps. If it grows from look to look, under "
             "Headroom, run it in fp32 in time, by modules.fp32, or use bf16.",
             module=name,
+            remedies=("bf16",),
+            part="headroom",
         )
 
 
@@ -58,6 +60,7 @@ def poisoned(found: dict[str, Any] | None) -> Iterator[Finding]:
         "the network is lost in evaluation. Start from a checkpoint before that step with "
         "scaler.restore_buffers, or with the module ahead of them in fp32, by modules.fp32.",
         before=found["step"],
+        remedies=("restore_buffers",),
     )
 
 
@@ -75,4 +78,5 @@ def rounded_away(updates: dict[str, Any] | None) -> Iterator[Finding]:
             f"({100 * worst['share']:.2g} %): the update is less than half the distance to the "
             "next bf16 number. Keep the weights in fp32, by training.weights: autocast computes in "
             "bf16 all the same. A larger learning rate loses fewer.",
+            part="updates",
         )

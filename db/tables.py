@@ -443,6 +443,22 @@ class WatchedAttempt(Table):
     early: Mapped[list[dict[str, Any]]]
 
 
+class RunEnvironment(Table):
+    """What an attempt was started in.
+
+    content: {worker, host, platform, devices, versions, command, folder, file, git}, of which file
+    and git may be null. source, diff: the file's text and what git said had changed, compressed.
+    """
+
+    __tablename__ = "run_environments"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    content: Mapped[dict[str, Any]]
+    source: Mapped[bytes | None]
+    diff: Mapped[bytes | None]
+
+
 class RunStatus(Table):
     """A change of status, when and why.
 

@@ -29,6 +29,7 @@ def started_in_part(found: dict[str, Any] | None) -> Iterator[Finding]:
             f"{found['loaded']:,} of the recipe's {found['count']:,} weights are those of "
             f"{found['source']}; {'; '.join(parts)}. So it should be where a head is new; where "
             "not, compare the names.",
+            part="weights",
         )
 
 

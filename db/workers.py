@@ -1,5 +1,6 @@
 """What workers say of themselves, and what they offer together."""
 
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select, update
@@ -77,6 +78,22 @@ def everyone(session: Session) -> list[tuple[Worker, bool]]:
 def page_of_everyone(session: Session, *, after: str = "", limit: int) -> Page:
     """Return a page of the workers in the order in which they came, each with whether it is up."""
     return page(session, select(Worker, ALIVE), (Worker.id,), after=after, limit=limit)
+
+
+def recipe_file(worker: Worker, name: str) -> Path | None:
+    """Return where the source of a recipe lies on its machine, if that is known."""
+    files = (each.get("file") for each in worker.recipes if each["name"] == name)
+    file = next(files, None)
+    return Path(file) if file else None
+
+
+def note_sources(session: Session, worker_id: int, digests: dict[str, str | None]) -> None:
+    """Write down what the recipes' files are now, by name of the recipe."""
+    worker = get(session, worker_id)
+    worker.recipes = [
+        each | {"sha256": digests[each["name"]]} if each["name"] in digests else each
+        for each in worker.recipes
+    ]
 
 
 def alive(session: Session) -> list[Worker]:

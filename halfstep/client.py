@@ -92,6 +92,10 @@ class Client(AlertCalls):
         """Return one run, with its configuration and history."""
         return dict(self._get(f"/api/v1/runs/{run_id}"))
 
+    def environment(self, run_id: int) -> dict[str, Any]:
+        """Return what a run was started in: machine, versions, command, source and git."""
+        return dict(self._get(f"/api/v1/runs/{run_id}/environment"))
+
     def submit(
         self,
         recipe: str,

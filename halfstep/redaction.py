@@ -9,6 +9,10 @@ HIDDEN = "***"
 WORDS = {"token", "secret", "password", "passwd", "pwd", "passphrase", "credential", "credentials"}
 KEYS = {"api", "access", "private", "secret", "auth"}  # a key of such a kind; others are no secret
 SHORTEST = 8  # characters of a secret that is looked for in texts: less would be there by chance
+#: A name, what stands between, and a literal that could be a secret: words and <|marks|> are none.
+ASSIGNED = re.compile(
+    r"""([A-Za-z_][\w-]{0,99})(["']?\]?(?:\s*:\s*str)?\s*[:=]\s*)(["'])([\w+/=.-]{8,})\3"""
+)
 IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
@@ -27,6 +31,18 @@ def command(words: Sequence[str], *secrets: str | None) -> list[str]:
             shown.append(IN_URL.sub(HIDDEN, word))
         is_value = not equals and word.startswith("-") and _is_secret(word)
     return [str(without(word, *secrets)) for word in shown]
+
+
+def source(text: str, *secrets: str | None) -> str:
+    """Return a program's text without these secrets, user and password in a URL, and what it gives
+    to a name of a secret: `api_key = "…"`, `os.environ["HF_TOKEN"] = "…"`.
+    """
+
+    def hide(found: re.Match[str]) -> str:
+        name, between, quote, _value = found.groups()
+        return f"{name}{between}{quote}{HIDDEN}{quote}" if _is_secret(name) else found[0]
+
+    return ASSIGNED.sub(hide, IN_URL.sub(HIDDEN, str(without(text, *secrets))))
 
 
 def without(value: Any, *secrets: str | None) -> Any:

@@ -6,7 +6,7 @@ tests take three fifths of the processor's time. The program itself will do wher
 
 import shutil
 
-from playwright.sync_api import Browser, Playwright
+from playwright.sync_api import Browser, Page, Playwright
 
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
@@ -16,3 +16,8 @@ def launched(playwright: Playwright) -> Browser:
     """Start the system's own; playwright would bring another."""
     found = next(filter(None, map(shutil.which, PROGRAMS)), None)
     return playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+
+
+def open_tab(page: Page, name: str) -> None:
+    """Show a tab of a run's page, by what is written on it."""
+    page.get_by_role("tab", name=name, exact=True).click()

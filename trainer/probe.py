@@ -3,8 +3,10 @@
 The worker, which has no torch, asks this short-lived process, and advertises the answer.
 """
 
+import inspect
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,11 +71,21 @@ def _recipe(reference: str) -> dict[str, Any]:
             "title": recipe.title,
             "description": recipe.description,
             "schema": config_schema(recipe),
+            "file": _file(recipe),
         }
     except MissingRequirementError as error:
         return {"name": reference, "needs": error.needs}
     except (Exception, SystemExit) as error:  # a user's broken recipe must not hide the others
         return {"name": reference, "error": f"{type(error).__name__}: {error}"}
+
+
+def _file(recipe: type) -> str | None:
+    """Return where the source of a recipe lies, if it is in a file."""
+    try:
+        found = inspect.getsourcefile(recipe)
+    except TypeError:
+        return None
+    return str(Path(found).resolve()) if found else None
 
 
 if __name__ == "__main__":

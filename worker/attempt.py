@@ -29,9 +29,10 @@ class CannotStart(Exception):
 class Attempt:
     """One attempt of a run, as it was claimed.
 
-    started_at: the run's first start, by halfstep.clock.  remark: adds a line to the run's log.
-    keep_up: renews the lease while something takes long.  check_wanted: the same, and raises if the
-    attempt is not to begin any more.
+    recipe_file: where its source lies, if that is known.  started_at: the run's first start, by
+    halfstep.clock.  remark: adds a line to the run's log.  keep_up: renews the lease while
+    something takes long.  check_wanted: the same, and raises if the attempt is not to begin any
+    more.
     """
 
     settings: Settings
@@ -40,6 +41,7 @@ class Attempt:
     run: Run
     devices: list[int]
     is_cuda: bool
+    recipe_file: Path | None
     started_at: float
     seconds_before: float
     remark: Callable[[str], None]

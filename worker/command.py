@@ -18,6 +18,7 @@ from worker import gpus
 from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full, write_file
 from worker.checkout import CannotCheckOut, check_out
 from worker.child import Child
+from worker.environment import Started
 from worker.keeper import asked_for_lease
 
 #: Of the worker's own environment, what a command gets; all else it has to state.
@@ -58,6 +59,13 @@ class Command:
         attempt.remark(f"$ {said['line']}" if words == argv else f"$ {' '.join(words)}")
         job = {"argv": argv, "folder": str(folder), "started_at": attempt.started_at}
         write_file(attempt.files.job, job)
+        scripts = (folder / word for word in words if word.endswith(".py"))
+        script = next(filter(Path.is_file, scripts), None)
+        self._to_start = Started(words, folder, script, self._hidden)
+
+    def started(self) -> Started:
+        """Return what is started, once it is prepared."""
+        return self._to_start
 
     def start(self) -> Child:
         """Start it, kept by a process of ours. Call it from the main thread."""

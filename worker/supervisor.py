@@ -18,18 +18,19 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from db import queue, workers
+from db import environments, queue, workers
 from db.database import Database, open_database
 from db.errors import Fenced
 from db.settings import Settings
 from db.storage import open_store
-from db.tables import COMMAND, Status
+from db.tables import COMMAND, Status, Worker
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
+from worker import environment
 from worker.attempt import Attempt, CannotStart, disk_full, write_file
 from worker.child import Child
 from worker.command import Command
-from worker.recorder import CannotRecord, Recorder, may_pass
+from worker.recorder import CannotRecord, Recorder, may_pass, wait_for
 from worker.samples import SystemMonitor
 from worker.training import Training, retention
 
@@ -127,7 +128,8 @@ class Supervisor:
             run = queue.held(session, self.run_id, self.attempt)
             started_at = clock() - queue.seconds_since_start(session, run)
             node = queue.node(session, self.run_id, self.attempt)
-            is_cuda = workers.get(session, node.worker_id).devices[0]["kind"] == "cuda"
+            worker = workers.get(session, node.worker_id)
+            is_cuda = worker.devices[0]["kind"] == "cuda"
             attempt = Attempt(
                 settings=self.settings,
                 store=self.store,
@@ -135,6 +137,7 @@ class Supervisor:
                 run=run,
                 devices=node.devices,
                 is_cuda=is_cuda,
+                recipe_file=workers.recipe_file(worker, run.recipe),
                 started_at=started_at,
                 seconds_before=queue.seconds_in_training(session, self.run_id),
                 remark=self.recorder.remark,
@@ -144,8 +147,17 @@ class Supervisor:
             kind = Command if run.source == COMMAND else Training
             self.work: Command | Training = kind(attempt, session)
         self.work.prepare()
+        self._note_environment(worker, node.devices)
         monitor = SystemMonitor(node.devices, cuda=is_cuda)
         self.recorder.begin(monitor, started_at, retention(run.settings))
+
+    def _note_environment(self, worker: Worker, devices: list[int]) -> None:
+        """Keep what the attempt is started in. Raises Fenced."""
+        describing = partial(environment.describe, self.work.started(), worker, devices)
+        content, texts = wait_for(describing, self._keep_up)
+        with self.database.writing() as session:
+            queue.held(session, self.run_id, self.attempt)
+            environments.record(session, self.run_id, self.attempt, content, texts)
 
     def _follow(self, child: Child) -> None:
         """Record until the training has ended and all that it said is in the database."""

@@ -15,6 +15,7 @@ from db.tables import Checkpoint, Status
 from worker import gpus
 from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full, write_file
 from worker.child import Child, without_secrets
+from worker.environment import Started
 from worker.recorder import wait_for
 from worker.starting_weights import bring_weights
 
@@ -59,16 +60,17 @@ class Training:
         write_file(attempt.files.job, job)
         write_file(attempt.files.control, self._control)
 
+    def started(self) -> Started:
+        """Return what is started: to people that is their recipe."""
+        file = self._attempt.recipe_file
+        return Started(self._argv(), file.parent if file else None, file)
+
     def start(self) -> Child:
         """Start the process. Call it from the main thread."""
         attempt = self._attempt
-        devices = len(attempt.devices)
         # torchrun would set the same number of threads, and say so in the run's log.
         env = {**gpus.environment(attempt.devices if attempt.is_cuda else [])}
-        argv = [sys.executable, "-m", "trainer.process"]
-        argv += [str(attempt.files.folder), str(attempt.files.attempt)]
-        argv += ["--devices", str(devices)] if devices > 1 else []
-        return Child(argv, {**without_secrets(), **env, "OMP_NUM_THREADS": "1"})
+        return Child(self._argv(), {**without_secrets(), **env, "OMP_NUM_THREADS": "1"})
 
     def obey(self, wishes: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
         """Pass on what people want."""
@@ -110,6 +112,11 @@ class Training:
             reason = "its worker was stopped" if is_preempted else LOST_LEASE
             return Ending(status, reason, error, "infrastructure")
         return Ending(status, error=error)
+
+    def _argv(self) -> list[str]:
+        files, devices = self._attempt.files, len(self._attempt.devices)
+        argv = [sys.executable, "-m", "trainer.process", str(files.folder), str(files.attempt)]
+        return [*argv, *(["--devices", str(devices)] if devices > 1 else [])]
 
     def _fetch(self, state: Checkpoint) -> str | None:
         """Return where a whole checkpoint lies on this machine, or say what it lacks."""

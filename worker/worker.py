@@ -34,6 +34,7 @@ from worker import gpus
 from worker.child import without_secrets
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
 from worker.recorder import CannotRecord, Recorder, in_short, may_pass
+from worker.sources import Sources
 from worker.tidying import delete_erased
 
 TICK_SECONDS = 0.5
@@ -133,6 +134,9 @@ class Worker:
                 **offer,
             )
             self.id = worker.id
+        self.sources = Sources(
+            {each["name"]: Path(each["file"]) for each in offer["recipes"] if each.get("file")}
+        )
         offered = [*self.recipes, *(["commands"] if self.settings.commands else [])]
         _say(f"{self.name} offers {len(offer['devices'])} x {cpu['name']}: {', '.join(offered)}")
 
@@ -294,6 +298,8 @@ class Worker:
         """Say that we are alive, and look for runs of others that are not."""
         with self.database.writing() as session:
             workers.beat(session, self.id)
+            if digests := self.sources.changed():
+                workers.note_sources(session, self.id, digests)
             lost = queue.mark_unreachable(session, self.lost_before)
             if time.monotonic() - reached_since > self.settings.lease_seconds:
                 for run_id in queue.requeue_unreachable(session, lost):

@@ -5,27 +5,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.advice import AdvisedFinding, advised
 from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db
 from app.parameters import RunId
 from app.summary import Number
-from db import artifacts, findings, histograms, runs
+from db import artifacts, histograms, runs
 
 router = APIRouter(prefix="/runs/{run_id}", tags=["diagnosis"])
 
 MOST_SAMPLES = 300
-
-
-class Finding(BaseModel):
-    """What the figures of a run say, and what to do."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    title: str
-    text: str
-    module: Annotated[str | None, Field(description="That modules.fp32 of a fork may name")]
-    before: Annotated[int | None, Field(description="The step before which to fork")]
 
 
 class Sample(BaseModel):
@@ -92,10 +82,9 @@ class Artifacts(ListPage):
 
 
 @router.get("/findings")
-def get_findings(run_id: RunId, session: Db, _visitor: SignedIn) -> list[Finding]:
-    """Return what is wrong with a run, the gravest first."""
-    found = findings.of_run(session, runs.get(session, run_id))
-    return [Finding.model_validate(each) for each in found]
+def get_findings(run_id: RunId, session: Db, _visitor: SignedIn) -> list[AdvisedFinding]:
+    """Return what is wrong with a run, the gravest first, and what can be done about it now."""
+    return advised(session, runs.get(session, run_id))
 
 
 @router.get("/histograms")

@@ -5,9 +5,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from app import columns, filters
+from app import columns, configuration, filters
 from app.auth import SignedIn
 from app.command_lines import Command, as_submitted
+from app.configuration import Setting
 from app.context import Db, TheSettings
 from app.parameters import RunId, Sort, Text, flaws
 from app.submission import Submission, submit
@@ -61,6 +62,9 @@ class RunDetail(RunSummary):
         Command | None, Field(description="Null where it has a recipe, or is watched")
     ]
     config: dict[str, Any]
+    changed_settings: Annotated[
+        list[Setting], Field(description="Those that differ from their defaults, as far as known")
+    ]
     sweep_id: Annotated[int | None, Field(description="Sweep that it is a run of")]
     statuses: list[StatusChange]
 
@@ -187,6 +191,7 @@ def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedI
         note=run.note,
         command=command,
         config=run.config,
+        changed_settings=configuration.changed(configuration.settings_of(session, run)),
         sweep_id=trial.sweep_id if trial else None,
         statuses=statuses,
     )

@@ -1,5 +1,7 @@
 """The form of a new run."""
 
+import json
+import re
 from copy import deepcopy
 from typing import Annotated, Any
 
@@ -27,6 +29,8 @@ WHOLE_NUMBERS = {
     "parent_step": None,
     "compared_with": None,
 }
+#: Of a setting: one group at most, as schemas have it.
+PATH = re.compile(r"\w{1,100}(\.\w{1,100})?")
 FP32 = "modules.fp32"
 RUN_FIELDS = ("name", "tags", *WHOLE_NUMBERS)
 
@@ -42,12 +46,14 @@ def new_run(
     fp32: Text = "",
     before: Step | None = None,
     weights_step: Step | None = None,
+    changes: Annotated[list[Text], Query(alias="set", max_length=50)] = [],  # noqa: B006
 ) -> Response:
     """Show the form, filled with the defaults or with what another run had.
 
     step: of a checkpoint of that run, to start from.  fp32: a module to run in fp32, so as to be
     compared with that run; it starts from that run's last checkpoint before this step, if any.
-    weights_step: of that run, to start from its weights alone.
+    weights_step: of that run, to start from its weights alone.  changes: path=value, the latter
+    as JSON has it, of settings that shall be otherwise.
     """
     config: dict[str, Any] = {}
     values = {"priority": "0", "devices_per_node": "1"}
@@ -64,12 +70,25 @@ def new_run(
             schemas.put(config, FP32, [*schemas.get(config, FP32, []), fp32])
             values["compared_with"] = str(run.id)
             step = checkpoints.newest_step(session, run.id, before=before) if before else None
+        for path, value in map(_change, changes):
+            schemas.put(config, path, value)
         if weights_step is not None:
             config["weights"] = {"run": run.id, "step": weights_step}
         if step is not None:
             config.pop("weights", None)  # a checkpoint has its own
             values |= {"parent_id": str(run.id), "parent_step": str(step)}
     return _form(request, session, visitor, recipe, config, values)
+
+
+def _change(text: str) -> tuple[str, Any]:
+    """Read path=value. Raises Invalid."""
+    path, equals, value = text.partition("=")
+    try:
+        if PATH.fullmatch(path) and equals:
+            return path, json.loads(value)
+    except ValueError:
+        pass
+    raise Invalid({"set": f"{text:.100} is not allowed; allowed: a setting's path=value, as JSON"})
 
 
 @router.post("/runs")

@@ -5,11 +5,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-from sqlalchemy.orm import Session
+from sqlalchemy import select
 
-from app import command_lines, comparison, schemas
+from app import comparison, configuration
+from app.advice import advised
 from app.auth import SignedIn
 from app.context import Db, TheSettings
+from app.environment import environment_of
 from app.news import by_step, labels_mark, skipped_steps, waiting_mark
 from app.parameters import RunId
 from app.rendering import page
@@ -17,7 +19,6 @@ from app.summary import summarise
 from db import (
     artifacts,
     checkpoints,
-    findings,
     histograms,
     history,
     ingest,
@@ -25,9 +26,8 @@ from db import (
     series,
     sweeps,
     windows,
-    workers,
 )
-from db.errors import NotFound
+from db.database import now
 from db.spikes import spikes
 from db.tables import Run
 from halfstep import command_line
@@ -35,6 +35,19 @@ from halfstep import command_line
 router = APIRouter()
 
 LOG_LINES_SHOWN = 1000
+#: Parts of the page, of which one is shown at a time, by their names in the address.
+TABS = {
+    "charts": "Charts",
+    "skips": "Skips",
+    "gradients": "Gradients",
+    "metrics": "Metrics",
+    "system": "System",
+    "checkpoints": "Checkpoints",
+    "artifacts": "Artifacts",
+    "log": "Log",
+    "configuration": "Configuration",
+    "history": "History",
+}
 
 
 @router.get("/runs/{run_id}")
@@ -43,18 +56,23 @@ def show_run(
 ) -> HTMLResponse:
     """Show all there is of a run; the browser goes on from the cursor of this moment."""
     run, owner = runs.get_with_owner(session, run_id)
+    tab = request.query_params.get("tab", "")
+    last = runs.last_change(session, run_id)
     return page(
         request,
         "run.html",
         visitor=visitor,
+        tabs=TABS.items(),
+        tab=tab if tab in TABS else next(iter(TABS)),
         run=summarise(session, run, owner, settings),
         trial=sweeps.of_run(session, run_id),
         cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
         statuses=runs.statuses(session, run_id),
-        last=runs.last_change(session, run_id),
+        last=last,
+        status_seconds=session.scalars(select(now())).one() - last.time if last else 0.0,
         skipped=skipped_steps(session, run_id),
         spikes=spikes(session, run_id),
-        findings=findings.of_run(session, run),
+        findings=advised(session, run),
         histogram=histograms.newest(session, run_id),
         layers=histograms.newest(session, run_id, "layer_norms"),
         headroom=histograms.headroom(session, run_id),
@@ -71,16 +89,12 @@ def show_run(
         log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),
         config=run.config,
         meant=run.settings,
+        examples=(run.workload or {}).get("examples"),
         watched=ingest.attempt_of(session, run),
         command=_command(run),
-        settings_rows=_settings_rows(session, run),
+        environment=environment_of(session, run),
+        settings=configuration.settings_of(session, run),
     )
-
-
-def _is_changed(run: Run, field: schemas.Property, value: Any) -> bool:
-    """Tell whether a value is not the default; a command's parameter may have none."""
-    has_default = run.command is None or "default" in field.schema
-    return has_default and bool(value != field.default)
 
 
 def _command(run: Run) -> dict[str, Any] | None:
@@ -99,29 +113,3 @@ def _command(run: Run) -> dict[str, Any] | None:
     ]
     words = command_line.filled(said["line"], run.config)
     return {"filled": shlex.join(words), "facts": [each for each in facts if each[1]]}
-
-
-def _settings_rows(session: Session, run: Run) -> list[dict[str, Any]]:
-    """Return the configuration field by field, beside the defaults if the recipe is known."""
-    try:
-        schema = (
-            command_lines.schema(run.command["parameters"])
-            if run.command
-            else workers.recipe(session, run.recipe)["schema"]
-        )
-    except NotFound:
-        schema = {}
-    known = {field.path: field for field in schemas.properties(schema)}
-    rows = []
-    for path, value in schemas.flat(run.config):
-        field = known.get(path)
-        rows.append(
-            {
-                "path": path,
-                "title": field.title if field else path,
-                "value": value,
-                "default": field.default if field else None,
-                "is_changed": field is None or _is_changed(run, field, value),
-            }
-        )
-    return rows

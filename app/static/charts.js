@@ -1,6 +1,6 @@
 // The only place that touches Plotly. Draws when on screen, as often as drawing is cheap.
 import { pause } from 'answers'
-import { figure } from 'figure'
+import { figure, PICTURE_MARGIN } from 'figure'
 import { still } from 'still'
 
 /** Of runs side by side: ten, and beyond as many again, dashed. */
@@ -8,6 +8,8 @@ const RUNS = Object.fromEntries(Array.from({ length: 10 }, (_, i) => [`run${i}`,
 const COLORS = { ...RUNS, loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', data: '--chart-data', skip: '--chart-skip', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--line' }
 /** Drawing may take this share of the time, painting by the browser not counted. */
 const SHARE = 0.14
+/** Pixels of a picture of one row. */
+const ROW_PICTURE = 360
 /** After a failure, as when plotly did not load. */
 const RETRY_MS = 1000
 
@@ -73,15 +75,31 @@ const painter = (plot, compose, onFirst = () => {}) => {
   // What it tells at once may be several changes, the newest last.
   new IntersectionObserver((entries) => { isVisible = entries.at(-1).isIntersecting; draw() }, { rootMargin: '100px' }).observe(plot)
   // Plotly's own way would forget the height, and leave as many points as there were.
-  new ResizeObserver(() => { if (plot.clientWidth !== width) redraw() }).observe(plot)
+  new ResizeObserver(() => { if (plot.clientWidth && plot.clientWidth !== width) redraw() }).observe(plot)
   document.addEventListener('visibilitychange', draw)
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw)
   return (asked) => { wanted = asked; draw() }
 }
 
-/** @param {Found} plot @param {string} name @param {any} [layout] what is otherwise than on the page */
-const savePicture = (plot, name, layout) => window.Plotly.downloadImage(
-  layout ? { data: plot.data, layout: { ...plot.layout, ...layout } } : plot, { format: 'png', scale: 2, filename: name })
+/** @param {Found} plot @param {string} name @param {any} [layout] what is otherwise than on the page @param {'png'|'svg'} [format] @param {any[]} [data] */
+const savePicture = (plot, name, layout = {}, format = 'png', data = plot.data) => window.Plotly.downloadImage(
+  { data, layout: { ...plot.layout, ...layout } }, { format, scale: format === 'png' ? 2 : 1, filename: name })
+
+/** A picture has the labels of x itself, which the page has in a strip. @param {Found} plot @param {import('axis').Axis} axis @param {string} background */
+const wholePicture = (plot, { title }, background) => ({
+  margin: PICTURE_MARGIN, height: plot.layout.height + PICTURE_MARGIN.b - plot.layout.margin.b, paper_bgcolor: background,
+  xaxis: { ...plot.layout.xaxis, showticklabels: true, title: { text: title, standoff: 6 } },
+})
+
+/** One row of a plot, the n-th from above, by itself. @param {Found} plot @param {number} n @param {any} layout */
+const rowPicture = (plot, n, layout) => {
+  const [axis, title] = [plot.layout[`yaxis${n + 2}`], plot.layout.annotations[n]]
+  const others = Object.fromEntries(Object.keys(plot.layout).filter((name) => /^yaxis\d/.test(name)).map((name) => [name, undefined]))
+  return {
+    data: plot.data.filter(({ yaxis }) => yaxis === `y${n + 2}`).map((trace) => ({ ...trace, yaxis: 'y2' })),
+    layout: { ...layout, ...others, height: ROW_PICTURE, shapes: [], annotations: [{ ...title, y: 1 }], xaxis: { ...layout.xaxis, anchor: 'y2' }, yaxis2: { ...axis, domain: [0, 1] } },
+  }
+}
 
 /** The axes that a person changed: x, and rows by name; null: all there is. @param {Record<string, any>} change as Plotly tells of it @param {string[]} rows */
 export const zoomed = (change, rows) => {
@@ -98,20 +116,29 @@ export const zoomed = (change, rows) => {
 
 /**
  * @param {Found} plot
- * @param {{scaled: boolean, timed: boolean, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onDraw: () => void}} options
- * scaled: whether there is a loss scale; timed: whether what steps wait for data will be known; onZoom is told the axes that changed, rows by name; null: all there is
+ * @param {{scaled: boolean, timed: boolean, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onDraw: (composed: any) => void, onPoint: (x: number|null) => void}} options
+ * scaled: whether there is a loss scale; timed: whether what steps wait for data will be known; onZoom is told the axes that changed, rows by name; null: all there is; onPoint where somebody points, null: nowhere
  * @typedef {import('view').Range} Range
  */
-export const createCharts = (plot, { scaled, timed, onZoom, onDraw }) => {
+export const createCharts = (plot, { scaled, timed, onZoom, onDraw, onPoint }) => {
   let rows = []
-  const listen = () => plot.on('plotly_relayout', (change) => {
-    const zoom = zoomed(change, rows)
-    if (zoom) onZoom(zoom.x, zoom.rows)
-  })
+  /** What is drawn. @type {ReturnType<typeof figure>|null} */
+  let last = null
+  let background = ''
+  const listen = () => {
+    plot.on('plotly_relayout', (change) => {
+      const zoom = zoomed(change, rows)
+      if (zoom) onZoom(zoom.x, zoom.rows)
+    })
+    plot.on('plotly_hover', ({ xvals }) => onPoint(xvals[0]))
+    plot.on('plotly_unhover', () => onPoint(null))
+  }
   const compose = ({ points, view }, colors) => {
-    onDraw()
     const composed = figure(points, view, colors, { scaled, timed }, plot.clientWidth)
     rows = composed.rows
+    last = composed
+    background = colors.card
+    onDraw(composed)
     return { ...composed, drawn: points.count }
   }
   const paint = painter(plot, compose, listen)
@@ -119,8 +146,14 @@ export const createCharts = (plot, { scaled, timed, onZoom, onDraw }) => {
   return {
     /** @param {import('points').Points} points @param {import('view').View} view */
     draw: (points, view) => paint({ points, view }),
-    /** @param {string} name */
-    savePicture: (name) => savePicture(plot, name),
+    composed: () => last,
+    /** @param {string} name @param {'png'|'svg'} format @param {string|null} row its name; null: all of them */
+    savePicture: (name, format, row) => {
+      if (!last || !window.Plotly) return
+      const layout = wholePicture(plot, last.axis, background)
+      const one = row && rowPicture(plot, rows.indexOf(row), layout)
+      savePicture(plot, name.replaceAll('/', '-'), one ? one.layout : layout, format, one ? one.data : plot.data)
+    },
   }
 }
 

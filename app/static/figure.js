@@ -1,4 +1,5 @@
 // The figure: rows that share x, as Plotly wants them. Draws nothing itself.
+import { ticksOf, tickText } from 'axis'
 import { power, scale as scaleText } from 'formats'
 import { marksOf } from 'marks'
 import { folded } from 'pixels'
@@ -8,14 +9,19 @@ const GAP = 34 // pixels between rows: the row's title stands there
 const METRIC = 110 // pixels
 /** Rows shrink so far, for the figure to keep the height that it has with one metric. */
 const SMALLEST = 0.64
-const MARGIN = { l: 62, r: 22, t: 30, b: 42 }
+/** Below, the axis' strip has the labels; a picture has them itself. */
+const MARGIN = { l: 62, r: 22, t: 30, b: 10 }
+export const PICTURE_MARGIN = { ...MARGIN, b: 42 }
 /** Of every axis. To hide labels that stick out Plotly measures each of them, at a sixth of a redraw. */
 const AXIS = { zeroline: false, ticklabeloverflow: 'allow' }
+/** Lines of ours, whose names scripts may log metrics by. */
+const OURS = new Set(['loss', 'smoothed', 'scale', 'lr'])
 const MARKED = 100 // points of a metric that are told apart: each mark is an element
 /** Whether there is a loss scale, and whether what steps wait for data is known, or will be. @typedef {{scaled: boolean, timed: boolean}} Known */
+/** @typedef {{name: string, title: string, pixels: number, isMetric?: boolean, axis: any, traces: any[]}} Row */
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 
-/** Every row: its name in the address, title, pixels, axis and traces. @param {import('points').Points} points @param {import('view').View} view @param {Record<string, string>} colors @param {Known} known @param {import('pixels').Screen} screen */
+/** Every row: its name in the address, title, pixels, axis and traces. @param {import('points').Points} points @param {import('view').View} view @param {Record<string, string>} colors @param {Known} known @param {import('pixels').Screen} screen @returns {Row[]} */
 const rowsOf = (points, view, colors, { scaled, timed }, screen) => {
   const onScreen = ({ x, y }) => folded({ x: points.x(x, view.x), y }, screen)
   const [loss, scale, norm, clipped, lr] = ['loss', 'scale', 'grad_norm', 'grad_norm_clipped', 'lr']
@@ -26,12 +32,12 @@ const rowsOf = (points, view, colors, { scaled, timed }, screen) => {
   }
   const line = (series, name, color, more = {}) => ({
     ...series, name, mode: 'lines', type: 'scatter',
-    line: { color, width: 1.6, ...more.line }, hovertemplate: '%{y:.5~g}', ...more.trace,
+    line: { color, width: 1.6, ...more.line }, hoverinfo: 'none', ...more.trace,
   })
   const measured = (name, color) => {
     const series = onScreen(points.metrics.get(name) ?? { x: [], y: [] })
     const mode = series.x.length > MARKED ? 'lines' : 'lines+markers'
-    return line(series, name, color, { trace: { mode, marker: { size: 6, color } } })
+    return line(series, OURS.has(name) ? `${name}, logged` : name, color, { trace: { mode, marker: { size: 6, color } } })
   }
   const names = [...points.metrics.keys()].filter((name) => !name.startsWith('run/'))
   const losses = names.filter((name) => name.endsWith('/loss'))
@@ -44,11 +50,11 @@ const rowsOf = (points, view, colors, { scaled, timed }, screen) => {
     { name: 'loss', title: ['Loss', ...losses].join(' · '), pixels: 250, axis: lossAxis(view, loss.y),
       traces: [...lossLines, ...losses.map((name) => measured(name, colors.val))] },
     ...(scaled ? [{ name: 'scale', title: 'Loss scale', pixels: 200, axis: scaleAxis(scale.y),
-      traces: [line(scale, 'scale', colors.scale, { line: { shape: 'hv', width: 2 }, trace: { text: scale.y.map(scaleWords), hovertemplate: '%{text}' } })] }] : []),
+      traces: [line(scale, 'scale', colors.scale, { line: { shape: 'hv', width: 2 } })] }] : []),
     { name: 'norm', title: `Gradient norm, unscaled${screen.pixels < 400 ? '' : ': before (faint) and after the clip'}`, pixels: 150, axis: logAxis([...norm.y, ...clipped.y]),
       traces: [line(norm, 'norm before clip', colors.norm, { trace: { opacity: 0.4 }, line: { width: 1 } }),
         line(clipped, 'norm after clip', colors.norm)] },
-    ...names.filter((name) => !losses.includes(name)).map((name) =>
+    ...arranged(names.filter((name) => !losses.includes(name)), view).map((name) =>
       ({ name, title: name, pixels: METRIC, isMetric: true, axis: { nticks: 4 }, traces: [measured(name, colors.val)] })),
     { name: 'lr', title: 'Learning rate', pixels: 80, axis: { nticks: 3, rangemode: 'tozero', exponentformat: 'power' },
       traces: [line(lr, 'lr', colors.lr)] },
@@ -58,8 +64,26 @@ const rowsOf = (points, view, colors, { scaled, timed }, screen) => {
   ]
 }
 
-/** @param {import('view').View} view @param {(number|null)[]} values */
-export const lossAxis = (view, values) => (view.loss === 'log' ? logAxis(values) : { rangemode: 'tozero' })
+/** What a metric is grouped by. @param {string} name */
+export const prefixOf = (name) => (name.includes('/') ? name.slice(0, name.indexOf('/') + 1) : '')
+
+/** Metrics as people have them: pinned ones first, then by prefix, without those that are folded away. @param {string[]} names @param {import('view').View} view */
+const arranged = (names, { pinned, collapsed }) => {
+  const rest = names.filter((name) => !pinned.includes(name) && !collapsed.includes(prefixOf(name)))
+  return [...pinned.filter((name) => names.includes(name)), ...rest.sort((a, b) => (prefixOf(a) < prefixOf(b) ? -1 : prefixOf(a) > prefixOf(b) ? 1 : 0))]
+}
+
+/** From zero on, unless all there is lies in the upper half, where it would look flat. @param {import('view').View} view @param {(number|null)[]} values */
+export const lossAxis = (view, values) => {
+  if (view.loss === 'log') return logAxis(values)
+  let [low, high] = [Infinity, -Infinity]
+  for (const value of values) {
+    if (value === null) continue
+    low = Math.min(low, value)
+    high = Math.max(high, value)
+  }
+  return { rangemode: low > high / 2 ? 'normal' : 'tozero' }
+}
 
 /** Few decades show 1, 2 and 5 of each; many show every so manieth. @param {(number|null)[]} values */
 const logAxis = (values) => {
@@ -78,9 +102,6 @@ const positiveExtent = (values) => {
   }
   return [low, high]
 }
-
-/** @param {number|null} value */
-const scaleWords = (value) => (value === null ? '' : scaleText(value))
 
 /** Powers of two, with room for one more on either side. @param {(number|null)[]} values */
 export const scaleAxis = (values) => {
@@ -118,7 +139,12 @@ export const figure = (points, view, colors, known, width) => {
   const [first, end] = points.x([points.first, points.end], view.x)
   /** @type {import('pixels').Screen} */
   const screen = { range: view.range ?? [first, end], pixels }
-  const made = rowsOf(points, view, colors, known, screen)
+  const all = rowsOf(points, view, colors, known, screen)
+  const lines = all.flatMap((row) => row.traces.map(({ name, line, x, y }) =>
+    ({ name, color: line.color, x, y, row: row.name, ...(row.name === 'scale' && { words: scaleText }) })))
+  const seen = all.map((row) => ({ ...row, traces: row.traces.filter(({ name }) => !view.hidden.includes(name)) })).filter(({ traces }) => traces.length)
+  const made = seen.length ? seen : [{ ...all[0], traces: [] }]
+  const ticks = ticksOf(screen.range, pixels, view.x !== 'time')
   const inner = fit(made)
   let top = inner
   const rows = made.map((row) => {
@@ -131,20 +157,19 @@ export const figure = (points, view, colors, known, width) => {
     height: inner + MARGIN.t + MARGIN.b, margin: MARGIN,
     paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet },
-    showlegend: false, hovermode: 'x unified', hoversubplots: 'axis', dragmode: 'zoom',
-    hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
+    showlegend: false, hovermode: 'x', dragmode: 'zoom',
     yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
     xaxis: {
-      anchor: `y${rows.length + 1}`, title: { text: X_TITLES[view.x], standoff: 6 }, gridcolor: colors.grid, ...AXIS,
+      anchor: `y${rows.length + 1}`, gridcolor: colors.grid, ...AXIS,
+      showticklabels: false, ...(ticks.length && { tickmode: 'array', tickvals: ticks, ticktext: ticks.map(tickText) }),
       showspikes: true, spikemode: 'across', spikesnap: 'cursor', spikethickness: -2, spikedash: 'solid', spikecolor: colors.edge,
-      unifiedhovertitle: { text: `${X_TITLES[view.x]} %{x:${view.x === 'time' ? ',.6~g' : ',.0f'}}` },
       ...(screen.range[0] < screen.range[1] && { range: screen.range, autorange: false }),
     },
     annotations: rows.map((row) => ({
       text: row.title, x: 0, xref: 'paper', xanchor: 'left', y: row.domain[1], yref: 'paper', yanchor: 'bottom',
       yshift: 3, showarrow: false, font: { color: colors.text, size: 12.5 },
     })),
-    shapes: /** @type {object[]} */ (known.scaled ? [{ type: 'rect', layer: 'below', xref: 'paper', x0: 0, x1: 1, yref: 'y3', y0: 1e-38, y1: 1,
+    shapes: /** @type {object[]} */ (rows.some(({ name }) => name === 'scale') ? [{ type: 'rect', layer: 'below', xref: 'paper', x0: 0, x1: 1, yref: `y${rows.findIndex(({ name }) => name === 'scale') + 2}`, y0: 1e-38, y1: 1,
       fillcolor: colors.skip, opacity: 0.13, line: { width: 0 } }] : []),
   }
   const data = []
@@ -158,5 +183,7 @@ export const figure = (points, view, colors, known, width) => {
   const marks = marksOf(points, view, rows, inner, colors, screen)
   layout.shapes.push(...marks.shapes)
   data.push(...marks.traces)
-  return { data, layout, rows: rows.map(({ name }) => name) }
+  const axis = { title: X_TITLES[view.x], ticks, range: screen.range, left: MARGIN.l, pixels }
+  const titles = Object.fromEntries(rows.map(({ name, title }) => [name, title]))
+  return { data, layout, rows: rows.map(({ name }) => name), titles, metrics: rows.filter(({ isMetric }) => isMetric).map(({ name }) => name), lines, marks: marks.traces.filter(({ text, name }) => text && name !== 'skips counted'), axis }
 }

@@ -11,6 +11,7 @@ const FINAL = { 401: 'signed out: sign in again', 403: 'not allowed', 404: 'this
  * @param {string} cursor of what the page shows already
  * @param {(news: any) => void} onNews news that say is_over are the last
  * @param {Record<string, string>} [query] what of the news is asked for, if not all: parts, columns
+ * @returns {{ask: (query: Record<string, string>) => void}} to ask for something else from now on
  */
 export const follow = (url, cursor, onNews, query = {}) => {
   const badge = document.querySelector('[data-connection]')
@@ -70,4 +71,10 @@ export const follow = (url, cursor, onNews, query = {}) => {
   addEventListener('pagehide', close)
   addEventListener('pageshow', (event) => { if (event.persisted) takeUp() })
   takeUp()
+  return {
+    ask: (wanted) => {
+      query = wanted
+      takeUp()
+    },
+  }
 }

@@ -53,6 +53,8 @@ export const createLog = (section, api) => {
   toEnd()
 
   return {
+    /** A box that is hidden has no end to go to. */
+    show: toEnd,
     /** @param {any[]} lines */
     add: (lines) => {
       const seen = Number(box.lastElementChild?.dataset.number ?? 0)

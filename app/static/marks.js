@@ -45,8 +45,8 @@ const vertical = (at, stretches, line) => ({
   path: stretches.flatMap(([low, high]) => at.map((x) => `M${x},${low}V${high}`)).join(''),
 })
 
-/** Nothing to see: what hovering tells. */
-const said = (name, x, text) => ({ x, y: x.map(() => 0), text, name, mode: 'none', type: 'scatter', hovertemplate: '%{text}' })
+/** Nothing to see: what the strip tells where somebody points. */
+const said = (name, x, text) => ({ x, y: x.map(() => 0), text, name, mode: 'none', type: 'scatter', hoverinfo: 'skip' })
 
 /** @param {import('pixels').Tick} tick @param {string} one @param {string} many */
 const told = ({ count, first, last }, one, many) => (count === 1
@@ -76,7 +76,7 @@ const words = (value) => (typeof value === 'number' ? String(Number(value.toPrec
 const spikesOf = (spikes, at, row, inner, colors) => ({
   x: at, y: at.map(() => row.domain[1] - 6 / inner),
   text: spikes.map(({ step, loss, z }) => `${words(loss)} at step ${countText(step)}, z ${words(z)}`),
-  name: 'loss spike', mode: 'markers', type: 'scatter', hovertemplate: '%{text}',
+  name: 'loss spike', mode: 'markers', type: 'scatter', hoverinfo: 'skip',
   marker: { symbol: 'diamond', size: 8, color: colors.skip },
 })
 
@@ -85,6 +85,6 @@ const nonfiniteLosses = (ticks, words, row, inner, colors) => ({
   y: ticks.map(() => row.domain[1] - 6 / inner),
   text: ticks.map((tick) => (tick.count === 1 && words.has(tick.first)
     ? `loss ${words.get(tick.first)} at step ${tick.first}` : told(tick, 'step', 'steps from'))),
-  name: 'loss not finite', mode: 'markers', type: 'scatter', hovertemplate: '%{text}',
+  name: 'loss not finite', mode: 'markers', type: 'scatter', hoverinfo: 'skip',
   marker: { symbol: 'triangle-up', size: 9, color: colors.skip },
 })

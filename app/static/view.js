@@ -2,8 +2,9 @@
 
 /**
  * rows: of those rows that were zoomed, by name, from where to where y goes; exponents on a log axis.
+ * hidden: lines that are not drawn; pinned, collapsed: metrics that come first, prefixes of those folded away, which the browser keeps.
  * @typedef {[number, number]} Range
- * @typedef {{x: import('points').Axis, loss: 'linear'|'log', smooth: number, range: Range|null, rows: Record<string, Range>}} View
+ * @typedef {{x: import('points').Axis, loss: 'linear'|'log', smooth: number, range: Range|null, rows: Record<string, Range>, hidden: string[], pinned: string[], collapsed: string[]}} View
  */
 
 const ROW = 'y.'
@@ -31,6 +32,7 @@ export const readView = () => {
     loss: query.get('loss') === 'log' ? 'log' : 'linear',
     smooth: Math.min(Math.max(Number(query.get('smooth')) || 0, 0), 0.99),
     range: readRange(query.get('range')),
+    hidden: query.getAll('hide'), pinned: [], collapsed: [],
     rows,
   }
 }

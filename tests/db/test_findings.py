@@ -84,6 +84,12 @@ SINKING = [make_module("body", -10, [90], underflow=0.02), make_module("head", -
         ),
         ("healthy", {"variant": "fp16", "seconds": {"fp32": 3.0, "fp16": 2.0}}, []),
         ("healthy", {"variant": "TF32", "seconds": {"fp32": 2.0, "TF32": 3.0}}, []),
+        ("healthy", {"rates": {"recipe.learning_rate": 1.0}}, []),
+        (
+            "healthy",
+            {"rates": {"recipe.learning_rate": 3e4}},
+            ["The learning rate is beyond reason"],
+        ),
         ("healthy", {"shapes": SHAPES}, ["Shapes miss tensor cores"]),
         ("healthy", {"variant": "fp32", "seconds": {"fp32": 3.0}}, []),
         (

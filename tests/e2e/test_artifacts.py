@@ -36,7 +36,7 @@ def test_artifacts_come_onto_the_page_and_are_downloaded(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
     """A text is shown as text and a picture as a picture, while one watches; both download."""
-    page.goto("/runs/1")
+    page.goto("/runs/1#artifacts")
     expect(page.locator("[data-fragment=artifacts]")).to_contain_text("None")
     for name, body in FILES.items():
         publish(settings, database, running, name, body)
@@ -60,7 +60,7 @@ def test_histograms_are_drawn_and_sounds_can_be_heard(
     for name, value in logged.items():
         suffix, body = as_file(value)
         publish(settings, database, running, f"{name}.{suffix}", body)
-    page.goto("/runs/1")
+    page.goto("/runs/1?tab=artifacts")
     page.locator(".artifacts tbody tr").first.scroll_into_view_if_needed()
     expect(page.locator(".artifacts rect")).to_have_count(2)
     heights = "bars => bars.map(bar => bar.height.baseVal.value)"

@@ -1,6 +1,7 @@
 """Charts of long runs in a real browser: merged ticks say their number, a zoom fetches more."""
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from db import runs
 from db.database import Database
 from db.recording import Recording
 from db.tables import Run
-from tests.db.telemetry_made import make_events, make_steps, record
+from tests.browser import open_tab
+from tests.db.telemetry_made import make_events, make_metric, make_steps, record
 from tests.e2e.conftest import refuse_once
 from tests.site import until
 
@@ -264,6 +266,7 @@ def test_waits_for_data_and_spikes_are_drawn(database: Database, running: Run, p
     assert _trace(page, "loss spike")["text"] == ["77 at step 7, z 99.5"]
     assert _trace(page, "waiting for data, ms")["y"] == [s % 11 * 40 / 1000 for s in range(1, 11)]
     assert _trace(page, "step, ms")["y"] == [(5000 + s % 7) / 1000 for s in range(1, 11)]
+    open_tab(page, "Skips")
     expect(page.locator("#spikes td").first).to_have_text("7")
 
 
@@ -284,4 +287,63 @@ def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, pa
     tell(back | {"examples": 640, "rewinds": 1}, make_steps([2.0] * 4, first=21))
     page.wait_for_selector("[data-drawn='24']")
     assert _trace(page, "loss")["y"] == [1.0] * 20 + [2.0] * 4
+    open_tab(page, "History")
     expect(page.locator("#history")).to_contain_text("rewind 1: back from step 30 to step 20")
+
+
+def test_lines_are_told_hidden_arranged_and_saved(
+    database: Database, running: Run, page: Page
+) -> None:
+    """What is pointed at stands in the strip, a skip at its own step alone; a hidden line is in the
+    address; labels of x stay in view; flat losses are seen; a row comes as a file; the browser
+    keeps which metrics come first and which are folded away."""
+    metrics = [
+        make_metric(20, value, name) for name, value in (("a/x", 1.0), ("b/y", 2.0), ("lr", 3.0))
+    ]
+    page.goto("/runs/1")
+    expect(page.locator("[data-starting]")).to_contain_text("no step was heard of yet")
+    losses = [2.0 + step / 1000 for step in range(20)]
+    record(database, running, make_steps(losses, skipped=[7]), events=metrics)
+    page.wait_for_selector("[data-drawn='20']")
+    expect(page.locator("[data-starting]")).to_be_hidden()
+    assert page.evaluate(f"{PLOT}._fullLayout.yaxis2.range[0]") > 1.9
+    expect(page.locator("[data-axis]")).to_be_in_viewport()
+    expect(page.locator("[data-axis] span").last).to_have_text("20")
+    where = page.locator("[data-strip-where]")
+    box = page.locator("[data-plot] .nsewdrag").first.bounding_box()
+    assert box is not None
+    for step, told in ((7, "step 7 · skipped: step 7"), (8, "step 8")):
+        x = box["x"] + box["width"] * (step - 1) / 19
+        page.mouse.move(x, box["y"] + 60)
+        expect(where).to_have_text(told)
+    loss = page.locator("[data-strip]").get_by_role("button", name="loss", exact=False).first
+    expect(loss).to_contain_text("2.007")
+    rows = f"{PLOT}.layout.annotations.map(({{ text }}) => text)"
+    page.locator("[data-strip]").get_by_role("button", name=re.compile("^lr [^,]")).click()
+    page.wait_for_url("**/runs/1?hide=lr")
+    until(lambda: "Learning rate" not in page.evaluate(rows))
+
+    menu = page.get_by_text("Rows and files…")
+    menu.click()
+    with page.expect_download() as started:
+        page.locator("[data-rows] li", has_text="Loss").first.get_by_role(
+            "button", name="CSV"
+        ).click()
+    lines = started.value.path().read_text().splitlines()
+    assert (lines[0], lines[1], len(lines)) == ("line,step,value", "loss,1,2", 21)
+    menu.click()
+    with page.expect_download() as started:
+        page.locator("[data-rows] li", has_text="b/y").get_by_role("button", name="SVG").click()
+    assert "b/y" in started.value.path().read_text()
+    menu.click()
+    page.locator("[data-rows] li", has_text="b/y").get_by_label("first").check()
+    menu.click()
+    page.locator("[data-rows] li", has_text="Metrics a/").get_by_label("folded").check()
+    until(lambda: "a/x" not in page.evaluate(rows) and "b/y" in page.evaluate(rows))
+    page.reload()
+    page.wait_for_selector("[data-drawn='20']")
+    shown = page.evaluate(rows)
+    assert "b/y" in shown
+    assert not {"a/x", "Learning rate"} & set(shown)
+    assert "lr" in shown  # the metric that a script has logged by that name
+    expect(page.locator("[data-strip] [aria-pressed=false]")).to_contain_text("lr")

@@ -6,6 +6,7 @@ from sqlalchemy import select
 from db.database import Database
 from db.tables import Request, Run, User
 from tests.app.conftest import CONFIG, start_run
+from tests.browser import open_tab
 from tests.db.telemetry_made import (
     make_events,
     make_headroom,
@@ -24,6 +25,7 @@ def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, pa
     record(database, running, make_steps([1.0] * 60, skipped=[2]), events=skips)
     page.goto("/runs/1")
     expect(page.locator(".fact.verdict")).to_contain_text("healthy")
+    open_tab(page, "Skips")
     page.get_by_role("button", name="Replay").click()
     expect(page.locator("[data-toast]")).to_have_text("Replay: asked for.")
     record(database, running, events=[make_replay(2)])
@@ -47,11 +49,10 @@ def test_gradients_are_drawn_and_slid_to_another_scale(
     config = {**CONFIG, "diagnosis": {"histogram_every_steps": 100}}
     page.goto("/workers")  # the empty list would load itself anew
     running = start_run(database, ada, config=config)
-    page.goto("/runs/1")
+    page.goto("/runs/1?tab=gradients")
     expect(page.locator("[data-lost]")).to_have_text("The first are counted in step 100.")
     modules = [make_module("body", -30, [50]), make_module("head", -10, [50])]
     record(database, running, make_steps([1.0]), events=[make_histogram(1, *modules)])
-    page.locator("[data-gradients]").scroll_into_view_if_needed()
     page.wait_for_selector('[data-heat][data-drawn="1"]')
     lost = page.locator("[data-lost]")
     expect(lost).to_contain_text("0 % of the gradients of step 1 underflow")
@@ -67,7 +68,7 @@ def test_headroom_is_drawn_look_by_look(database: Database, running: Run, page: 
     """A heat map of all modules, which follows; hovering says how much a module has left."""
     looks = [make_headroom(step, body=(1.0, 2.0), head=(4094.0, None)) for step in (50, 100)]
     record(database, running, make_steps([1.0]), events=looks[:1])
-    page.goto("/runs/1")
+    page.goto("/runs/1#headroom")
     plot = page.locator("[data-headroom-plot]")
     plot.scroll_into_view_if_needed()
     page.wait_for_selector('[data-headroom-plot][data-drawn="1"]')

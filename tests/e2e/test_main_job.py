@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 from db.settings import Settings
 from db.tables import Status
 from halfstep.run_config import parse_config
+from tests.browser import open_tab
 from tests.site import GATED, Site, until
 from trainer.checkpoint import load
 from trainer.evaluation import evaluate
@@ -54,8 +55,10 @@ def test_submit_watch_and_download(site: Site, page: Page, tmp_path: Path) -> No
     ticks = page.evaluate(f"{FIGURE}.data.find(t => t.name === 'skipped').x.length")
     # Closer than a pixel they are one, with their number.
     assert 0 < ticks <= run.skipped
+    open_tab(page, "Metrics")
     shown = float(page.locator('[data-metric="val/accuracy"]').inner_text())
 
+    open_tab(page, "Checkpoints")
     with page.expect_download() as started:
         page.locator(".checkpoints tr", has_text="whole state").get_by_text("Download").click()
     download = started.value

@@ -7,6 +7,7 @@ from db import queue, runs, telemetry
 from db.database import Database
 from db.tables import Run, Status, User
 from tests.app.conftest import start_run, submit
+from tests.browser import open_tab
 from tests.db.telemetry_made import make_events, make_metric, make_steps, record
 from tests.e2e.conftest import refuse_once
 
@@ -283,7 +284,7 @@ def test_queue_is_put_in_another_order_from_the_list(
 
 
 def test_machine_is_drawn_when_somebody_looks(database: Database, running: Run, page: Page) -> None:
-    """How busy the machine was is fetched and drawn with the section's opening."""
+    """How busy the machine was is fetched and drawn when its tab is shown."""
     sample = {"device": -1, "elapsed_ms": 2000, "utilization": 0.5, "memory_bytes": 2**30}
     with database.writing() as session:
         flush = telemetry.Flush(samples=[{**sample, "power_watts": None}])
@@ -291,7 +292,7 @@ def test_machine_is_drawn_when_somebody_looks(database: Database, running: Run, 
     page.clock.install()
     page.goto("/runs/1")
     with page.expect_response("**/runs/1/system"):
-        page.get_by_text("System How busy").click()
+        open_tab(page, "System")
     page.wait_for_selector('[data-system-plot][data-drawn="1"]')
     with database.writing() as session:
         flush = telemetry.Flush(samples=[{**sample, "elapsed_ms": 4000, "power_watts": None}])

@@ -8,6 +8,7 @@ from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.app.conftest import CONFIG, offer_digits, start_run, submit
+from tests.browser import open_tab
 from tests.db.telemetry_made import (
     make_events,
     make_histogram,
@@ -116,8 +117,7 @@ def test_click_arrives_though_news_come_between_press_and_release(
     hear(page)
     page.clock.install()
     record(database, running, make_steps([1.0] * 9))
-    page.goto("/runs/1")
-    page.wait_for_selector("[data-drawn]")
+    page.goto("/runs/1?tab=checkpoints")
     save(database, running, 9)
     link = page.get_by_role("link", name="Download").first
     link.scroll_into_view_if_needed()
@@ -164,7 +164,7 @@ def test_news_wait_for_an_open_list_of_choices_but_not_for_ever(
     hear(page)
     page.clock.install()
     train(settings, database, running, 1)
-    page.goto("/runs/1")
+    page.goto("/runs/1?tab=gradients")
     step = page.locator('[data-fact="step"]')
     page.get_by_label("Module").click()
     heard = page.evaluate("window.heard")
@@ -199,7 +199,7 @@ def test_table_shows_its_newest_row_unless_somebody_looks_at_others(
     """Skipped steps come in at the end, which is in view until the pointer is in the table."""
     record(database, running, make_steps([1.0] * 50, skipped=range(20)))
     record(database, running, events=make_events(range(1, 20)))
-    page.goto("/runs/1")
+    page.goto("/runs/1?tab=skips")
     rows = page.locator(".skips tbody tr")
     expect(rows).to_have_count(19)
     expect(rows.last).to_contain_text("19")
@@ -216,7 +216,7 @@ def test_table_shows_its_newest_row_unless_somebody_looks_at_others(
     assert box.evaluate(hidden) > 0
 
 
-@pytest.mark.parametrize("where", [None, "#checkpoints"])
+@pytest.mark.parametrize("where", [None, "Checkpoints"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_nothing_shifts_while_a_run_runs(
     settings: Settings,
@@ -236,7 +236,7 @@ def test_nothing_shifts_while_a_run_runs(
     expect(page.locator(".facts .status")).to_have_text("queued")
     page.evaluate(WATCH_SHIFTS)
     if where:
-        page.evaluate(f"document.querySelector('{where}').scrollIntoView()")
+        open_tab(page, where)
     run = start_run(database, ada, config=config)
     expect(page.locator(".facts .status")).to_have_text("running")
     for n in range(1, 6):

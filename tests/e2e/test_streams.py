@@ -63,7 +63,7 @@ def test_earlier_lines_are_searched_too(database: Database, running: Run, page: 
     ]
     with database.writing() as session:
         telemetry.record(session, 1, 1, telemetry.Flush(log_lines=lines))
-    page.goto("/runs/1")
+    page.goto("/runs/1?tab=log")
     page.locator("[data-log-search]").fill("line 77")
     expect(page.locator("[data-log-found]")).to_have_text("10 of 1000 lines")
     page.get_by_role("button", name="Earlier lines").click()

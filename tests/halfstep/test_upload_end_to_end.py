@@ -97,7 +97,7 @@ def test_a_watched_run_stands_on_the_page(
     assert page.status_code == 200
     assert "mine" in page.text
     assert "finished" in page.text
-    for section in ("gradients", "layers", "headroom"):
+    for section in ("exponents", "layers", "headroom"):
         assert f'<section id="{section}"' in page.text
     for shown in ("<audio controls", "sizes.histogram.json"):
         assert shown in page.text

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from db import checkpoints, runs, secrets
+from db import checkpoints, environments, runs, secrets
 from db.settings import Settings
 from db.tables import Status
 from tests.db.conftest import submit_command
@@ -78,6 +78,11 @@ def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
     assert "sesame" not in site.log(run_id)
     assert not {"HALFSTEP_DATABASE_URL", "HALFSTEP_PARENT_PID", "HALFSTEP_DATA"} & set(environment)
     assert folder == str(site.data / "runs" / str(run_id) / "work")
+    with site.database.reading() as session:
+        noted = environments.newest(session, run_id)
+        assert noted is not None
+        assert "sesame" not in json.dumps(noted.content)
+        assert noted.content["command"][3:] == words
     written = [path for path in (site.data / "runs" / str(run_id)).rglob("*") if path.is_file()]
     assert not any(b"open-sesame" in path.read_bytes() for path in written)
 
@@ -260,6 +265,12 @@ def test_a_commit_is_checked_out(site: Site, tmp_path: Path) -> None:
         assert [site.wait(each).status for each in (branch, unknown, nowhere)] == ["failed"] * 3
     assert "the first" in site.log(first)
     assert hashes[0] in site.log(first)
+    with site.database.reading() as session:
+        noted = environments.newest(session, first)
+        assert noted is not None
+        assert noted.content["git"]["commit"] == hashes[0]
+        assert noted.content["command"] == ["python", "src/say.py"]
+        assert environments.texts(noted) == ("print('the first')", None)
     assert "the second" in site.log(second)
     assert "has no commit abcdef0" in last_reason(site, branch)[0]
     assert "has no commit 0123456789" in last_reason(site, unknown)[0]

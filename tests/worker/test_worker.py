@@ -11,7 +11,7 @@ import torch
 from sqlalchemy import func, literal_column, select, update
 
 from app.summary import summarise
-from db import checkpoints, queue, runs
+from db import checkpoints, environments, queue, runs, workers
 from db.tables import Request, Run, ScalerEvent, Status
 from tests import warm
 from tests.site import GATED, Site, halfstep, is_running, until
@@ -63,6 +63,14 @@ def test_a_run_that_raises_fails_with_its_traceback_and_the_worker_goes_on(site:
         last = runs.statuses(session, broken)[-1]
     assert (last.fault, "training.batch_size" in (last.reason or "")) == ("code", True)
     assert "training.batch_size is 5000" in site.log(broken)
+    with site.database.reading() as session:
+        noted = environments.newest(session, fine)
+        assert noted is not None
+        assert noted.content["file"]["path"].endswith("trainer/recipes/digits.py")
+        assert "class Digits" in (environments.texts(noted).source or "")
+        assert noted.content["versions"]["torch"] == torch.__version__
+        digest = workers.recipe(session, "digits")["sha256"]
+        assert digest == noted.content["file"]["sha256"]
     by_rule = site.run(stopped)
     assert (by_rule.status, by_rule.fault) == (Status.FAILED, "rule")
     assert (by_rule.error or "").startswith("step 1 was skipped although the loss scale")

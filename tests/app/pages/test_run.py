@@ -3,11 +3,12 @@
 from starlette.testclient import TestClient
 
 from app.file_names import file_name
-from db import checkpoints, history, queue, series, telemetry
+from app.pages.run import TABS
+from db import checkpoints, environments, history, queue, series, telemetry, workers
 from db.database import Database
 from db.recording import Recording
 from db.tables import Checkpoint, Run, Status, User
-from tests.app.conftest import CONFIG, start_run, submit
+from tests.app.conftest import CONFIG, CPU, start_run, submit
 from tests.db.telemetry_made import make_metric, make_steps, record
 from tests.halfstep.test_events import HONEST
 
@@ -233,3 +234,61 @@ def test_spikes_are_listed_with_where_the_run_went_back_to(
         {"step": 7, "loss": 20.5, "z": 99.5, "rewound_to": 5},
         {"step": 9, "loss": "NaN", "z": "Infinity", "rewound_to": None},
     ]
+
+
+def test_the_tab_in_the_address_is_shown_first(running: Run, browser: TestClient) -> None:
+    """One panel is marked as shown, by the address; every one is in the page, with or without."""
+    for query, shown in (("", "charts"), ("?tab=log", "log"), ("?tab=<b>", "charts")):
+        page = browser.get(f"/runs/1{query}").text
+        assert page.count(" data-shown>") == 1
+        assert f'data-panel="{shown}" data-shown>' in page
+        assert page.count('class="panel"') == len(TABS)
+        assert all(f'href="#{name}" id="tab-{name}"' in page for name in TABS)
+
+
+def test_changed_settings_stand_beside_the_facts(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """Each with its default, on the page and in the API; no more than eight, and none of what
+    nobody knows a default of."""
+    changed = {"batch_size": 96, "steps": 401}
+    config = {**CONFIG, "training": {**CONFIG["training"], **changed}, "strange": {"field": 1}}
+    start_run(database, ada, config=config)
+    page = browser.get("/runs/1").text
+    above = page.partition('class="changed-settings"')[2].partition("</ul>")[0]
+    assert "<span>batch_size</span> <b>96</b> <span>default 64</span>" in above
+    assert above.count("<b>") == 2
+    assert "strange" not in above
+    told = browser.get("/api/v1/runs/1").json()["changed_settings"]
+    assert {(each["path"], each["value"], each["default"]) for each in told} == {
+        ("training.batch_size", 96, 64),
+        ("training.steps", 401, 400),
+    }
+
+
+def test_what_it_was_started_in_is_told(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Machine, versions and git on the page, the texts by the API; nothing before it starts. That
+    the recipe is another today is said, and nothing where it is the same, or nobody knows."""
+    assert "It is noted when the run starts" in browser.get("/runs/1").text
+    assert browser.get("/api/v1/runs/1/environment").status_code == 404
+    file = {"path": "/r.py", "sha256": "aa", "size_bytes": 6, "is_cut": False}
+    git = {"commit": "c0ffee", "is_dirty": True, "untracked": ["<b>"], "untracked_count": 1}
+    content = {
+        **{"worker": "w1", "host": "host", "platform": "Linux", "devices": [CPU], "folder": "/"},
+        **{"versions": {"torch": "2.9", "driver": None}, "command": ["python", "r.py"]},
+        **{"file": file, "git": {**git, "is_cut": False}},
+    }
+    with database.writing() as session:
+        environments.record(session, 1, 1, content, environments.Texts("LR = 1", "-a\n+b"))
+    page = browser.get("/runs/1").text
+    for text in ("python r.py", "c0ffee</code>, with changes", "torch <code>2.9<", "&lt;b&gt;"):
+        assert text in page
+    told = browser.get("/api/v1/runs/1/environment").json()
+    assert (told["source"], told["diff"], told["has_other_source"]) == ("LR = 1", "-a\n+b", False)
+    for digest, is_other in (("aa", False), ("bb", True)):
+        with database.writing() as session:
+            workers.note_sources(session, 1, {"digits": digest})
+        page = browser.get("/runs/1").text
+        assert ("The recipe's source is another today" in page.replace("&#39;", "'")) is is_other

@@ -7,7 +7,7 @@ import { Points } from 'points'
 import { trialsFigure } from 'trials'
 
 const NAMES = ['loss', 'scale', 'grad_norm', 'grad_norm_clipped', 'lr', 'elapsed_ms', 'step_us', 'data_us']
-const view = { x: 'step', loss: 'linear', smooth: 0, range: null, rows: {} }
+const view = { x: 'step', loss: 'linear', smooth: 0, range: null, rows: {}, hidden: [], pinned: [], collapsed: [] }
 const line = (y) => ({ x: null, y, mean_x: null, mean_y: [] })
 const pointsOf = (series, metrics = {}) => new Points({
   parent_step: 0, first: 1, total: 3, bucket: 1, x: [1, 2, 3], mean_x: [], metrics, resumptions: {}, spikes: [],

@@ -13,23 +13,26 @@ const { readView, writeView } = await import('view')
 const at = (query) => { address = new URL(`http://localhost/runs/1?${query}`); return readView() }
 const leave = () => target.dispatchEvent(new Event('pagehide'))
 
+/** What a browser keeps, or a link hides, of which these say nothing. */
+const usual = { hidden: [], pinned: [], collapsed: [] }
+
 test('an address that says nothing shows all', () => {
-  assert.deepEqual(at(''), { x: 'step', loss: 'linear', smooth: 0, range: null, rows: {} })
+  assert.deepEqual(at(''), { x: 'step', loss: 'linear', smooth: 0, range: null, rows: {}, ...usual })
 })
 
 test('what an address cannot mean is left aside', () => {
-  assert.deepEqual(at('x=days&loss=cubic&smooth=7&range=1,2,3&y.loss=a,b'), { x: 'step', loss: 'linear', smooth: 0.99, range: null, rows: {} })
+  assert.deepEqual(at('x=days&loss=cubic&smooth=7&range=1,2,3&y.loss=a,b'), { x: 'step', loss: 'linear', smooth: 0.99, range: null, rows: {}, ...usual })
   assert.deepEqual([at('smooth=-1').smooth, at('smooth=x').smooth, at('range=5').range, at('range=1,Infinity').range], [0, 0, null, null])
 })
 
 test('a view comes back as it was written, and what is usual is not written', () => {
   address = new URL('http://localhost/runs/1?other=1&y.gone=1,2')
-  const view = { x: 'time', loss: 'log', smooth: 0.5, range: [1, 2.5], rows: { 'val/loss': [-1, 1] } }
+  const view = { x: 'time', loss: 'log', smooth: 0.5, range: [1, 2.5], rows: { 'val/loss': [-1, 1] }, ...usual }
   writeView(view)
   leave()
   assert.equal(address.search, '?other=1&x=time&loss=log&smooth=0.5&range=1,2.5&y.val%2Floss=-1,1')
   assert.deepEqual(readView(), view)
-  writeView({ x: 'step', loss: 'linear', smooth: 0, range: null, rows: {} }, { draw: ['a', 'b'], hide: '' })
+  writeView({ x: 'step', loss: 'linear', smooth: 0, range: null, rows: {}, ...usual }, { draw: ['a', 'b'], hide: '' })
   leave()
   assert.equal(address.search, '?other=1&draw=a&draw=b')
 })

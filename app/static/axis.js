@@ -1,0 +1,34 @@
+// The labels of the charts' x axis, in a strip that stays in view below them.
+import { count } from 'formats'
+
+const LABEL = 90 // pixels that a label has
+
+/** Multiples of 1, 2 or 5 times a power of ten, whole ones of steps. @param {[number, number]} range @param {number} pixels @param {boolean} isWhole @returns {number[]} */
+export const ticksOf = ([low, high], pixels, isWhole) => {
+  const least = (high - low) / Math.max(pixels / LABEL, 1)
+  if (!(least > 0) || !Number.isFinite(least)) return []
+  const power = 10 ** Math.floor(Math.log10(least))
+  const every = [1, 2, 5].map((n) => n * power).find((n) => n >= least * 0.999) ?? 10 * power
+  const step = isWhole ? Math.max(1, Math.round(every)) : every
+  const ticks = []
+  for (let n = Math.ceil(low / step); n * step <= high; n++) ticks.push(n * step)
+  return ticks
+}
+
+/** @param {number} x */
+export const tickText = (x) => (Number.isInteger(x) ? count(x) : String(Number(x.toPrecision(6))))
+
+/** left: pixels before the range. @typedef {{title: string, ticks: number[], range: [number, number], left: number, pixels: number}} Axis */
+
+/** @param {HTMLElement} strip @param {Axis} axis */
+export const showAxis = (strip, { title, ticks, range: [low, high], left, pixels }) => {
+  const labels = ticks.map((x) => {
+    const label = document.createElement('span')
+    label.textContent = tickText(x)
+    label.style.transform = `translateX(calc(${left + (x - low) / (high - low) * pixels}px - 50%))`
+    return label
+  })
+  const name = document.createElement('b')
+  name.textContent = title
+  strip.replaceChildren(...labels, name)
+}

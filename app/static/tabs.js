@@ -1,0 +1,82 @@
+// One part of a page at a time, behind tabs. Without this script all parts are there, one below the other.
+
+/**
+ * @param {HTMLElement} article
+ * @param {(name: string) => void} onSelect is told each tab that comes to be shown, the first one too
+ */
+export const createTabs = (article, onSelect) => {
+  const list = article.querySelector('[data-tabs]')
+  const tabs = [...list.querySelectorAll('[data-tab]')]
+  /** @param {Found} tab */
+  const panelOf = (tab) => article.querySelector(`[data-panel="${tab.dataset.tab}"]`)
+  const usual = tabs.find((tab) => panelOf(tab).dataset.shown !== undefined) ?? tabs[0]
+  /** @type {Found|null} */
+  let selected = null
+
+  list.setAttribute('role', 'tablist')
+  for (const tab of tabs) {
+    const panel = panelOf(tab)
+    tab.setAttribute('role', 'tab')
+    tab.setAttribute('aria-controls', panel.id)
+    panel.setAttribute('role', 'tabpanel')
+    panel.setAttribute('aria-labelledby', tab.id)
+    panel.tabIndex = 0
+  }
+
+  /** Where the page is scrolled to when a panel's top stands right below the tabs. */
+  const top = () => list.parentElement.getBoundingClientRect().top + scrollY - parseFloat(getComputedStyle(list).top)
+
+  /** @param {Found} tab */
+  const select = (tab) => {
+    if (tab === selected) return
+    selected = tab
+    for (const each of tabs) {
+      each.setAttribute('aria-selected', String(each === tab))
+      each.tabIndex = each === tab ? 0 : -1
+      panelOf(each).toggleAttribute('data-shown', each === tab)
+    }
+    // Where another part was scrolled to is nothing to this one, and the tabs stay where they are.
+    if (scrollY > top()) scrollTo({ top: top(), behavior: 'instant' })
+    const { left, right } = list.getBoundingClientRect()
+    const box = tab.getBoundingClientRect()
+    if (box.left < left || box.right > right) list.scrollLeft += (box.left + box.right - left - right) / 2
+    onSelect(tab.dataset.tab)
+  }
+  /** @param {Found} tab */
+  const choose = (tab) => {
+    if (location.hash) history.replaceState(null, '', location.pathname + location.search)
+    select(tab)
+  }
+  /** Open the tab of what the address points at, if it is in one. */
+  const followHash = () => {
+    const target = document.getElementById(location.hash.slice(1))
+    const tab = tabs.find((each) => panelOf(each).contains(target))
+    if (!tab || !target) return
+    select(tab)
+    if (target !== panelOf(tab)) target.scrollIntoView()
+    else if (scrollY > top()) scrollTo({ top: top(), behavior: 'instant' })
+  }
+
+  list.addEventListener('click', (event) => {
+    const tab = event.target.closest('[data-tab]')
+    if (!tab || event.ctrlKey || event.metaKey || event.shiftKey) return
+    event.preventDefault()
+    choose(tab)
+  })
+  list.addEventListener('keydown', (event) => {
+    const [at, last] = [tabs.findIndex((tab) => tab === selected), tabs.length - 1]
+    const next = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at === 0 ? last : at - 1, Home: 0, End: last, ' ': at }[event.key]
+    if (next === undefined || event.ctrlKey || event.metaKey || event.altKey) return
+    event.preventDefault()
+    choose(tabs[next])
+    tabs[next].focus({ preventScroll: true })
+  })
+  addEventListener('hashchange', followHash)
+  // A link to where the address points already changes nothing there.
+  article.addEventListener('click', ({ target }) => {
+    if (target.closest('a[href^="#"]')?.hash === location.hash) followHash()
+  })
+
+  followHash()
+  if (!selected) select(usual)
+}

@@ -1,0 +1,142 @@
+"""What an attempt is started in: machine, versions, command, the source and what git says of it.
+
+A courtesy: what does not answer is left out, and no run fails for it. No secret is in it.
+"""
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pynvml
+
+from db.environments import LONGEST_BYTES, Texts
+from db.tables import Worker
+from halfstep import redaction
+from worker.child import SECRETS, without_secrets
+
+GIT_SECONDS = 10.0
+NAMES_SHOWN = 50
+#: Git looks at files, and runs none of what a repository's configuration may name.
+GIT_OPTIONS = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotepath=false")
+DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ".")
+
+
+@dataclass(frozen=True)
+class Started:
+    """What is started. file: the recipe's or the script; hidden: what is shown nowhere."""
+
+    command: Sequence[str]
+    folder: Path | None
+    file: Path | None
+    hidden: Sequence[str] = ()
+
+
+def describe(started: Started, worker: Worker, devices: list[int]) -> tuple[dict[str, Any], Texts]:
+    """Return what is to be kept of it; takes as long as git does, 10 seconds a question at most."""
+    hidden = [*started.hidden, *filter(None, map(os.environ.get, SECRETS))]
+    source = _read(started.file) if started.file else None
+    git, diff = _git_of(started.folder) if started.folder else (None, None)
+    content = {
+        "worker": worker.name,
+        "host": worker.host,
+        "platform": platform.platform(),
+        "devices": [each for each in worker.devices if each["index"] in devices],
+        "versions": {**worker.versions, "driver": _driver()},
+        "command": redaction.command(started.command, *hidden),
+        "folder": str(started.folder) if started.folder else None,
+        "file": _file(started.file, source) if started.file and source is not None else None,
+        "git": git,
+    }
+    kept = (
+        None if each is None else redaction.source(_text(each), *hidden) for each in (source, diff)
+    )
+    return redaction.without(content, *hidden), Texts(*kept)
+
+
+def digest(path: Path) -> str | None:
+    """Return the SHA-256 of a file, if it can be read."""
+    source = _read(path)
+    return None if source is None else hashlib.sha256(source).hexdigest()
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _text(content: bytes) -> str:
+    return content[:LONGEST_BYTES].decode(errors="replace")
+
+
+def _file(path: Path, source: bytes) -> dict[str, Any]:
+    return {
+        "path": str(path),
+        "sha256": hashlib.sha256(source).hexdigest(),
+        "size_bytes": len(source),
+        "is_cut": len(source) > LONGEST_BYTES,
+    }
+
+
+def _driver() -> str | None:
+    """Return the version of NVIDIA's driver, where there is one."""
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    return None
+
+
+def _git_of(folder: Path) -> tuple[dict[str, Any] | None, bytes | None]:
+    """Return the commit, and the diff if there is one; None where no git is."""
+    try:
+        commit = _git(folder, "rev-parse", "--verify", "HEAD").decode().strip()
+        changes = _git(folder, "status", "--porcelain", "--", ".").decode(errors="replace")
+        diff = _git(folder, *DIFF)
+    except (OSError, _GitSaid) as error:
+        is_none = isinstance(error, FileNotFoundError) or "not a git repository" in str(error)
+        return (None if is_none else {"error": str(error)[:500]}), None
+    untracked = re.findall(r"^\?\? (.+)$", changes, re.MULTILINE)
+    git = {
+        "commit": commit,
+        "is_dirty": bool(changes),
+        "untracked": untracked[:NAMES_SHOWN],
+        "untracked_count": len(untracked),
+        "is_cut": len(diff) > LONGEST_BYTES,
+    }
+    return git, diff or None
+
+
+class _GitSaid(Exception):
+    """Git refused; the message is its own."""
+
+
+def _git(folder: Path, *words: str) -> bytes:
+    """Return what git prints, one byte more than is kept at most. Raises OSError, _GitSaid."""
+    process = subprocess.Popen(
+        ["git", "-C", str(folder), *GIT_OPTIONS, *words],
+        env={**without_secrets(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    timer = threading.Timer(GIT_SECONDS, process.kill)
+    timer.start()
+    with process:
+        output, errors = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stderr)
+        said = output.read(LONGEST_BYTES + 1)
+        output.close()  # of what is too long the rest is not waited for
+        complaint = errors.read(2000).decode(errors="replace")
+    timer.cancel()
+    if process.returncode and len(said) <= LONGEST_BYTES:
+        raise _GitSaid(" ".join(complaint.split()) or f"git ended with {process.returncode}")
+    return said
