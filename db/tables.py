@@ -70,9 +70,13 @@ IN_BIN = text("deleted_at IS NOT NULL AND erased_at IS NULL")
 #: a delivery, that it is still to be made.
 IS_OPEN, IS_DUE = text("well_at IS NULL"), text("ended_at IS NULL")
 
-#: What a list of runs looks for texts in, and what else it is most often filtered by.
-TEXTS = ("name", "recipe", "precision", "tags", "owner_id", "project")
-LISTED = (*TEXTS, "status", "source", "created_at", "deleted_at")
+#: What lists of runs are filtered and sorted by, settings and metrics apart.
+LISTED = (
+    *("name", "recipe", "precision", "tags", "owner_id", "project"),
+    *("status", "source", "created_at", "deleted_at", "fault"),
+    *("step", "parent_step", "skipped", "loss", "scale", "priority", "steps_per_second"),
+    *("attempt", "started_at", "ended_at", "stored_bytes"),
+)
 
 #: What a column of ids holds; and of counts, so that both databases can still add to it.
 LARGEST_ID = 2**31 - 1
@@ -256,9 +260,8 @@ class Run(Table):
             sqlite_where=IN_BIN,
             postgresql_where=IN_BIN,
         ),
-        # All that a list looks for texts in, so that SQLite reads none of the long rows for it;
-        # PostgreSQL keeps what is long elsewhere, and cannot index it.
-        Index(*("ix_runs_texts", *LISTED)).ddl_if(dialect="sqlite"),
+        # So that SQLite reads none of the long rows for a list; PostgreSQL cannot index long texts.
+        Index(*("ix_runs_listed", *LISTED)).ddl_if(dialect="sqlite"),
         Index("ix_runs_ended_at", "ended_at"),
     )
 

@@ -16,6 +16,9 @@ from db.database import now
 from db.queue import GIB
 from db.tables import ACTIVE, COMMAND, ENDED, Run, RunNode, Status, Worker
 
+#: Made once: each alias makes all of its columns anew.
+_EARLIER = aliased(Run)
+
 
 @dataclass(frozen=True)
 class Queue:
@@ -65,10 +68,10 @@ def _queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
     """List queued runs, next first, each with the run whose end it waits for; and those in training
     too, if asked for.
     """
-    earlier = aliased(Run)
-    query = select(Run.id, Run.owner_id, Run.status, earlier.id.label("awaited"))
+    query = select(Run.id, Run.owner_id, Run.status, _EARLIER.id.label("awaited"))
     query = query.where(Run.status.in_((Status.QUEUED, *(ACTIVE if and_training else ()))))
-    query = query.outerjoin(earlier, (earlier.id == Run.after_id) & earlier.status.not_in(ENDED))
+    is_awaited = (_EARLIER.id == Run.after_id) & _EARLIER.status.not_in(ENDED)
+    query = query.outerjoin(_EARLIER, is_awaited)
     return session.execute(query.order_by(Run.priority.desc(), Run.position, Run.id)).all()
 
 

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from sqlalchemy import select
+import pytest
+from sqlalchemy import event, select
 
 from db import ingest, runs, telemetry, vocabulary
-from db.conditions import Compared, Term, values_of
+from db.conditions import NUMBERS, ORDERS, TEXTS, Compared, EndedAs, Term, Text, Word, values_of
 from db.database import Database
 from db.tables import LatestMetric, Run, RunSetting, User
 from tests.db.conftest import config, submit
@@ -79,3 +80,37 @@ def test_names_are_listed_each_once(database: Database, ada: User) -> None:
         assert values_of(session, [1, one.id], "lr") == {1: 0.0, one.id: 1.0}
     assert known.settings == ["lr", "other.lr", "training.lr", "precision", "steps"]
     assert (known.tags, known.owners, known.recipes) == (["a", "b"], ["ada"], ["digits"])
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_list_reads_no_long_rows(database: Database) -> None:
+    """Filter, order and count alike go by the index that holds what they need."""
+    conditions = [
+        *(Compared(name, ">", 1.0, "1") for name in NUMBERS),
+        *(Text(name, "x") for name in TEXTS),
+        *(Word("x"), EndedAs("unapplied"), EndedAs("diverged"), EndedAs("stopped")),
+    ]
+    asked: list[tuple[str, Any]] = []
+    with database.reading() as session:
+        event.listen(
+            database.engine,
+            "before_cursor_execute",
+            lambda _connection, _cursor, statement, parameters, *_: asked.append(
+                (statement, parameters)
+            ),
+        )
+        for condition in conditions:
+            runs.newest(session, conditions=[Term(condition)], sort="-loss")
+            runs.count(session, [Term(condition, is_negated=True)])
+        for name in ORDERS.keys() - {"id"}:  # by which rows lie: a page of them is read
+            runs.newest(session, sort=name)
+        lists = [each for each in asked if "runs.deleted_at IS NULL" in each[0]]
+        connection = session.connection()
+        scanned = [
+            statement
+            for statement, parameters in lists
+            for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            if row.detail == "SCAN runs"
+        ]
+    assert len(lists) >= 2 * len(conditions) + len(ORDERS) - 1
+    assert scanned == []
