@@ -4,6 +4,7 @@ A courtesy: what does not answer is left out, and no run fails for it. No secret
 """
 
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -22,6 +23,8 @@ from db.tables import Worker
 from halfstep import redaction
 from worker.child import SECRETS, without_secrets
 
+logger = logging.getLogger(__name__)
+
 GIT_SECONDS = 10.0
 NAMES_SHOWN = 50
 #: Git looks at files, and runs none of what a repository's configuration may name.
@@ -37,6 +40,17 @@ class Started:
     folder: Path | None
     file: Path | None
     hidden: Sequence[str] = ()
+
+
+def described(
+    started: Started, worker: Worker, devices: list[int]
+) -> tuple[dict[str, Any], Texts] | None:
+    """Return what is to be kept of it; None if that fails, which is told to nobody but the log."""
+    try:
+        return describe(started, worker, devices)
+    except Exception:
+        logger.exception("what an attempt is started in cannot be told")
+        return None
 
 
 def describe(started: Started, worker: Worker, devices: list[int]) -> tuple[dict[str, Any], Texts]:
@@ -68,8 +82,9 @@ def digest(path: Path) -> str | None:
 
 
 def _read(path: Path) -> bytes | None:
+    """Return what a file holds; of what is no plain file nobody knows whether it ever ends."""
     try:
-        return path.read_bytes()
+        return path.read_bytes() if path.is_file() else None
     except OSError:
         return None
 

@@ -152,9 +152,14 @@ class Supervisor:
         self.recorder.begin(monitor, started_at, retention(run.settings))
 
     def _note_environment(self, worker: Worker, devices: list[int]) -> None:
-        """Keep what the attempt is started in. Raises Fenced."""
-        describing = partial(environment.describe, self.work.started(), worker, devices)
-        content, texts = wait_for(describing, self._keep_up)
+        """Keep what the attempt is started in: if that is known, which it need not be. Raises
+        Fenced.
+        """
+        describing = partial(environment.described, self.work.started(), worker, devices)
+        described = wait_for(describing, self._keep_up)
+        if described is None:
+            return
+        content, texts = described
         with self.database.writing() as session:
             queue.held(session, self.run_id, self.attempt)
             environments.record(session, self.run_id, self.attempt, content, texts)

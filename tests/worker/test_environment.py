@@ -1,5 +1,6 @@
 """What an attempt is started in, by real files and a real git."""
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from db.environments import LONGEST_BYTES
 from db.tables import Worker
-from worker.environment import Started, describe
+from worker.environment import Started, describe, described
 from worker.sources import Sources
 
 DEVICES = [{"index": i, "name": f"GPU {i}"} for i in range(3)]
@@ -88,3 +89,13 @@ def test_a_recipe_that_is_edited_is_noticed(folder: Path) -> None:
     assert sources.changed() == {}
     (folder / "recipe.py").write_text("LR = 22\n")
     assert sources.changed()["mine"] not in (None, first["mine"])
+
+
+def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A pipe in a script's place is not waited for, and a fault of ours costs no run."""
+    os.mkfifo(tmp_path / "recipe.py")
+    content, texts = told(tmp_path)
+    assert (content["file"], texts.source) == (None, None)
+    started = Started(["python"], tmp_path, "x")  # type: ignore[arg-type]
+    assert described(started, WORKER, [0]) is None
+    assert "cannot be told" in caplog.text
