@@ -4,14 +4,30 @@ The worker, which has no torch, asks this short-lived process, and advertises th
 """
 
 import json
+import re
 import sys
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from halfstep.recipe import Recipe
 from halfstep.run_config import config_schema
-from trainer import machine
-from trainer.registry import MissingRequirementError, known_recipes, load_recipe
+from trainer import kept_recipes, machine
+from trainer.diagnosis.places import place
+from trainer.kept_recipes import NotKeptError
+from trainer.registry import (
+    GROUP,
+    MissingRequirementError,
+    configured_recipes,
+    file_of,
+    known_recipes,
+    load_recipe,
+)
+
+NAME = re.compile(r"[\w.-]{1,64}")
+MOST_TITLE, MOST_DESCRIPTION, MOST_ERROR = 200, 2000, 4000
 
 
 def main() -> None:
@@ -39,11 +55,29 @@ def devices() -> list[dict[str, Any]]:
 
 
 def recipes() -> list[dict[str, Any]]:
-    """Return every recipe with the schema of its configuration.
+    """Return every recipe by the name that it declares, with the schema of its configuration.
 
     One that is broken comes with its error instead, one that lacks packages with what it needs.
+    reference: what a training loads, of a file its path.  Of two that declare one name the later
+    goes by its reference.
     """
-    return [_recipe(reference) for reference in known_recipes()]
+    offers: list[dict[str, Any]] = []
+    references, problem = configured_recipes(), ""
+    try:
+        references = known_recipes()
+    except NotKeptError as error:  # it must not hide the others
+        problem = str(error)
+    taken = set(references)
+    for reference in references:
+        offer = _recipe(reference)
+        if offer["name"] != reference and offer["name"] in taken:
+            offer["name"] = reference
+        taken.add(offer["name"])
+        offers.append(offer)
+    if problem:
+        name = str(kept_recipes.path())
+        offers.append({"name": name, "reference": name, "error": problem})
+    return offers
 
 
 def _cuda_device(index: int) -> dict[str, Any]:
@@ -62,18 +96,53 @@ def _cuda_device(index: int) -> dict[str, Any]:
 
 
 def _recipe(reference: str) -> dict[str, Any]:
+    file = file_of(reference)
+    offer: dict[str, Any] = {"name": reference, "reference": reference}
+    offer |= {"file": str(file)} if file else {"package": _package(reference)}
     try:
         recipe = load_recipe(reference)
-        return {
-            "name": reference,
-            "title": recipe.title,
-            "description": recipe.description,
+        if file:
+            offer["name"] = _declared_name(recipe)
+        told = {
+            "title": str(recipe.title)[:MOST_TITLE],
+            "description": str(recipe.description)[:MOST_DESCRIPTION],
             "schema": config_schema(recipe),
         }
+        return offer | told | {"check": kept_recipes.check_of(reference) if file else None}
     except MissingRequirementError as error:
-        return {"name": reference, "needs": error.needs}
+        return offer | {"needs": error.needs}
     except (Exception, SystemExit) as error:  # a user's broken recipe must not hide the others
-        return {"name": reference, "error": f"{type(error).__name__}: {error}"}
+        text = f"{type(error).__name__}: {error}"[:MOST_ERROR]
+        return {**offer, "name": reference, "error": text, "place": _place(file, error)}
+
+
+def told_error(file: Path, error: BaseException) -> str:
+    """Say what a file of a recipe raised, and where in it."""
+    where = _place(file, error)
+    return f"{where}: {type(error).__name__}: {error}" if where else str(error)
+
+
+def _declared_name(recipe: type[Recipe]) -> str:
+    name = getattr(recipe, "name", None)
+    if not (isinstance(name, str) and NAME.fullmatch(name)):
+        allowed = "1 to 64 letters, digits, -, _ and ."
+        raise ValueError(f"{recipe.__name__}.name is {name!r:.100}; allowed: {allowed}")
+    return name
+
+
+def _place(file: Path | None, error: BaseException) -> str:
+    if file is None:
+        return ""
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        return f"{file.name}:{error.lineno}"
+    return place(str(file), error)
+
+
+def _package(reference: str) -> str:
+    for point in entry_points(group=GROUP, name=reference):
+        if point.dist is not None:
+            return f"{point.dist.name} {point.dist.version}"
+    return ""
 
 
 if __name__ == "__main__":
