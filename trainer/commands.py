@@ -76,19 +76,19 @@ def remove(
 
 def _loaded(file: str) -> str:
     """Return a recipe's reference, with its whole path and its class. Raises NotKeptError."""
-    from trainer.registry import file_of, load_recipe  # loads torch, which takes seconds
+    from trainer.probe import offer  # loads torch, which takes seconds
+    from trainer.registry import file_of, load_recipe
 
     path = file_of(str(Path(file).expanduser()))
     if path is None:
         text = f"{file} is no file of Python; allowed: path/to/file.py or path/to/file.py:Class"
         raise NotKeptError(text)
-    name = "" if file.endswith(".py") else f":{file.rpartition(':')[2]}"
-    try:
-        return f"{path}:{load_recipe(f'{path}{name}').__name__}"
-    except (Exception, SystemExit) as error:
-        from trainer.probe import told_error
-
-        raise NotKeptError(f"{path} cannot be loaded: {told_error(path, error)}") from error
+    reference = str(path) if file.endswith(".py") else f"{path}:{file.rpartition(':')[2]}"
+    offered = offer(reference)
+    if "error" in offered:
+        place = f"{offered['place']}: " if offered["place"] else ""
+        raise NotKeptError(f"{path} cannot be offered: {place}{offered['error']}")
+    return f"{path}:{load_recipe(reference).__name__}"
 
 
 def _check(file: str, settings: list[str]) -> None:

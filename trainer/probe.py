@@ -69,15 +69,37 @@ def recipes() -> list[dict[str, Any]]:
         problem = str(error)
     taken = set(references)
     for reference in references:
-        offer = _recipe(reference)
-        if offer["name"] != reference and offer["name"] in taken:
-            offer["name"] = reference
-        taken.add(offer["name"])
-        offers.append(offer)
+        told = offer(reference)
+        if told["name"] != reference and told["name"] in taken:
+            told["name"] = reference
+        taken.add(told["name"])
+        offers.append(told)
     if problem:
         name = str(kept_recipes.path())
         offers.append({"name": name, "reference": name, "error": problem})
     return offers
+
+
+def offer(reference: str) -> dict[str, Any]:
+    """Return what is told of one recipe, or why it cannot be offered."""
+    file = file_of(reference)
+    told: dict[str, Any] = {"name": reference, "reference": reference}
+    told |= {"file": str(file)} if file else {"package": _package(reference)}
+    try:
+        recipe = load_recipe(reference)
+        if file:
+            told["name"] = _declared_name(recipe)
+        return told | {
+            "title": str(recipe.title)[:MOST_TITLE],
+            "description": str(recipe.description)[:MOST_DESCRIPTION],
+            "schema": config_schema(recipe),
+            "check": kept_recipes.check_of(reference) if file else None,
+        }
+    except MissingRequirementError as error:
+        return told | {"needs": error.needs}
+    except (Exception, SystemExit) as error:  # a user's broken recipe must not hide the others
+        text = f"{type(error).__name__}: {error}"[:MOST_ERROR]
+        return {**told, "name": reference, "error": text, "place": _place(file, error)}
 
 
 def _cuda_device(index: int) -> dict[str, Any]:
@@ -93,33 +115,6 @@ def _cuda_device(index: int) -> dict[str, Any]:
         "bf16": capability >= (8, 0),
         "tf32": capability >= (8, 0),
     }
-
-
-def _recipe(reference: str) -> dict[str, Any]:
-    file = file_of(reference)
-    offer: dict[str, Any] = {"name": reference, "reference": reference}
-    offer |= {"file": str(file)} if file else {"package": _package(reference)}
-    try:
-        recipe = load_recipe(reference)
-        if file:
-            offer["name"] = _declared_name(recipe)
-        told = {
-            "title": str(recipe.title)[:MOST_TITLE],
-            "description": str(recipe.description)[:MOST_DESCRIPTION],
-            "schema": config_schema(recipe),
-        }
-        return offer | told | {"check": kept_recipes.check_of(reference) if file else None}
-    except MissingRequirementError as error:
-        return offer | {"needs": error.needs}
-    except (Exception, SystemExit) as error:  # a user's broken recipe must not hide the others
-        text = f"{type(error).__name__}: {error}"[:MOST_ERROR]
-        return {**offer, "name": reference, "error": text, "place": _place(file, error)}
-
-
-def told_error(file: Path, error: BaseException) -> str:
-    """Say what a file of a recipe raised, and where in it."""
-    where = _place(file, error)
-    return f"{where}: {type(error).__name__}: {error}" if where else str(error)
 
 
 def _declared_name(recipe: type[Recipe]) -> str:

@@ -29,7 +29,7 @@ from db import (
 )
 from db.errors import NotFound
 from db.spikes import spikes
-from db.tables import Run
+from db.tables import RECIPE, Run
 from halfstep import command_line
 
 router = APIRouter()
@@ -73,6 +73,7 @@ def show_run(
         meant=run.settings,
         watched=ingest.attempt_of(session, run),
         command=_command(run),
+        variants=comparison.variants(session, run) if run.source == RECIPE else (),
         settings_rows=_settings_rows(session, run),
     )
 

@@ -51,8 +51,12 @@ def test_what_cannot_be_loaded_is_not_kept(tmp_path, monkeypatch):
     broken.write_text("import torch\n\nraise RuntimeError('no such thing')\n")
     told = halfstep("recipe", "add", str(broken), **data)
     assert told.returncode == 1
-    assert f"{broken} cannot be loaded: broken.py:3: RuntimeError: no such thing" in told.stderr
+    assert f"{broken} cannot be offered: broken.py:3: RuntimeError: no such thing" in told.stderr
     assert not (tmp_path / "recipes.json").exists()
+    nameless = tmp_path / "nameless.py"
+    nameless.write_text(TEMPLATE.read_text().replace('"diabetes"', '"two words"'))
+    told = halfstep("recipe", "add", str(nameless), **data)
+    assert "Diabetes.name is 'two words'; allowed: 1 to 64 letters" in told.stderr
     nowhere = halfstep("recipe", "add", str(TEMPLATE), HALFSTEP_DATA=str(tmp_path / "nowhere"))
     assert f"there is no data folder {tmp_path}/nowhere" in nowhere.stderr
     assert "is no file of Python" in halfstep("recipe", "add", "digits", **data).stderr
