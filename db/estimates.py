@@ -11,7 +11,7 @@ from db import runs
 from db.tables import Checkpoint, Run, Status
 
 #: So many of the latest runs are looked through, so many of those that are alike are judged by.
-LOOKED_THROUGH, LIKE = 5000, 5
+LOOKED_THROUGH, LIKE = 2000, 5
 
 
 @dataclass(frozen=True)
