@@ -156,20 +156,15 @@ class Comparison:
 def queue(session: Session, user: User, source: Run) -> list[Run]:
     """Queue a run's configuration and seed in each precision; the first is named by their group.
 
-    A precision that no worker offers is left out: it would wait for ever. With no worker up, all
-    are queued. TF32 is there if all devices that may train it have it: others would train in fp32
-    under its name.  Raises Invalid if the recipe no longer takes this configuration, Conflict if
+    Raises Invalid if the recipe no longer takes this configuration, Conflict if
     the run has no recipe.
     """
     runs.check_has_recipe(source, "be compared with others of its configuration")
     has_own_name = source.name != f"{source.recipe}-{source.precision}"
     base = source.name if has_own_name else source.recipe
-    offered = workers.precisions_for(session, source.recipe)
-    has_tf32 = workers.has_tf32(session, source.recipe)
     queued = []
-    for label, changes in groups.VARIANTS.items():
-        if (offered and changes["precision"] not in offered) or (label == TF32 and not has_tf32):
-            continue
+    for label in variants(session, source):
+        changes = groups.VARIANTS[label]
         config = deepcopy(source.config)
         for path, value in changes.items():
             schemas.put(config, path, value)
@@ -188,6 +183,22 @@ def queue(session: Session, user: User, source: Run) -> list[Run]:
     for run in queued:
         run.group_id = queued[0].id
     return queued
+
+
+def variants(session: Session, source: Run) -> list[str]:
+    """Return the precisions that `queue` queues.
+
+    One that no worker offers is left out: it would wait for ever. With no worker up, all are
+    there. TF32 is if all devices that may train it have it: others would train in fp32 under its
+    name.
+    """
+    offered = workers.precisions_for(session, source.recipe)
+    has_tf32 = workers.has_tf32(session, source.recipe)
+    return [
+        label
+        for label, changes in groups.VARIANTS.items()
+        if (not offered or changes["precision"] in offered) and (label != TF32 or has_tf32)
+    ]
 
 
 def of_runs(session: Session, run_ids: Sequence[int], settings: Settings) -> Comparison:

@@ -154,7 +154,13 @@ def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:
     ).format(width, height, width, height, number(finite[0]), number(finite[-1]), "".join(parts))
 
 
+def recipe_name(name: str) -> str:
+    """A recipe's name; runs of earlier versions have its file's path, of which the end is shown."""
+    return name.rpartition("/")[2]
+
+
 FILTERS = {
+    "recipe_name": recipe_name,
     "quoted": quoted,
     "number": number,
     "measured": measured,

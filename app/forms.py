@@ -6,16 +6,22 @@ is refused by the schema like any other bad value.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.schemas import Property, Schema, get, properties, put
+from app.schemas import Property, Schema, flat, get, mistakes, properties, put, with_defaults
 
 #: Groups that a newcomer need not see; they open when they hold an error or a changed value.
 ADVANCED = {
     *("data", "modules", "weights", "scaler", "spike"),
     *("checkpoints", "evaluation", "diagnosis"),
 }
+#: Of training the settings that most runs change; the others fold, as a group of their own.
+BASIC = {
+    f"training.{name}"
+    for name in ("steps", "epochs", "batch_size", "accumulation_steps", "max_grad_norm", "seed")
+}
+MORE = "training-more"
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class FieldSet:
     def is_open(self) -> bool:
         """Whether to show it at once."""
         eventful = any(each.error or each.is_changed for each in self.inputs)
-        return self.name not in ADVANCED or eventful
+        return self.name not in {*ADVANCED, MORE} or eventful
 
 
 def field_sets(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -> list[FieldSet]:
@@ -67,7 +73,18 @@ def field_sets(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -
     for each in properties(schema):
         if each.group:
             groups[each.group].inputs.append(_input(each, config, errors))
-    return sorted((g for g in groups.values() if g.inputs), key=lambda g: g.name != "recipe")
+    sets = sorted((g for g in groups.values() if g.inputs), key=lambda g: g.name != "recipe")
+    return [part for each in sets for part in _parts(each)]
+
+
+def _parts(whole: FieldSet) -> list[FieldSet]:
+    """Set apart what few need of training; any other group stays whole."""
+    basic = [each for each in whole.inputs if each.source.path in BASIC]
+    others = [each for each in whole.inputs if each.source.path not in BASIC]
+    if not basic or not others:
+        return [whole]
+    more = FieldSet(MORE, f"More of {whole.title.lower()}", "Speed, memory, repeatability.", others)
+    return [replace(whole, inputs=basic), more]
 
 
 def precision_input(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -> Input:
@@ -101,6 +118,27 @@ def read(schema: Schema, posted: Mapping[str, Any]) -> dict[str, Any]:
     for each in properties(schema):
         put(config, each.path, parsed(each, str(posted.get(each.path, "")).strip()))
     return config
+
+
+def carried(
+    before: Schema, after: Schema, config: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what of a form's values another recipe takes over: those that somebody changed.
+
+    With them, the paths of those that it does not allow, which have its own defaults then.
+    """
+    known = {each.path: each.default for each in properties(before)}
+    kept: dict[str, Any] = {}
+    for each in properties(after):
+        value = get(config, each.path)
+        if each.path in known and value != known[each.path]:
+            put(kept, each.path, value)
+    wrong = mistakes(after, with_defaults(after, kept))
+    refused = [path for path, _ in flat(kept) if path in wrong]
+    for path in refused:
+        group, _, name = path.rpartition(".")
+        (get(kept, group) if group else kept).pop(name)
+    return kept, refused
 
 
 def parsed(each: Property, text: str) -> Any:

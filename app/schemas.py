@@ -49,6 +49,15 @@ class Property:
         return bool(self.rules.get("type") == "array")
 
     @property
+    def kind(self) -> str:
+        """Its type, in a word or two."""
+        if "enum" in self.rules:
+            return "choice"
+        if self.is_list:
+            return "texts"
+        return _KINDS.get(self.rules.get("type", ""), "text")
+
+    @property
     def default(self) -> Any:
         """What it is if nobody says otherwise."""
         return self.schema.get("default")
@@ -71,6 +80,7 @@ class Property:
         return f"{text}, or nothing" if self.is_nullable else text
 
 
+_KINDS = {"integer": "whole number", "number": "number", "boolean": "yes or no"}
 _BOUNDS = (
     ("minimum", "of at least"),
     ("exclusiveMinimum", "greater than"),

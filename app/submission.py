@@ -82,10 +82,23 @@ def submit(
         name = name or command_lines.default_name(submission.command.line)
         return runs.submit_command(session, command=checked.command, name=name, **place)
     place |= {"parent_id": submission.parent_id, "parent_step": submission.parent_step}
-    run = runs.submit(session, recipe=submission.recipe, name=name, **place)
+    run = runs.submit(session, recipe=_recipe_name(session, submission), name=name, **place)
     if submission.compared_with is not None:
         groups.join(session, run, submission.compared_with)
     return run
+
+
+def _recipe_name(session: Session, submission: Submission) -> str:
+    """Return the name that the run's recipe goes by, where its file's path was told.
+
+    A run of an earlier version has the path: what starts from it or is laid beside it has it too.
+    """
+    offered = workers.recipe(session, submission.recipe)
+    beside_id = submission.parent_id or submission.compared_with
+    beside = session.get(Run, beside_id) if beside_id is not None else None
+    if beside is not None and beside.recipe == offered.get("reference"):
+        return beside.recipe
+    return str(offered["name"])
 
 
 class Checked(NamedTuple):

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, defer
 from db.database import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
-from db.tables import Worker
+from db.tables import Run, Worker
 
 #: A worker that has not been seen for so long is shown as gone.
 SILENCE_SECONDS = 15.0
@@ -41,13 +41,37 @@ def register(
         worker = Worker(name=name)
         session.add(worker)
     worker.host, worker.pid = host, pid
-    worker.devices, worker.recipes, worker.versions = devices, recipes, versions
-    worker.recipe_names = [recipe["name"] for recipe in recipes if "schema" in recipe]
+    worker.devices, worker.versions = devices, versions
+    worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
     worker.offers_commands = offers_commands
     worker.started_at = worker.seen_at = now()
     worker.stopped_at = None
     session.flush()
     return worker
+
+
+def offer(session: Session, worker_id: int, recipes: list[dict[str, Any]]) -> None:
+    """Write down what a worker offers now, whose recipes have changed."""
+    worker = session.get_one(Worker, worker_id, with_for_update=True)
+    worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
+
+
+def recipe_names(recipes: list[dict[str, Any]]) -> list[str]:
+    """List the names by which runs can ask for these recipes.
+
+    A file is asked for by the name that it declares; runs of an earlier version have its path.
+    """
+    able = [recipe for recipe in recipes if "schema" in recipe]
+    names = [recipe["name"] for recipe in able]
+    return list(dict.fromkeys([*names, *(each.get("reference", each["name"]) for each in able)]))
+
+
+def reference(session: Session, run: Run) -> str:
+    """Return what the worker of a run loads as its recipe: of a file, its path there."""
+    for recipe in get(session, run.worker_id).recipes:
+        if recipe["name"] == run.recipe:
+            return str(recipe.get("reference", run.recipe))
+    return run.recipe
 
 
 def _is_alive(session: Session, worker: Worker) -> bool:
@@ -82,18 +106,8 @@ def page_of_everyone(session: Session, *, after: str = "", limit: int) -> Page:
 
 def recipe_file(worker: Worker, name: str) -> Path | None:
     """Return where the source of a recipe lies on its machine, if that is known."""
-    files = (each.get("file") for each in worker.recipes if each["name"] == name)
-    file = next(files, None)
+    file = (named(worker.recipes, name) or {}).get("source")
     return Path(file) if file else None
-
-
-def note_sources(session: Session, worker_id: int, digests: dict[str, str | None]) -> None:
-    """Write down what the recipes' files are now, by name of the recipe."""
-    worker = get(session, worker_id)
-    worker.recipes = [
-        each | {"sha256": digests[each["name"]]} if each["name"] in digests else each
-        for each in worker.recipes
-    ]
 
 
 def alive(session: Session) -> list[Worker]:
@@ -124,13 +138,19 @@ def recipes(session: Session) -> list[dict[str, Any]]:
 
 
 def recipe(session: Session, name: str) -> dict[str, Any]:
-    """Return a recipe by name. Raises NotFound, naming those there are."""
+    """Return a recipe by name, or by its file's path. Raises NotFound, naming those there are."""
     offered = recipes(session)
-    for candidate in offered:
-        if candidate["name"] == name:
-            return candidate
+    if found := named(offered, name):
+        return found
     known = ", ".join(str(candidate["name"]) for candidate in offered) or "none: no worker is up"
     raise NotFound(f"There is no recipe {name!r}. Workers offer: {known}.")
+
+
+def named(offered: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    """Return the one of this name; else of this path, by which runs of an earlier version ask."""
+    found = [each for each in offered if each["name"] == name]
+    found += [each for each in offered if each.get("reference") == name]
+    return found[0] if found else None
 
 
 def precisions_for(session: Session, recipe: str) -> set[str]:

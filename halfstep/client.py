@@ -274,6 +274,10 @@ class Client(AlertCalls):
         further |= {"parent_id": run_id, "parent_step": step}
         return self.submit(parent["recipe"], changed, name=name, tags=tags, **further)
 
+    def go_on(self, run_id: int) -> dict[str, Any]:
+        """Queue the steps that a cancelled or failed run has not made, from its last checkpoint."""
+        return self._post(f"/api/v1/runs/{run_id}/continuation")
+
     def log(self, run_id: int, *, last: int | None = None) -> list[dict[str, Any]]:
         """Return the lines of a run's log, oldest first. last: so many at most, up to 5,000."""
         if last is not None:

@@ -109,6 +109,15 @@ def fork(words: list[str]) -> None:
         tell_queued(client, queued, options)
 
 
+def go_on(words: list[str]) -> None:
+    """Queue what a cancelled or failed run has not made, from its last checkpoint."""
+    parser = parser_of("run go-on", go_on)
+    parser.add_argument("run", type=int)
+    options = parser.parse_args(words)
+    with Client() as client:
+        tell(client.go_on(options.run), options)
+
+
 def edit(words: list[str]) -> None:
     """Change a run's name, tags or note: `edit 1 --name baseline --tag lr --note 'too slow'`."""
     parser = parser_of("run edit", edit)

@@ -99,7 +99,12 @@ class Site:
 
     def offers(self, recipe: str) -> bool:
         with self.database.reading() as session:
-            return recipe in [offer["name"] for offer in workers.recipes(session)]
+            return workers.named(workers.recipes(session), recipe) is not None
+
+    def recipes(self) -> list[dict[str, Any]]:
+        """What the workers have said of their recipes, broken ones included."""
+        with self.database.reading() as session:
+            return [each for worker, _ in workers.everyone(session) for each in worker.recipes]
 
     def run(self, run_id: int) -> Run:
         with self.database.reading() as session:

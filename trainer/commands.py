@@ -1,15 +1,23 @@
 """What a person types about recipes: joins the `halfstep` command by its entry points."""
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from trainer import kept_recipes
+from trainer.kept_recipes import NotKeptError
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def recipe(words: list[str]) -> None:
-    """Look at a recipe of your own before it trains for hours: `recipe check FILE`."""
-    cli(words, prog_name="halfstep recipe")
+    """Recipes of your own: `recipe check FILE`, and `add`, `list` and `remove` of a worker's."""
+    try:
+        cli(words, prog_name="halfstep recipe")
+    except NotKeptError as error:
+        sys.exit(f"halfstep: {error}")
 
 
 @cli.callback()
@@ -25,7 +33,76 @@ def check(
     ] = None,
 ) -> None:
     """Run five steps in each precision, and say in words what is wrong."""
+    _check(file, settings or [])
+
+
+@cli.command()
+def add(
+    file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="for the check; may be repeated"),
+    ] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="only see that it loads")] = False,
+) -> None:
+    """Have the workers of this data folder offer a recipe, and check it."""
+    reference = _loaded(file)
+    kept_recipes.add(reference)
+    typer.echo(f"{reference} is kept: workers of {kept_recipes.path().parent} offer it soon.")
+    if not no_check:
+        _check(reference, settings or [])
+
+
+@cli.command("list")
+def list_() -> None:
+    """List the recipes that are kept, with what the check said of each."""
+    for each in kept_recipes.read():
+        reference = each["reference"]
+        file = Path(reference.rpartition(":")[0])
+        typer.echo(
+            f"{reference}  {_state(reference) if file.is_file() else 'there is no such file'}"
+        )
+    typer.echo(f"kept in {kept_recipes.path()}")
+
+
+@cli.command()
+def remove(
+    file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
+) -> None:
+    """Have workers offer a recipe no longer; the file stays, and so do its runs."""
+    for reference in kept_recipes.remove(file):
+        typer.echo(f"{reference} is kept no longer.")
+
+
+def _loaded(file: str) -> str:
+    """Return a recipe's reference, with its whole path and its class. Raises NotKeptError."""
+    from trainer.probe import offer  # loads torch, which takes seconds
+    from trainer.registry import file_of, load_recipe
+
+    path = file_of(str(Path(file).expanduser()))
+    if path is None:
+        text = f"{file} is no file of Python; allowed: path/to/file.py or path/to/file.py:Class"
+        raise NotKeptError(text)
+    reference = str(path) if file.endswith(".py") else f"{path}:{file.rpartition(':')[2]}"
+    offered = offer(reference)
+    if "error" in offered:
+        place = f"{offered['place']}: " if offered["place"] else ""
+        raise NotKeptError(f"{path} cannot be offered: {place}{offered['error']}")
+    return f"{path}:{load_recipe(reference).__name__}"
+
+
+def _check(file: str, settings: list[str]) -> None:
     from trainer.diagnosis.check import main  # loads torch, which takes seconds
 
-    options = [word for assignment in settings or () for word in ("--set", assignment)]
+    options = [word for assignment in settings for word in ("--set", assignment)]
     main([file, *options])
+
+
+def _state(reference: str) -> str:
+    check = kept_recipes.check_of(reference)
+    if check is None:
+        return f"not checked: halfstep recipe check {reference}"
+    errors = sum(each["severity"] == "error" for each in check["findings"])
+    warnings = len(check["findings"]) - errors + check["left_out"]
+    since = ", before the file was changed" if check["is_outdated"] else ""
+    return f"{errors} errors and {warnings} warnings{since}"

@@ -3,17 +3,33 @@
 The worker, which has no torch, asks this short-lived process, and advertises the answer.
 """
 
+import hashlib
 import inspect
 import json
+import re
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from halfstep.recipe import Recipe
 from halfstep.run_config import config_schema
-from trainer import machine
-from trainer.registry import MissingRequirementError, known_recipes, load_recipe
+from trainer import kept_recipes, machine
+from trainer.diagnosis.places import place
+from trainer.kept_recipes import NotKeptError
+from trainer.registry import (
+    GROUP,
+    MissingRequirementError,
+    configured_recipes,
+    file_of,
+    known_recipes,
+    load_recipe,
+)
+
+NAME = re.compile(r"[\w.-]{1,64}")
+MOST_TITLE, MOST_DESCRIPTION, MOST_ERROR = 200, 2000, 4000
 
 
 def main() -> None:
@@ -41,11 +57,52 @@ def devices() -> list[dict[str, Any]]:
 
 
 def recipes() -> list[dict[str, Any]]:
-    """Return every recipe with the schema of its configuration.
+    """Return every recipe by the name that it declares, with the schema of its configuration.
 
     One that is broken comes with its error instead, one that lacks packages with what it needs.
+    reference: what a training loads, of a file its path.  Of two that declare one name the later
+    goes by its reference.
     """
-    return [_recipe(reference) for reference in known_recipes()]
+    offers: list[dict[str, Any]] = []
+    references, problem = configured_recipes(), ""
+    try:
+        references = known_recipes()
+    except NotKeptError as error:  # it must not hide the others
+        problem = str(error)
+    taken = set(references)
+    for reference in references:
+        told = offer(reference)
+        if told["name"] != reference and told["name"] in taken:
+            told["name"] = reference
+        taken.add(told["name"])
+        offers.append(told)
+    if problem:
+        name = str(kept_recipes.path())
+        offers.append({"name": name, "reference": name, "error": problem})
+    return offers
+
+
+def offer(reference: str) -> dict[str, Any]:
+    """Return what is told of one recipe, or why it cannot be offered."""
+    file = file_of(reference)
+    told: dict[str, Any] = {"name": reference, "reference": reference}
+    told |= {"file": str(file)} if file else {"package": _package(reference)}
+    try:
+        recipe = load_recipe(reference)
+        if file:
+            told["name"] = _declared_name(recipe)
+        return told | {
+            "title": str(recipe.title)[:MOST_TITLE],
+            "description": str(recipe.description)[:MOST_DESCRIPTION],
+            "schema": config_schema(recipe),
+            **_source(recipe),
+            "check": kept_recipes.check_of(reference) if file else None,
+        }
+    except MissingRequirementError as error:
+        return told | {"needs": error.needs}
+    except (Exception, SystemExit) as error:  # a user's broken recipe must not hide the others
+        text = f"{type(error).__name__}: {error}"[:MOST_ERROR]
+        return {**told, "name": reference, "error": text, "place": _place(file, error)}
 
 
 def _cuda_device(index: int) -> dict[str, Any]:
@@ -63,29 +120,36 @@ def _cuda_device(index: int) -> dict[str, Any]:
     }
 
 
-def _recipe(reference: str) -> dict[str, Any]:
-    try:
-        recipe = load_recipe(reference)
-        return {
-            "name": reference,
-            "title": recipe.title,
-            "description": recipe.description,
-            "schema": config_schema(recipe),
-            "file": _file(recipe),
-        }
-    except MissingRequirementError as error:
-        return {"name": reference, "needs": error.needs}
-    except (Exception, SystemExit) as error:  # a user's broken recipe must not hide the others
-        return {"name": reference, "error": f"{type(error).__name__}: {error}"}
+def _declared_name(recipe: type[Recipe]) -> str:
+    name = getattr(recipe, "name", None)
+    if not (isinstance(name, str) and NAME.fullmatch(name)):
+        allowed = "1 to 64 letters, digits, -, _ and ."
+        raise ValueError(f"{recipe.__name__}.name is {name!r:.100}; allowed: {allowed}")
+    return name
 
 
-def _file(recipe: type) -> str | None:
-    """Return where the source of a recipe lies, if it is in a file."""
+def _place(file: Path | None, error: BaseException) -> str:
+    if file is None:
+        return ""
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        return f"{file.name}:{error.lineno}"
+    return place(str(file), error)
+
+
+def _package(reference: str) -> str:
+    for point in entry_points(group=GROUP, name=reference):
+        if point.dist is not None:
+            return f"{point.dist.name} {point.dist.version}"
+    return ""
+
+
+def _source(recipe: type) -> dict[str, str]:
+    """Return the file that a recipe is written in, and what it is now, so far as both are known."""
     try:
-        found = inspect.getsourcefile(recipe)
-    except TypeError:
-        return None
-    return str(Path(found).resolve()) if found else None
+        file = Path(inspect.getsourcefile(recipe) or "").resolve()
+        return {"source": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    except (OSError, TypeError):
+        return {}
 
 
 if __name__ == "__main__":

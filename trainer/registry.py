@@ -1,6 +1,7 @@
 """Which recipes there are: entry points of the group `halfstep.recipes`, and files by path.
 
-HALFSTEP_RECIPES may list more of them, separated by commas: `/home/me/gan.py:GAN,…`.
+HALFSTEP_RECIPES may list more of them, separated by commas: `/home/me/gan.py:GAN,…`. Those that
+`halfstep recipe add` keeps follow.
 """
 
 import importlib.util
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from halfstep.recipe import Recipe
+from trainer import kept_recipes
 
 GROUP = "halfstep.recipes"
 
@@ -30,9 +32,24 @@ class MissingRequirementError(UnknownRecipeError):
 
 
 def known_recipes() -> list[str]:
-    """Return the names that `load_recipe` takes here, besides paths."""
-    listed = os.environ.get("HALFSTEP_RECIPES", "").split(",")
-    return sorted(entry_points(group=GROUP).names) + [name.strip() for name in listed if name]
+    """Return the references that `load_recipe` takes here, besides other paths.
+
+    Raises NotKeptError if the list of those that are kept cannot be read.
+    """
+    kept = [each["reference"] for each in kept_recipes.read()]
+    return list(dict.fromkeys([*configured_recipes(), *kept]))
+
+
+def configured_recipes() -> list[str]:
+    """Return those of packages and of the environment."""
+    listed = map(str.strip, os.environ.get("HALFSTEP_RECIPES", "").split(","))
+    return sorted(entry_points(group=GROUP).names) + [name for name in listed if name]
+
+
+def file_of(reference: str) -> Path | None:
+    """Return the file that a reference names, or None for the name of an entry point."""
+    path = reference if reference.endswith(".py") else reference.rpartition(":")[0]
+    return Path(path).resolve() if path.endswith(".py") else None
 
 
 def load_recipe(reference: str) -> type[Recipe]:
@@ -45,13 +62,11 @@ def load_recipe(reference: str) -> type[Recipe]:
     for point in entry_points(group=GROUP, name=reference):
         check_requirements(point)
         return _checked(point.load(), reference)
-    path, _, attribute = reference.rpartition(":")
-    if reference.endswith(".py"):
-        path, attribute = reference, ""
-    if path.endswith(".py"):
-        if not Path(path).is_file():
+    if path := file_of(reference):
+        if not path.is_file():
             raise UnknownRecipeError(f'"{reference}" cannot be loaded: there is no file {path}')
-        return _checked(_load_file(Path(path), attribute), reference)
+        attribute = "" if reference.endswith(".py") else reference.rpartition(":")[2]
+        return _checked(_load_file(path, attribute), reference)
     known = ", ".join(name for name in known_recipes() if name != reference)
     raise UnknownRecipeError(
         f'there is no recipe "{reference}"; known are {known}; a file is path/to/file.py:Class'
@@ -81,7 +96,7 @@ def _is_installed(name: str) -> bool:
 
 def _load_file(path: Path, attribute: str) -> object:
     name = f"halfstep_recipe_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UnknownRecipeError(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)

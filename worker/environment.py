@@ -75,12 +75,6 @@ def describe(started: Started, worker: Worker, devices: list[int]) -> tuple[dict
     return redaction.without(content, *hidden), Texts(*kept)
 
 
-def digest(path: Path) -> str | None:
-    """Return the SHA-256 of a file, if it can be read."""
-    source = _read(path)
-    return None if source is None else hashlib.sha256(source).hexdigest()
-
-
 def _read(path: Path) -> bytes | None:
     """Return what a file holds; of what is no plain file nobody knows whether it ever ends."""
     try:

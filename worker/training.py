@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from db import checkpoints, queue
+from db import checkpoints, queue, workers
 from db.storage import get_file
 from db.tables import Checkpoint, Status
 from worker import gpus
@@ -36,6 +36,7 @@ class Training:
         self._attempt = attempt
         self._states = checkpoints.to_resume(session, attempt.run)
         self._weights = checkpoints.to_start_from(session, attempt.run.settings)
+        self._recipe = workers.reference(session, attempt.run)
         self._control: dict[str, Any] = {"stop": None, "requests": []}  # see halfstep.spool
 
     def prepare(self) -> None:
@@ -49,7 +50,7 @@ class Training:
         job = {
             "run": run.id,
             "attempt": run.attempt,
-            "recipe": run.recipe,
+            "recipe": self._recipe,
             "config": run.config,
             "started_at": attempt.started_at,
             "seconds_before": attempt.seconds_before,

@@ -8,11 +8,9 @@ finds its supervisors again.
 
 import argparse
 import fcntl
-import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -30,11 +28,9 @@ from db.settings import Settings
 from db.storage import open_store
 from db.tables import Status
 from halfstep.output import say
-from worker import gpus
-from worker.child import without_secrets
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
+from worker.offering import Offer, Offering
 from worker.recorder import CannotRecord, Recorder, in_short, may_pass
-from worker.sources import Sources
 from worker.tidying import delete_erased
 
 TICK_SECONDS = 0.5
@@ -61,6 +57,7 @@ class Worker:
         self.name = _name(settings)
         self.engine = SubprocessEngine()
         self.store = open_store(settings)
+        self.offering = Offering(settings)
         self.running: dict[Attempt, tuple[Handle, list[int]]] = {}
         self.lost_before: set[int] = set()  # runs whose lease had run out at the last look
         self.stopping = threading.Event()
@@ -79,6 +76,7 @@ class Worker:
                 self._claim()
                 if time.monotonic() >= beat_due:
                     self._beat(reached_since)
+                    self._offer_anew()
                     beat_due = time.monotonic() + BEAT_SECONDS
                 if time.monotonic() >= tidy_due:
                     delete_erased(self.settings, self.database)
@@ -90,6 +88,7 @@ class Worker:
                 if not is_away:  # once an outage
                     _say(f"waiting: {error}")
                 reached_since, is_away = time.monotonic(), True
+        self.offering.close()
         self._stop_runs()
         with self.database.writing() as session:
             workers.stop(session, self.id)
@@ -109,19 +108,14 @@ class Worker:
 
     def _register(self) -> None:
         """Learn what this machine offers, and write it down. Raises NoDevices."""
-        offer = probe()
+        offer = self.offering.learn()
         cpu = offer["devices"][0]
         if cpu["kind"] == "cpu":
             offer["devices"] = [{**cpu, "index": i} for i in range(self.settings.cpu_devices)]
         if not offer["devices"]:
             raise NoDevices
-        for recipe in offer["recipes"]:
-            if "error" in recipe:
-                _say(f"recipe {recipe['name']} cannot be offered: {recipe['error']}")
-            if "needs" in recipe:
-                _say(f"recipe {recipe['name']} is not offered: it needs {recipe['needs']}")
         self.device_indexes = {device["index"] for device in offer["devices"]}
-        self.recipes = [recipe["name"] for recipe in offer["recipes"] if "schema" in recipe]
+        self.recipes = workers.recipe_names(offer["recipes"])
         self.device_memory_bytes = workers.device_memory_bytes(offer["devices"])
         self.precisions = workers.precisions(offer["devices"])
         with self.database.writing() as session:
@@ -134,11 +128,18 @@ class Worker:
                 **offer,
             )
             self.id = worker.id
-        self.sources = Sources(
-            {each["name"]: Path(each["file"]) for each in offer["recipes"] if each.get("file")}
-        )
-        offered = [*self.recipes, *(["commands"] if self.settings.commands else [])]
+        offered = [*_names(offer), *(["commands"] if self.settings.commands else [])]
         _say(f"{self.name} offers {len(offer['devices'])} x {cpu['name']}: {', '.join(offered)}")
+
+    def _offer_anew(self) -> None:
+        """Offer recipes as they are now; of their devices and versions nothing changes."""
+        offer = self.offering.news()
+        if offer is None:
+            return
+        with self.database.writing() as session:
+            workers.offer(session, self.id, offer["recipes"])
+        self.recipes = workers.recipe_names(offer["recipes"])
+        _say(f"{self.name} offers {', '.join(_names(offer))}")
 
     def _adopt(self) -> None:
         """Find the supervisors that an earlier worker of this name left running."""
@@ -298,8 +299,6 @@ class Worker:
         """Say that we are alive, and look for runs of others that are not."""
         with self.database.writing() as session:
             workers.beat(session, self.id)
-            if digests := self.sources.changed():
-                workers.note_sources(session, self.id, digests)
             lost = queue.mark_unreachable(session, self.lost_before)
             if time.monotonic() - reached_since > self.settings.lease_seconds:
                 for run_id in queue.requeue_unreachable(session, lost):
@@ -342,19 +341,8 @@ def _name(settings: Settings) -> str:
     return settings.worker_name or socket.gethostname()
 
 
-def probe() -> dict[str, Any]:
-    """Ask a short-lived child, which may load torch, for devices, recipes and versions."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "trainer.probe"],
-        env={**without_secrets(), **gpus.environment()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if answer.returncode != 0:
-        raise HalfstepError(f"This machine's devices cannot be learnt:\n{answer.stderr[-4000:]}")
-    offer: dict[str, Any] = json.loads(answer.stdout)
-    return offer
+def _names(offer: Offer) -> list[str]:
+    return [recipe["name"] for recipe in offer["recipes"] if "schema" in recipe]
 
 
 def _say(text: str) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from app import columns, configuration, filters
+from app import columns, configuration, continuing, filters
 from app.auth import SignedIn
 from app.command_lines import Command, as_submitted
 from app.configuration import Setting
@@ -242,6 +242,22 @@ def resume_run(run_id: RunId, session: Db, settings: TheSettings, visitor: Signe
     """Queue a paused run again."""
     runs.resume(session, run_id, visitor.user)
     return _summary(session, run_id, settings)
+
+
+@router.post("/{run_id}/continuation", status_code=201)
+def go_on(
+    run_id: RunId,
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
+    idempotency_key: Annotated[
+        Text | None,
+        Header(max_length=200, description="A request that repeats it queues no second run"),
+    ] = None,
+) -> RunSummary:
+    """Queue a run of the steps that a cancelled or failed one has not made, from its checkpoint."""
+    run = continuing.go_on(session, visitor.user, run_id, idempotency_key=idempotency_key)
+    return summarise(session, run, visitor.user.name, settings)
 
 
 @router.post("/{run_id}/checkpoints", status_code=202)

@@ -8,6 +8,7 @@ from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
+from app import continuing
 from app.auth import SignedIn, local_path
 from app.context import Db, Posted
 from app.parameters import RunId, as_run_id
@@ -50,6 +51,12 @@ def set_priority(
     """Let a waiting run start sooner or later than others."""
     runs.set_priority(session, run_id, priority)
     return _back_to_list(posted)
+
+
+@router.post("/runs/{run_id}/continuation")
+def go_on(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Queue what a cancelled or failed run has not made, and show that run."""
+    return _back(continuing.go_on(session, visitor.user, run_id).id)
 
 
 @router.post("/runs/{run_id}/scale")

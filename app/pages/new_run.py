@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Annotated, Any
 
@@ -32,6 +33,15 @@ WHOLE_NUMBERS = {
 #: Of a setting: one group at most, as schemas have it.
 PATH = re.compile(r"\w{1,100}(\.\w{1,100})?")
 FP32 = "modules.fp32"
+#: What the form calls them, where an error is told of one.
+RUN_TITLES = {
+    "name": "Name",
+    "tags": "Tags",
+    "devices_per_node": "Devices",
+    "priority": "Priority",
+    "after_id": "After run",
+    "recipe": "Recipe",
+}
 RUN_FIELDS = ("name", "tags", *WHOLE_NUMBERS)
 
 
@@ -63,7 +73,8 @@ def new_run(
             return RedirectResponse(f"/runs/new/command?from={run.id}", status_code=303)
         runs.check_is_ours(run, "be cloned")
         recipe = recipe or run.recipe
-        config = deepcopy(run.config) if recipe == run.recipe else {}
+        is_same = recipe == run.recipe or recipe == _name(session, run.recipe)
+        config = deepcopy(run.config) if is_same else {}
         values |= {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
         values["devices_per_node"] = str(run.devices_per_node)
         if fp32:
@@ -89,6 +100,22 @@ def _change(text: str) -> tuple[str, Any]:
     except ValueError:
         pass
     raise Invalid({"set": f"{text:.100} is not allowed; allowed: a setting's path=value, as JSON"})
+
+
+@router.post("/runs/new")
+def other_recipe(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
+    """Show the form of another recipe, with what was changed in this one's as far as it goes."""
+    recipe, wanted = str(posted.get("recipe", "")), str(posted.get("other", ""))
+    values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
+    values |= dict.fromkeys(("parent_id", "parent_step", "compared_with"), "")
+    offered = workers.recipes(session)
+    before, after = workers.named(offered, recipe), workers.named(offered, wanted)
+    config: dict[str, Any] = {}
+    refused: list[str] = []
+    if before and after:
+        typed = forms.read(before["schema"], posted)
+        config, refused = forms.carried(before["schema"], after["schema"], typed)
+    return _form(request, session, visitor, wanted, config, values, refused=refused)
 
 
 @router.post("/runs")
@@ -126,6 +153,12 @@ def numbers(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     return read, errors
 
 
+def _name(session: Session, recipe: str) -> str:
+    """Return the name that a recipe goes by now; runs of an earlier version have its path."""
+    found = workers.named(workers.recipes(session), recipe)
+    return str(found["name"]) if found else recipe
+
+
 def _form(
     request: Request,
     session: Session,
@@ -134,13 +167,13 @@ def _form(
     config: dict[str, Any],
     values: dict[str, str],
     errors: dict[str, str] | None = None,
+    refused: Sequence[str] = (),
 ) -> HTMLResponse:
     offered = workers.recipes(session)
-    names = [each["name"] for each in offered]
+    chosen = workers.named(offered, recipe)
     problem = (errors or {}).get("recipe", "")
-    if recipe and recipe not in names:
+    if recipe and chosen is None:
         problem = f"No worker offers the recipe {recipe!r}. Choose one of those below."
-    chosen = next((each for each in offered if each["name"] == recipe), None)
     chosen = chosen or (offered[0] if offered else None)
     schema = chosen["schema"] if chosen else {}
     everyone = workers.everyone(session)
@@ -160,4 +193,6 @@ def _form(
         field_sets=forms.field_sets(schema, config, errors or {}),
         values=dict.fromkeys(RUN_FIELDS, "") | values,
         errors=errors or {},
+        titles={each.path: each.title for each in schemas.properties(schema)} | RUN_TITLES,
+        refused=refused,
     )

@@ -153,7 +153,7 @@ def _form(
     runs: int | None = None,
 ) -> HTMLResponse:
     offered = workers.recipes(session)
-    chosen = next((each for each in offered if each["name"] == recipe), None)
+    chosen = workers.named(offered, recipe)
     problem = (errors or {}).get("recipe", "")
     if recipe and chosen is None:
         problem = f"No worker offers the recipe {recipe[:100]!r}. Choose one of those below."

@@ -29,7 +29,7 @@ from db import (
 )
 from db.database import now
 from db.spikes import spikes
-from db.tables import Run
+from db.tables import RECIPE, Run
 from halfstep import command_line
 
 router = APIRouter()
@@ -94,6 +94,7 @@ def show_run(
         command=_command(run),
         environment=environment_of(session, run),
         settings=configuration.settings_of(session, run),
+        variants=comparison.variants(session, run) if run.source == RECIPE else (),
     )
 
 

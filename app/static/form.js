@@ -1,4 +1,5 @@
-// The form of a new run: says which power of two a scale is, and keeps the precision's word.
+// The form of a new run: says which power of two a scale is, takes what is typed along to another
+// recipe or a sweep, and starts the run by its button or Ctrl+Enter alone.
 
 import { power } from 'formats'
 
@@ -19,14 +20,34 @@ for (const input of document.querySelectorAll('[data-run-form] input[type=number
   input.addEventListener('input', () => showPower(input))
 }
 
-// To the form of a sweep with what is typed here; without a script it begins with the defaults.
-document.querySelector('[data-to-sweep]')?.addEventListener('click', (event) => {
-  if (event.ctrlKey || event.metaKey || event.shiftKey) return
+const form = /** @type {Found} */ (document.querySelector('[data-run-form]'))
+
+/** Show another form with what is typed here; without a script it begins with the defaults. @param {Found} link @param {string} address */
+const takeAlong = (link, address) => link.addEventListener('click', (event) => {
+  if (!form || event.ctrlKey || event.metaKey || event.shiftKey) return
   event.preventDefault()
-  const button = document.createElement('button')
-  button.formAction = '/sweeps/new'
-  button.hidden = true
-  document.querySelector('[data-run-form]').append(button)
+  const button = Object.assign(document.createElement('button'), {
+    formAction: address, name: 'other', value: link.dataset.other ?? '', hidden: true,
+  })
+  form.append(button)
   button.click()
   button.remove()
+})
+for (const link of document.querySelectorAll('[data-to-sweep]')) takeAlong(link, '/sweeps/new')
+for (const link of document.querySelectorAll('[data-other]')) takeAlong(link, '/runs/new')
+
+form?.addEventListener('keydown', (event) => {
+  if (event.key !== 'Enter' || !(event.ctrlKey || event.metaKey)) return
+  event.preventDefault()
+  form.querySelector('[data-start]').click()
+})
+
+// What is no number at all a browser would send as nothing: say so here, where it still stands.
+form?.addEventListener('submit', (event) => {
+  const bad = [...form.elements].find((input) => input.validity?.badInput)
+  if (!bad) return
+  event.preventDefault()
+  for (let each = bad.closest('details'); each; each = each.parentElement.closest('details')) each.open = true
+  bad.closest('.field').hidden = false
+  bad.reportValidity()
 })

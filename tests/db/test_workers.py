@@ -6,7 +6,7 @@ from sqlalchemy import update
 from db import workers
 from db.database import Database, now
 from db.errors import Conflict, NotFound
-from db.tables import Worker
+from db.tables import Run, User, Worker
 from tests.db.conftest import DIGITS, add_worker
 
 
@@ -63,3 +63,19 @@ def test_unknown_recipe_names_those_there_are(database: Database, worker: Worker
     add_worker(database, "w2", [{"name": "mine", "error": "SyntaxError"}])
     with pytest.raises(NotFound, match=r"'mine'.*digits"), database.reading() as session:
         workers.recipe(session, "mine")
+
+
+def test_a_recipe_of_a_file_goes_by_its_name_and_by_its_path(
+    database: Database, worker: Worker, ada: User
+) -> None:
+    """Runs of an earlier version have the path; the worker is told which file to load."""
+    mine = {**DIGITS, "name": "mine", "reference": "/a/mine.py:Mine", "file": "/a/mine.py"}
+    with database.writing() as session:
+        workers.offer(session, worker.id, [DIGITS, mine])
+    with database.reading() as session:
+        assert workers.recipe(session, "mine") == workers.recipe(session, "/a/mine.py:Mine") == mine
+        row = workers.get(session, worker.id)
+        assert row.recipe_names == ["digits", "mine", "/a/mine.py:Mine"]
+        for asked, loaded in (("mine", "/a/mine.py:Mine"), ("digits", "digits"), ("/b.py:B",) * 2):
+            run = Run(recipe=asked, worker_id=worker.id)
+            assert workers.reference(session, run) == loaded

@@ -54,6 +54,8 @@ FULL = (
     "/sweeps/new?recipe=digits",
     "/runs/new/command",
     "/workers",
+    "/recipes",
+    "/recipes/digits",
     "/account",
     "/secrets",
     "/api/v1/docs",
@@ -61,7 +63,7 @@ FULL = (
     "/help/amp",
     "/runs/999",
 )
-ON_A_PHONE = ("/runs", "/runs/1", "/runs/new?recipe=digits", "/help/amp")
+ON_A_PHONE = ("/runs", "/recipes", "/runs/1", "/runs/new?recipe=digits", "/help/amp")
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """The diagnosis in a real browser: what a person sees and asks for."""
 
+import re
+
 from playwright.sync_api import Page, expect
 from sqlalchemy import select
 
@@ -86,7 +88,8 @@ def test_comparison_is_one_click_and_draws_its_runs(
     """The button queues four runs and leads to their chart and table."""
     record(database, running, make_steps([3.0, 2.0], skipped=[1]), events=make_events([1]))
     page.goto("/runs/1")
-    page.get_by_role("button", name="Compare precisions").click()
+    page.get_by_text("Compare precisions…").click()
+    page.get_by_role("button", name=re.compile(r"Queue \d runs?")).click()
     page.wait_for_url("**/groups/2")
     expect(page.locator(".comparison thead a")).to_have_text(
         ["fp32", "fp16 without scaler", "fp16", "bf16"]

@@ -62,7 +62,7 @@ def test_submit_watch_and_download(site: Site, page: Page, tmp_path: Path) -> No
     with page.expect_download() as started:
         page.locator(".checkpoints tr", has_text="whole state").get_by_text("Download").click()
     download = started.value
-    assert download.suggested_filename.endswith("Gated-fp16-run1-step600.pt")
+    assert download.suggested_filename.endswith("gated-fp16-run1-step600.pt")
     path = tmp_path / download.suggested_filename
     download.save_as(path)
     digest = page.locator(".checkpoints tr", has_text="whole state").locator("code").first

@@ -1,13 +1,16 @@
 """The pages in a real browser: what a person sees and does."""
 
+import re
+
 import pytest
 from playwright.sync_api import Page, expect
 
 from db import queue, runs, telemetry
 from db.database import Database
 from db.tables import Run, Status, User
-from tests.app.conftest import start_run, submit
+from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
 from tests.browser import open_tab
+from tests.db.conftest import add_worker
 from tests.db.telemetry_made import make_events, make_metric, make_steps, record
 from tests.e2e.conftest import refuse_once
 
@@ -24,24 +27,58 @@ def _line(page: Page, name: str) -> list[float | None]:
 
 def test_form_keeps_what_was_typed_and_submits(
     database: Database,
-    offered: None,
+    ada: User,
     page: Page,
 ) -> None:
-    """A mistake is shown beside its field with all that was typed; put right, the run is queued."""
+    """A setting is found by its words; Enter starts nothing; another recipe has what was typed.
+
+    A mistake is told in a summary that has the focus and leads to its field, beside all that was
+    typed; put right, the run is queued by Ctrl+Enter. What like runs took stands by the button.
+    """
+    page.goto("/account")  # an empty list of runs would load itself anew for the first one
+    other = {**DIGITS, "name": "other", "title": "Other"}
+    add_worker(database, "w1", [DIGITS, other], [CPU])
+    finished = submit(database, ada, recipe="other", config={**CONFIG, "precision": "bf16"})
+    with database.writing() as session:
+        run = session.get_one(Run, finished.id)
+        run.steps_per_second = 2.0
+        runs.set_status(session, run, Status.FINISHED)
     page.get_by_role("link", name="New run").first.click()
+    page.get_by_label("Find a setting").fill("largest clip")
+    expect(page.locator("[data-found]")).to_have_text("No setting has these words.")
+    page.get_by_label("Find a setting").fill("BATCH examples")
+    expect(page.locator(".group .field:visible")).to_have_count(1)
+    page.get_by_label("Find a setting").press("Enter")
+    expect(page.get_by_label("Batch size")).to_be_focused()
     page.get_by_label("Batch size").fill("5000")
+    page.get_by_label("Find a setting").press("Escape")
+    expect(page.get_by_label("Steps", exact=True)).to_be_visible()
+    page.get_by_label("Steps", exact=True).fill("120")
     page.get_by_label("Name", exact=True).fill("by hand")
     page.locator("[name=precision][value=bf16]").check()
+    page.get_by_label("Name", exact=True).press("Enter")
+    page.get_by_role("link", name="Other").click()
+    expect(page.locator("[name=recipe]")).to_have_value("other")
+    expect(page.get_by_label("Name", exact=True)).to_have_value("by hand")
+    expect(page.locator("[data-cost]")).to_have_text(
+        "1 min 0 s of steps, at the 2 steps/s of run 1"
+    )
+    expect(page.get_by_label("Batch size")).to_have_value("64")  # 5,000 is not allowed
+    page.get_by_label("Batch size").fill("5000")
     page.get_by_role("button", name="Start run").click()
+    expect(page.locator("[data-mistakes]")).to_be_focused()
     expect(page.locator('[id="training.batch_size-error"]')).to_contain_text("5000; allowed")
     expect(page.get_by_label("Name", exact=True)).to_have_value("by hand")
     expect(page.locator("[name=precision][value=bf16]")).to_be_checked()
+    page.locator("[data-mistakes]").get_by_role("link", name="Batch size").click()
+    expect(page.get_by_label("Batch size")).to_be_focused()
     page.get_by_label("Batch size").fill("32")
-    page.get_by_role("button", name="Start run").click()
-    page.wait_for_url("**/runs/1")
+    page.get_by_label("Batch size").press("Control+Enter")
+    page.wait_for_url("**/runs/2")
     expect(page.locator("h1")).to_contain_text("by hand")
     with database.reading() as session:
-        assert runs.get(session, 1).config["training"]["batch_size"] == 32
+        training = runs.get(session, 2).config["training"]
+        assert (training["batch_size"], training["steps"]) == (32, 120)
 
 
 def test_line_grows_while_the_run_runs(
@@ -247,7 +284,8 @@ def test_pages_fit_their_width(
     record(database, running, make_steps([1.0] * 9, skipped=[3]), events=make_events([3]))
     page.set_viewport_size({"width": width, "height": 800})
     page.goto("/runs/1")
-    page.get_by_role("button", name="Compare precisions").click()
+    page.get_by_text("Compare precisions…").click()
+    page.get_by_role("button", name=re.compile(r"Queue \d runs?")).click()
     page.wait_for_url("**/groups/2")
     for path in (
         "/runs",
@@ -257,6 +295,8 @@ def test_pages_fit_their_width(
         "/compare?runs=1,2&settings=all&across=precision",
         f"/compare?runs={','.join(map(str, range(1, 12)))}",
         "/workers",
+        "/recipes",
+        "/recipes/digits",
         "/alerts",
         "/account",
         "/api/v1/docs",

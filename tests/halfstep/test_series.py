@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from db import telemetry
+from db import runs, telemetry
 from db.database import Database
-from db.tables import Run, User
+from db.tables import Run, Status, User
 from halfstep import Client, commands
 from halfstep.series import of_metrics, of_steps
 from halfstep.spool import NONFINITE_LOSS, SKIPPED, STEP_DTYPE
@@ -143,3 +143,8 @@ def test_ada_forks(client: Client, database: Database, ada: User) -> None:
     config = client.run(fork["id"])["config"]
     assert (config["training"]["steps"], config["training"]["batch_size"]) == (500, 64)
     assert client.fork(1, step=100)["parent_step"] == 100
+    client.cancel(1)
+    with database.writing() as session:
+        runs.set_status(session, runs.get(session, 1), Status.CANCELLED)
+    went_on = client.go_on(1)
+    assert (went_on["parent_step"], went_on["name"]) == (200, client.run(1)["name"])

@@ -17,6 +17,7 @@ OWN_RECIPE = """
 from tests.trainer.conftest import Regression
 
 class Mine(Regression):
+    name = "mine"
     title = "My own"
 
 class NotARecipe:
@@ -84,13 +85,48 @@ def test_the_probe_prints_devices_recipes_and_versions():
 
 
 def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_file):
-    """It is advertised with its error."""
-    broken = tmp_path / "broken.py"
-    broken.write_text("1 / 0")
-    monkeypatch.setenv("HALFSTEP_RECIPES", f"{broken}:Gan, {own_file}:Mine")
+    """It is advertised with its error, and where that is; what loads by the name it declares."""
+    broken, unread = tmp_path / "broken.py", tmp_path / "unread.py"
+    broken.write_text("\n1 / 0")
+    unread.write_text("a = 1\nb = (\n")
+    monkeypatch.setenv("HALFSTEP_RECIPES", f"{broken}:Gan, {own_file}:Mine,{unread}")
     recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
-    assert recipes[f"{broken}:Gan"]["error"] == "ZeroDivisionError: division by zero"
+    told = recipes[f"{broken}:Gan"]
+    assert told["error"] == "ZeroDivisionError: division by zero"
+    assert (told["place"], told["file"]) == ("broken.py:2", str(broken))
+    assert recipes[str(unread)]["error"].startswith("SyntaxError")
+    assert recipes[str(unread)]["place"] == "unread.py:2"
+    mine = recipes["mine"]
+    assert (mine["title"], mine["reference"], mine["check"]) == (
+        "My own",
+        f"{own_file}:Mine",
+        None,
+    )
+    assert "schema" in recipes["digits"]
+    assert recipes["digits"]["package"].startswith("halfstep-service ")
+
+
+def test_a_declared_name_is_one_recipes_alone(monkeypatch, tmp_path, own_file):
+    """Of two of one name the later goes by its file; a name that is no name is told."""
+    taken, nameless = tmp_path / "taken.py", tmp_path / "nameless.py"
+    taken.write_text(OWN_RECIPE.replace('"mine"', '"digits"'))
+    nameless.write_text(OWN_RECIPE.replace('"mine"', '"a name, with a comma"'))
+    monkeypatch.setenv("HALFSTEP_RECIPES", f"{taken}:Mine,{own_file},{own_file}:Mine,{nameless}")
+    recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
+    assert recipes["digits"]["title"] == "Handwritten digits"
+    assert recipes[f"{taken}:Mine"]["title"] == "My own"
+    assert recipes["mine"]["reference"] == str(own_file)
     assert recipes[f"{own_file}:Mine"]["title"] == "My own"
+    told = recipes[str(nameless)]["error"]
+    assert told.startswith("ValueError: Mine.name is 'a name, with a comma'; allowed: 1 to 64")
+
+
+def test_a_list_that_cannot_be_read_hides_nothing(monkeypatch, tmp_path):
+    """It is told in the place of a recipe."""
+    monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
+    (tmp_path / "recipes.json").write_text('{"recipes": [{"reference": 1}]}')
+    recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
+    assert "holds a reference that is no text" in recipes[f"{tmp_path}/recipes.json"]["error"]
     assert "schema" in recipes["digits"]
 
 
@@ -122,6 +158,8 @@ def test_a_recipe_whose_packages_are_missing_is_not_offered(lacking):
     recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
     assert recipes["big"] == {
         "name": "big",
+        "reference": "big",
+        "package": "mine 1.0",
         "needs": "Nobody.has-this: pip install 'mine[big]'",
     }
     assert "schema" in recipes["digits"]

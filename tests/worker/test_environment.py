@@ -10,7 +10,6 @@ import pytest
 from db.environments import LONGEST_BYTES
 from db.tables import Worker
 from worker.environment import Started, describe, described
-from worker.sources import Sources
 
 DEVICES = [{"index": i, "name": f"GPU {i}"} for i in range(3)]
 WORKER = Worker(name="w", host="h", devices=DEVICES, versions={"torch": "2"})
@@ -79,16 +78,6 @@ def test_neither_secrets_nor_more_than_is_kept_are_in_it(
     assert content["git"]["is_cut"]
     assert content["file"]["is_cut"]
     assert len(texts.source) == LONGEST_BYTES
-
-
-def test_a_recipe_that_is_edited_is_noticed(folder: Path) -> None:
-    """Once; what stays as it was is not read again."""
-    sources = Sources({"mine": folder / "recipe.py", "gone": folder / "none.py"})
-    first = sources.changed()
-    assert first["gone"] is None
-    assert sources.changed() == {}
-    (folder / "recipe.py").write_text("LR = 22\n")
-    assert sources.changed()["mine"] not in (None, first["mine"])
 
 
 def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,6 +25,7 @@ from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig
 from halfstep.run_settings import Precision
 from halfstep.spool import SKIPPED, STEP_DTYPE, Event, Steps
+from trainer import kept_recipes
 from trainer.console import nested
 from trainer.diagnosis.cuda_autocast import cudas_autocast
 from trainer.diagnosis.nondeterminism import Nondeterminism
@@ -43,7 +44,8 @@ from trainer.diagnosis.questions import (
     small_config,
 )
 from trainer.diagnosis.witness import HALF, Finding, Witness
-from trainer.registry import UnknownRecipeError, load_recipe
+from trainer.kept_recipes import NotKeptError
+from trainer.registry import UnknownRecipeError, file_of, load_recipe
 from trainer.train import as_losses, train
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
@@ -77,11 +79,29 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         recipe = load_recipe(options.recipe)
         report = check(recipe, nested(options.set))
-    except (ConfigError, UnknownRecipeError) as error:
+    except (ConfigError, UnknownRecipeError, NotKeptError) as error:
         parser.exit(2, f"error: {error}\n")
     sys.stdout.write("\n".join(_lines(recipe, report)) + "\n")
+    _keep(options.recipe, report)
     if report.errors:
         sys.exit(1)
+
+
+def _keep(reference: str, report: Report) -> None:
+    """Let the page of recipes show what was found, where a worker offers this file."""
+    findings = [
+        {
+            "severity": finding.severity,
+            "place": finding.place,
+            "text": finding.text,
+            "precisions": precisions if len(precisions) < len(PRECISIONS) else [],
+        }
+        for finding, precisions in sorted(
+            report.findings.items(), key=lambda each: each[0].severity
+        )
+    ]
+    if file := file_of(reference):
+        kept_recipes.note_check(file, findings)
 
 
 def check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:

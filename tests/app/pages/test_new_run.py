@@ -1,5 +1,6 @@
 """The form of a new run, without a script in the browser."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from starlette.testclient import TestClient
 from db import runs
 from db.database import Database
 from db.tables import Run, User
-from tests.app.conftest import CONFIG, submit
+from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
+from tests.db.conftest import add_worker
 
 FORM = {
     "recipe": "digits",
@@ -120,3 +122,48 @@ def test_a_number_that_is_too_small_is_told_beside_its_field(
     assert answer.status_code == 422
     assert 'value="-3"' in answer.text
     assert "Steps is -3; allowed: a whole number of at least 1" in answer.text
+
+
+def test_enter_starts_no_run(offered: None, browser: TestClient) -> None:
+    """The button that a browser presses for Enter is one that cannot be pressed; name is first."""
+    page = browser.get("/runs/new", params={"recipe": "digits"}).text
+    form = page.partition("data-run-form>")[2].partition("</form>")[0]
+    assert form.index("<button disabled hidden>") < form.index("Start run</button>")
+    assert form.count("<button") == 2
+    assert (
+        form.index('id="name"') < form.index('id="precision"') < form.index('id="training.steps"')
+    )
+    assert form.count('name="name"') == 1
+
+
+def test_another_recipe_takes_over_what_was_changed(
+    database: Database, browser: TestClient
+) -> None:
+    """What both have and somebody changed stays; what it does not allow is named and left out."""
+    other = deepcopy(SCHEMA)
+    fields = other["properties"]["training"]["properties"]
+    fields["batch_size"] |= {"maximum": 100, "default": 8}
+    fields["steps"]["default"] = 50
+    del other["properties"]["scaler"]
+    add_worker(database, "w1", [DIGITS, {**DIGITS, "name": "other", "schema": other}], [CPU])
+    form = FORM | {"name": "kept", "precision": "bf16", "training.batch_size": "1000"}
+    changes = {"other": "other", "training.max_grad_norm": "0.5", "parent_id": "1"}
+    page = browser.post("/runs/new", data=form | changes).text
+    assert 'name="recipe" value="other"' in page
+    assert 'value="kept"' in page
+    assert 'value="bf16" checked' in page
+    assert 'name="training.max_grad_norm" value="0.5"' in page
+    assert 'name="training.steps" value="50"' in page
+    assert 'name="training.batch_size" value="8"' in page
+    assert "does not allow what was typed: Batch size." in page
+    assert 'name="parent_id"' not in page
+    assert "No worker offers the recipe" in browser.post("/runs/new", data={"other": "x"}).text
+
+
+def test_what_is_wrong_is_called_by_its_label(offered: None, browser: TestClient) -> None:
+    """The summary takes the focus; the field is told to be wrong, and says by what."""
+    page = browser.post("/runs", data=FORM | {"training.steps": "0", "after_id": "77"}).text
+    assert '<a href="#training.steps">Steps</a>' in page
+    assert '<a href="#after_id">After run</a>' in page
+    assert "autofocus data-mistakes" in page
+    assert 'aria-describedby="training.steps-hint training.steps-error" aria-invalid="true"' in page

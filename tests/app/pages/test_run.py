@@ -8,7 +8,7 @@ from db import checkpoints, environments, history, queue, series, telemetry, wor
 from db.database import Database
 from db.recording import Recording
 from db.tables import Checkpoint, Run, Status, User
-from tests.app.conftest import CONFIG, CPU, start_run, submit
+from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
 from tests.db.telemetry_made import make_metric, make_steps, record
 from tests.halfstep.test_events import HONEST
 
@@ -289,6 +289,6 @@ def test_what_it_was_started_in_is_told(
     assert (told["source"], told["diff"], told["has_other_source"]) == ("LR = 1", "-a\n+b", False)
     for digest, is_other in (("aa", False), ("bb", True)):
         with database.writing() as session:
-            workers.note_sources(session, 1, {"digits": digest})
+            workers.offer(session, 1, [DIGITS | {"sha256": digest}])
         page = browser.get("/runs/1").text
         assert ("The recipe's source is another today" in page.replace("&#39;", "'")) is is_other

@@ -1,0 +1,96 @@
+"""What a run is likely to cost, before it is submitted."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from app.auth import SignedIn
+from app.context import Db
+from app.formats import count, duration, number, size
+from app.parameters import LARGEST_STEP, Text
+from app.submission import LIMITS
+from db import estimates, workers
+from db.estimates import Estimate
+
+router = APIRouter(tags=["runs"])
+
+Steps = Annotated[int | None, Query(ge=0, le=LARGEST_STEP)]
+
+
+class Seconds(BaseModel):
+    """By the fastest and by the slowest of the like runs."""
+
+    least: float
+    most: float
+
+
+class Cost(BaseModel):
+    """What latest finished runs of the same recipe, precision and number of devices tell."""
+
+    ahead: Annotated[int, Field(description="Queued runs that start sooner")]
+    like_runs: Annotated[list[int], Field(description="By which it is judged; five at most")]
+    same_batch_size: Annotated[bool, Field(description="Whether theirs is the one asked for")]
+    seconds: Annotated[
+        Seconds | None, Field(description="Of its steps; null without steps or like runs")
+    ]
+    checkpoint_bytes: Annotated[int | None, Field(description="Of one, with its weights")]
+    told: Annotated[list[str], Field(description="All this in words; nothing without evidence")]
+
+
+@router.get("/estimates")
+def estimate(
+    session: Db,
+    _visitor: SignedIn,
+    recipe: Text,
+    precision: Text,
+    steps: Annotated[Steps, Query(description="That it shall make")] = None,
+    batch_size: Annotated[int | None, Query(ge=1, le=LARGEST_STEP)] = None,
+    devices_per_node: Annotated[int, Query(ge=1, le=LIMITS["devices_per_node"][1])] = 1,
+    priority: Annotated[int, Query(ge=-100, le=100)] = 0,
+    every_steps: Annotated[
+        Steps, Query(description="Between checkpoints, all of them kept")
+    ] = None,
+) -> Cost:
+    """Say how long a run may take and what it may leave, from runs like it."""
+    offered = workers.recipe(session, recipe)
+    found = estimates.estimate(
+        session,
+        recipes={offered["name"], offered.get("reference", offered["name"])},
+        precision=precision,
+        devices_per_node=devices_per_node,
+        batch_size=batch_size,
+        priority=priority,
+    )
+    seconds = None
+    if found.steps_per_second and steps:
+        slowest, fastest = found.steps_per_second
+        seconds = Seconds(least=steps / fastest, most=steps / slowest)
+    saves = -(-steps // every_steps) if steps and every_steps else 1
+    return Cost(
+        ahead=found.ahead,
+        like_runs=found.runs,
+        same_batch_size=found.same_batch_size,
+        seconds=seconds,
+        checkpoint_bytes=found.checkpoint_bytes,
+        told=_told(found, seconds, saves),
+    )
+
+
+def _told(found: Estimate, seconds: Seconds | None, saves: int) -> list[str]:
+    told = []
+    if found.ahead:
+        told.append(f"{count(found.ahead)} {'run' if found.ahead == 1 else 'runs'} ahead of it")
+    if seconds and found.steps_per_second:
+        least, most = duration(seconds.least), duration(seconds.most)
+        time = least if least == most else f"{least} to {most}"
+        slow, fast = map(number, found.steps_per_second)
+        pace = slow if slow == fast else f"{slow} to {fast}"
+        runs = f"{len(found.runs)} like runs" if len(found.runs) > 1 else f"run {found.runs[0]}"
+        other = "" if found.same_batch_size else ", of other batch sizes"
+        told.append(f"{time} of steps, at the {pace} steps/s of {runs}{other}")
+    if found.checkpoint_bytes is not None:
+        each, whole = size(found.checkpoint_bytes), size(saves * found.checkpoint_bytes)
+        several = f"{count(saves)} checkpoints of {each}, {whole}"
+        told.append(several if saves > 1 else f"a checkpoint of {each}")
+    return told

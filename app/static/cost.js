@@ -1,0 +1,48 @@
+// What a run is likely to cost, beside the button that starts it: asked anew as the form changes.
+
+const PAUSE_MS = 400
+const form = /** @type {Found} */ (globalThis.document?.querySelector('[data-run-form]'))
+const told = form?.querySelector('[data-cost]')
+
+/** What is asked for, by the names of the form's inputs. @type {Record<string, string>} */
+const ASKED = {
+  recipe: 'recipe',
+  precision: 'precision',
+  batch_size: 'training.batch_size',
+  devices_per_node: 'devices_per_node',
+  priority: 'priority',
+}
+
+/** @param {FormData} typed */
+export const question = (typed) => {
+  /** @param {string} name */
+  const number = (name) => Number(typed.get(name) || 0)
+  const query = new URLSearchParams()
+  for (const [name, input] of Object.entries(ASKED)) if (typed.get(input)) query.set(name, String(typed.get(input)))
+  // Of so many epochs nobody knows the steps before the data is read.
+  if (!typed.get('training.epochs')) query.set('steps', String(Math.max(number('training.steps') - number('parent_step'), 0)))
+  if (number('checkpoints.every_steps') && !typed.get('checkpoints.keep_last')) query.set('every_steps', String(number('checkpoints.every_steps')))
+  return query.toString()
+}
+
+let timer = 0
+let asked = ''
+
+const ask = async () => {
+  const query = question(new FormData(/** @type {any} */ (form)))
+  if (query === asked) return
+  asked = query
+  let words = ''
+  try {
+    const answer = await fetch(`/api/v1/estimates?${query}`)
+    if (answer.ok) words = (await answer.json()).told.join(' · ')
+  } catch {
+    asked = '' // the server is away: at the next change
+  }
+  if (query === asked || !asked) told.textContent = words
+}
+
+if (told) {
+  form.addEventListener('input', () => { clearTimeout(timer); timer = setTimeout(ask, PAUSE_MS) })
+  ask()
+}

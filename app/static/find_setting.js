@@ -1,0 +1,50 @@
+// Finds settings of a long form by words of their name, title or description; the others wait hidden,
+// and are sent all the same.
+
+/** Whether all words are in a text. @param {string} sought @param {string} text */
+export const isFound = (sought, text) => {
+  const lower = text.toLowerCase()
+  return sought.toLowerCase().split(/\s+/).every((word) => lower.includes(word))
+}
+
+/** @param {Found} box the search box, with its label and what it tells @param {Found} form */
+const attach = (box, form) => {
+  const input = box.querySelector('input')
+  const told = box.querySelector('[data-found]')
+  const groups = [...form.querySelectorAll('details.group')]
+  const fields = groups.flatMap((group) => [...group.querySelectorAll('.field')].map((field) => {
+    const names = [...field.querySelectorAll('[name]')].map((each) => each.name)
+    return { field, group, text: [...names, field.textContent].join(' ') }
+  }))
+  /** As it was before the search. @type {Map<Found, boolean>|null} */
+  let before = null
+
+  const show = () => {
+    const sought = input.value.trim()
+    before ??= new Map(groups.map((group) => [group, group.open]))
+    const found = fields.filter(({ field, text }) => {
+      field.hidden = Boolean(sought) && !isFound(sought, text)
+      return !field.hidden
+    })
+    for (const group of groups) {
+      const hasSome = found.some((each) => each.group === group)
+      group.hidden = !hasSome
+      group.open = sought ? hasSome : Boolean(before?.get(group))
+    }
+    if (!sought) before = null
+    told.textContent = sought ? (found.length ? `${found.length} of ${fields.length} settings` : 'No setting has these words.') : ''
+  }
+
+  input.addEventListener('input', show)
+  input.addEventListener('keydown', (event) => {
+    if (event.key === 'Escape') { input.value = ''; show() }
+    if (event.key === 'Enter' && !event.ctrlKey && !event.metaKey) {
+      event.preventDefault()
+      fields.find(({ field }) => !field.hidden)?.field.querySelector('input, select')?.focus()
+    }
+  })
+  box.hidden = false
+}
+
+const box = globalThis.document?.querySelector('[data-find]')
+if (box) attach(box, box.closest('form'))

@@ -1,0 +1,116 @@
+"""The pages of recipes."""
+
+import html
+from typing import Any
+
+from sqlalchemy import update
+from starlette.testclient import TestClient
+
+from db.database import Database, now
+from db.tables import Checkpoint, User, Worker
+from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
+from tests.db.conftest import add_worker
+
+FILE = "/home/me/mine.py"
+CHECK = {
+    "sha256": "ab",
+    "findings": [
+        {"severity": "error", "place": "mine.py:3", "text": "a <loss>", "precisions": ["fp16"]}
+    ],
+    "left_out": 2,
+    "is_outdated": True,
+}
+MINE: dict[str, Any] = {
+    **DIGITS,
+    "name": "mine",
+    "title": "My own",
+    "reference": f"{FILE}:Mine",
+    "file": FILE,
+    "check": CHECK,
+}
+BROKEN = {
+    "name": "/home/me/gan.py:GAN",
+    "reference": "/home/me/gan.py:GAN",
+    "file": "/home/me/gan.py",
+    "error": "NameError: name 'nm' is not defined",
+    "place": "gan.py:12",
+}
+SHIPPED = {**DIGITS, "reference": "digits", "package": "halfstep-service 0.1.0"}
+LACKING = {"name": "images", "reference": "images", "package": "", "needs": "pillow: pip install x"}
+
+
+def offer(database: Database) -> None:
+    add_worker(database, "w1", [SHIPPED, MINE, BROKEN, LACKING], [CPU])
+
+
+def test_each_recipe_stands_there_with_where_it_comes_from(
+    database: Database, browser: TestClient
+) -> None:
+    """Title, name, source, what the check said; and those that could not be loaded, with why."""
+    assert "No worker is up" in browser.get("/recipes").text
+    offer(database)
+    page = " ".join(html.unescape(browser.get("/recipes").text).split())
+    for text in (
+        'My own</a> <code class="quiet">mine</code>',
+        f"<code>{FILE}</code> · on w1",
+        "comes with halfstep-service 0.1.0 · on w1",
+        'mine.py:3</code> a <loss> <span class="quiet">in fp16',
+        "and 2 more, which the command below tells",
+        "The file was changed since: check it again.",
+        f"halfstep recipe check {FILE}:Mine",
+        'gan.py:GAN <span class="tag bad">could not be loaded',
+        "gan.py:12</code>: <b class=\"bad\">NameError: name 'nm' is not defined",
+        "images</code> needs pillow: pip install x",
+        'href="/runs/new?recipe=mine"',
+    ):
+        assert text in page, text
+    assert page.index("could not be loaded") < page.index("Digits") < page.index("My own")
+
+
+def test_a_recipes_own_page_has_its_settings(database: Database, browser: TestClient) -> None:
+    """Path, default and what is allowed; by its path it is found too, and another is not."""
+    offer(database)
+    page = browser.get("/recipes/mine").text
+    assert "<code>training.batch_size</code>" in page
+    assert "a whole number of at least 1 and of at most 1437" in page
+    assert "Examples a step." in page
+    for kind in ("choice", "whole number", "number", "yes or no", "texts"):
+        assert f"<td>{kind}</td>" in page
+    assert browser.get(f"/recipes/{FILE}:Mine").status_code == 200
+    missing = browser.get("/recipes/yours")
+    assert missing.status_code == 404
+    assert "They offer: digits, mine" in html.unescape(missing.text)
+    with database.writing() as session:
+        session.execute(update(Worker).values(seen_at=now() - 60))
+    assert browser.get("/recipes/mine").status_code == 404
+
+
+def test_workers_with_other_versions_are_told(database: Database, browser: TestClient) -> None:
+    """One entry names both workers, and says that they differ."""
+    offer(database)
+    add_worker(database, "w2", [{**MINE, "schema": {**SCHEMA, "title": "newer"}}], [CPU])
+    page = browser.get("/recipes").text
+    assert "on w1, w2" in page
+    assert page.count("These workers have different versions of it") == 1
+
+
+def test_a_declared_name_stands_for_its_file(
+    database: Database, ada: User, browser: TestClient, script: TestClient
+) -> None:
+    """A run that names the path goes by the name; a fork of a run that has the path keeps it."""
+    offer(database)
+    body = {"recipe": f"{FILE}:Mine", "config": CONFIG}
+    queued = script.post("/api/v1/runs", json=body).json()
+    assert (queued["recipe"], queued["name"]) == ("mine", "mine-fp16")
+    old = submit(database, ada, recipe=f"{FILE}:Mine", name="old")
+    with database.writing() as session:
+        file = {"kind": "checkpoint", "key": "k", "attempt": 1, "reason": "asked"}
+        file |= {"size_bytes": 1, "sha256": "ab"}
+        session.add(Checkpoint(run_id=old.id, step=40, **file))
+    page = browser.get("/runs/new", params={"from": old.id, "step": 40}).text
+    assert 'name="recipe" value="mine"' in page
+    fork = body | {"recipe": "mine", "parent_id": old.id, "parent_step": 40}
+    assert script.post("/api/v1/runs", json=fork).json()["recipe"] == f"{FILE}:Mine"
+    listed = browser.get("/runs").text
+    assert "mine.py:Mine ·" in listed
+    assert f"{FILE}:Mine ·" not in listed

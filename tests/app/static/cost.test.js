@@ -1,0 +1,17 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { question } from 'cost'
+
+/** @param {Record<string, string>} typed */
+const asked = (typed) => {
+  const data = new FormData()
+  for (const [name, value] of Object.entries(typed)) data.set(name, value)
+  return question(data)
+}
+
+test('what the form holds is what is asked about', () => {
+  const typed = { recipe: 'gpt', precision: 'fp16', 'training.steps': '400', 'training.batch_size': '8', 'checkpoints.every_steps': '100' }
+  assert.equal(asked(typed), 'recipe=gpt&precision=fp16&batch_size=8&steps=400&every_steps=100')
+  assert.equal(asked({ ...typed, 'checkpoints.keep_last': '2', parent_step: '150' }), 'recipe=gpt&precision=fp16&batch_size=8&steps=250')
+  assert.equal(asked({ ...typed, 'checkpoints.every_steps': '', 'training.epochs': '3' }), 'recipe=gpt&precision=fp16&batch_size=8')
+})

@@ -1,0 +1,75 @@
+"""What a machine offers, as its recipes' files are changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.settings import Settings
+from db.tables import Status
+from tests.site import Site, until
+from worker import offering
+from worker.offering import Offering
+
+RECIPE = """
+from trainer.recipes.digits import Digits
+
+class Mine(Digits):
+    name = "mine"
+    title = "{title}"
+"""
+
+
+def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(
+    site: Site, tmp_path: Path
+) -> None:
+    """The worker takes it up while it runs; a run of its declared name trains from its file."""
+    file, kept = tmp_path / "mine.py", site.data / "recipes.json"
+    file.write_text(RECIPE.format(title="First"))
+
+    def offered() -> dict[str, str]:
+        return {each["name"]: each.get("title", "") for each in site.recipes()}
+
+    def told_of(name: str) -> dict[str, Any]:
+        return next(each for each in site.recipes() if each["name"] == name)
+
+    with site.worker():
+        until(lambda: site.offers("digits"))
+        assert not site.offers("mine")
+        kept.write_text(json.dumps({"recipes": [{"reference": f"{file}:Mine"}]}))
+        until(lambda: offered().get("mine") == "First")
+        run = site.wait(site.submit(recipe="mine", steps=5))
+        assert (run.status, run.recipe) == (Status.FINISHED, "mine")
+        of_old = site.wait(site.submit(recipe=f"{file}:Mine", steps=5))
+        assert of_old.status == Status.FINISHED
+        before = told_of("mine")
+        file.write_text(RECIPE.format(title="Second"))
+        until(lambda: offered().get("mine") == "Second")
+        assert before["source"] == str(file)
+        assert told_of("mine")["sha256"] != before["sha256"]
+        file.write_text("1 / 0\n")
+        until(lambda: "mine" not in offered())
+        told = told_of(f"{file}:Mine")
+        assert (told["error"], told["place"]) == (
+            "ZeroDivisionError: division by zero",
+            "mine.py:1",
+        )
+        assert site.offers("digits")
+
+
+def test_a_recipe_that_never_ends_loading_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its child is ended, and what was offered before stays; nothing waits for it."""
+    file = tmp_path / "mine.py"
+    file.write_text(RECIPE.format(title="First"))
+    monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Mine")
+    here = Offering(Settings(data=tmp_path))
+    assert "mine" in {each["name"] for each in here.learn()["recipes"]}
+    assert here.news() is None
+    monkeypatch.setattr(offering, "LONGEST_SECONDS", 0.0)
+    file.write_text("import time\ntime.sleep(600)\n")
+    until(lambda: here.news() is None and "left as they were" in capsys.readouterr().out)
+    assert here.news() is None
+    here.close()
