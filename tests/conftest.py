@@ -17,7 +17,7 @@ from hypothesis import settings
 from db import accounts
 from db.database import Database
 from db.tables import User
-from tests import swept
+from tests import compiled, swept
 from tests.site import Site
 
 settings.register_profile("halfstep", deadline=None)  # a busy machine is no fault
@@ -144,6 +144,7 @@ def postgresql_swept(postgresql_server: str, postgresql_template: str) -> Iterat
 def database(database_url: str) -> Iterator[Database]:
     """Yield a connection to the test's own database."""
     database = Database(database_url)
+    compiled.share(database)
     yield database
     database.dispose()
 
