@@ -20,6 +20,10 @@ from db.tables import User
 from tests import compiled, swept
 from tests.site import Site
 
+# torch reads it as it is loaded. Threads spin while they wait for their piece of a tiny product:
+# where several processes share two cores, a small loop takes four times as much of them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 settings.register_profile("halfstep", deadline=None)  # a busy machine is no fault
 settings.load_profile("halfstep")
 

@@ -448,7 +448,7 @@ def test_two_ranks_train_every_recipe(tmp_path, recipe):
     config = {
         "precision": "fp16",
         "training": {"steps": 4, "batch_size": 4},
-        "evaluation": {"every_steps": 2},
+        "evaluation": {"every_steps": 4},
         "recipe": sizes,
     }
     write_job(tmp_path, recipe=recipe, config=config)
