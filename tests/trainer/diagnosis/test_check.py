@@ -56,6 +56,7 @@ def test_the_template_passes(tmp_path, capsys):
 def test_recipes_that_come_along_pass(capsys, monkeypatch, name):
     """They have no findings."""
     monkeypatch.setattr(gpt, "SAMPLE_BYTES", 8)  # of 400, which every evaluation writes
+    monkeypatch.setattr(gpt, "EVALUATION_WINDOWS", 4)  # of 64
     settings = {
         "gpt": ["recipe.width=32", "recipe.context=16", "recipe.layers=1", "recipe.max_bytes=65536"]
     }.get(name, [])
