@@ -17,8 +17,12 @@ from hypothesis import settings
 from db import accounts
 from db.database import Database
 from db.tables import User
-from tests import swept
+from tests import compiled, swept
 from tests.site import Site
+
+# torch reads it as it is loaded. Threads spin while they wait for their piece of a tiny product:
+# where several processes share two cores, a small loop takes four times as much of them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("halfstep", deadline=None)  # a busy machine is no fault
 settings.load_profile("halfstep")
@@ -144,6 +148,7 @@ def postgresql_swept(postgresql_server: str, postgresql_template: str) -> Iterat
 def database(database_url: str) -> Iterator[Database]:
     """Yield a connection to the test's own database."""
     database = Database(database_url)
+    compiled.share(database)
     yield database
     database.dispose()
 

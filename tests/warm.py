@@ -188,6 +188,7 @@ def _load() -> None:
         databases.add(self)
 
     database_class.__init__ = remembered
+    import_module("trainer.probe").recipes()  # their schemas, which every worker asks a probe for
     gc.freeze()  # or each fork's collections would copy all of it
 
 

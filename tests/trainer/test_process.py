@@ -6,12 +6,12 @@ import subprocess
 import sys
 from dataclasses import asdict
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from halfstep.spool import SpoolReader
 from tests import warm
@@ -291,16 +291,32 @@ with joined(torch.device("cpu")) as (ranks, device):
 
 
 def run_ranks(folder, script):
-    """Run a script in two ranks, with the folder as its argument."""
+    """Run a script in two ranks, with the folder as its argument and what torchrun would tell it.
+
+    torchrun itself, which starts an interpreter for each, is in `--devices 2` of the tests above.
+    """
     path = folder / "rank.py"
     path.write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ended = warm.run(
-        [*command, str(path), str(folder)],
-        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
-        timeout=120,
-    )
-    assert ended.returncode == 0, ended.stderr
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    environment = os.environ | {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "WORLD_SIZE": "2",
+    }
+    ranks = [
+        warm.Popen(
+            [sys.executable, str(path), str(folder)],
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        code, errors = finish(rank)
+        assert code == 0, errors
 
 
 def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path):
@@ -432,7 +448,7 @@ def test_two_ranks_train_every_recipe(tmp_path, recipe):
     config = {
         "precision": "fp16",
         "training": {"steps": 4, "batch_size": 4},
-        "evaluation": {"every_steps": 2},
+        "evaluation": {"every_steps": 4},
         "recipe": sizes,
     }
     write_job(tmp_path, recipe=recipe, config=config)

@@ -193,6 +193,7 @@ raise SystemExit("over" if "fail" in sys.argv else 0)
 """
 
 
+@pytest.mark.only_on("sqlite")  # rows are the recorder's, whose own tests are on both
 def test_a_script_that_watches_itself_is_the_runs_own_row(site: Site, tmp_path: Path) -> None:
     """Loss, scale, skips, metrics, artifacts and a checkpoint are that run's; no other is made."""
     folder = tmp_path / "project"
