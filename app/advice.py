@@ -17,6 +17,8 @@ from db.tables import RECIPE, Run
 BF16 = "bf16"
 #: By how much a learning rate is lowered.
 LOWER = 10
+#: Learning rates that most trainings begin with.
+USUAL, LARGEST_USUAL = 0.001, 0.1
 
 
 class Action(BaseModel):
@@ -102,8 +104,20 @@ def _settings(
         allowed = BF16 in fields["precision"].rules.get("enum", ()) if "precision" in fields else 0
         is_able = bool(allowed) and BF16 in workers.precisions_for(session, run.recipe)
         return {"precision": BF16} if is_able and run.precision != BF16 else {}
-    lower = {path: rate / LOWER for path, rate in findings.rates(run.config).items()}
+    rates = findings.rates(run.config)
+    if remedy == findings.USUAL_RATE:
+        wrong = (path for path, rate in rates.items() if rate > findings.LARGEST_RATE)
+        return {path: _usual_rate(fields[path]) for path in wrong if path in fields}
+    lower = {path: rate / LOWER for path, rate in rates.items()}
     return {path: float(f"{rate:.6g}") for path, rate in lower.items() if rate}
+
+
+def _usual_rate(field: schemas.Property) -> float:
+    """Return the recipe's own, where that is one."""
+    default = field.schema.get("default")
+    if isinstance(default, int | float) and 0 < default <= LARGEST_USUAL:
+        return float(default)
+    return USUAL
 
 
 def _action(run: Run, settings: dict[str, Any], step: int | None) -> Action:

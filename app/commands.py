@@ -70,8 +70,9 @@ def up() -> None:
     try:
         _serve(server, listening, settings, database)
     finally:
-        worker.terminate()
-        say("Stopping: runs leave a checkpoint and will go on from it at the next start.")
+        if worker.poll() is None:
+            worker.terminate()
+            say("Stopping: runs leave a checkpoint and will go on from it at the next start.")
         worker.wait()
     # One that we stopped before it was ready has died of our signal, and had no runs yet.
     if worker.returncode not in (0, -signal.SIGTERM):
@@ -293,7 +294,10 @@ def _serve(
 
 def _stop_with(worker: "subprocess.Popen[bytes]", server: "Server") -> None:
     """Stop the server when the worker ends: neither is of use alone."""
-    worker.wait()
+    code = worker.wait()
+    if not server.should_exit:
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        say(f"The worker {how}, so that the server stops too. What trained goes on at a new start.")
     server.should_exit = True
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from sqlalchemy import delete as delete_from
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
 
 from db import secrets
@@ -55,10 +55,14 @@ def make(
     count = select(func.count(Channel.id)).where(Channel.user_id == user.id)
     if (session.scalar(count) or 0) >= MOST:
         raise Invalid({"name": f"you have {MOST} channels; allowed: no more. Delete some first"})
+    target = address if kind == EMAIL else urlsplit(address).netloc
+    name = name or target
+    mine_so_called = (Channel.user_id == user.id, Channel.name == name)
+    if session.scalar(select(exists().where(*mine_so_called))):
+        raise Invalid({"name": f"{name!r} is a channel of yours already; allowed: another name"})
     secret = f"hs_{tokens.token_urlsafe(32)}" if kind == WEBHOOK else ""
     said = json.dumps({"address": address, "secret": secret})
-    target = address if kind == EMAIL else urlsplit(address).netloc
-    row = Channel(user_id=user.id, kind=kind, name=name or target, target=target)
+    row = Channel(user_id=user.id, kind=kind, name=name, target=target)
     row.ciphertext = secrets.encrypt(key_file, said)
     session.add(row)
     session.flush()

@@ -20,6 +20,7 @@ UNDERFLOW = 0.01  # share of gradients
 ILL = ("collapsing", "dead")
 FAILED = "failed_diagnosis"
 LARGEST_RATE = 1.0  # no optimizer of torch learns by more
+USUAL_RATE = "usual_rate"  # what mends that
 OUTSIDE = "training_step"  # what a replay calls the place outside of all modules
 
 
@@ -94,10 +95,17 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         fell_at=_fell_at(session, run),
         rates=rates(run.settings),
     )
+    found = list(find(evidence))
+    # With a rate beyond reason nothing else is the cause, and nothing else mends it.
+    first = {each.remedies for each in found} & {(USUAL_RATE,)}
     # What a fork may mend it may mend of a recipe's run alone.
-    found = find(evidence)
-    is_recipe = run.source == RECIPE
-    return [each if is_recipe else replace(each, module=None, remedies=()) for each in found]
+    is_mended = run.source == RECIPE
+    return [
+        each
+        if is_mended and (not first or each.remedies in first)
+        else replace(each, module=None, remedies=())
+        for each in found
+    ]
 
 
 def rates(settings: dict[str, Any], prefix: str = "") -> dict[str, float]:
@@ -140,7 +148,7 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
                 "The learning rate is beyond reason",
                 f"{path} is {rate:g}: a step moves each weight by more than it is large. Between "
                 "0.0001 and 0.1 is usual; no precision and no loss scale mends this.",
-                remedies=("lower_rate",),
+                remedies=(USUAL_RATE,),
             )
 
 

@@ -19,6 +19,9 @@ CALIBRATING_FOR = 200
 COLLAPSE_STREAK = 10
 #: Per cent of the last 100 steps; at the default growth interval, 2000, it is 0.05.
 COLLAPSE_RATE, OSCILLATION_RATE = 50, 2
+#: A scale at its limit is tried once a growth interval, and skips then: half more than that is no
+#: oscillation, as far as it costs little.
+EXPECTED, BEARABLE_RATE = 1.5, 5
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,10 @@ def verdicts(session: Session, some_runs: Collection[Run]) -> dict[int, Verdict]
     """Judge runs; those are left out where nothing is scaled, or nothing was attempted yet."""
     judged = [run for run in some_runs if is_scaled(run.settings) and run.own_steps]
     found = figures_of(session, judged) if judged else {}
-    return {run_id: judge(each) for run_id, each in found.items()}
+    intervals = {run.id: run.settings.get("scaler", {}).get("growth_interval") for run in judged}
+    return {
+        run_id: judge(each, growth_interval=intervals[run_id]) for run_id, each in found.items()
+    }
 
 
 def is_scaled(config: dict[str, Any]) -> bool:
@@ -71,8 +77,11 @@ def is_scaled(config: dict[str, Any]) -> bool:
     return config["precision"] == "fp16" and bool(config.get("scaler", {}).get("enabled", True))
 
 
-def judge(figures: Figures) -> Verdict:
-    """Return the verdict that the figures lead to."""
+def judge(figures: Figures, *, growth_interval: int | None = None) -> Verdict:
+    """Return the verdict that the figures lead to. growth_interval: None where it is not known."""
+    allowed: float = OSCILLATION_RATE
+    if growth_interval:
+        allowed = max(allowed, min(EXPECTED * 100 / (growth_interval + 1), BEARABLE_RATE))
     found, window = figures, min(figures.attempts, 500)
     small_scale = found.scale is not None and found.scale < 1
     if found.scale == 0 or (found.applied_500 == 0 and found.attempts >= CALIBRATING_FOR):
@@ -93,7 +102,7 @@ def judge(figures: Figures) -> Verdict:
     elif 100 * found.settled_skips > COLLAPSE_RATE * found.settled:
         word = "collapsing"
         reason = f"{_skipped(found)}, and more than half of the last 100"
-    elif found.settled_skips > 1 and 100 * found.settled_skips > OSCILLATION_RATE * found.settled:
+    elif found.settled_skips > 1 and 100 * found.settled_skips > allowed * found.settled:
         word = "oscillating"
         reason = f"{_of(found.settled_skips, found.settled)} skipped: {_cause(found)}; "
         reason += _skipped(found)

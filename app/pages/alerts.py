@@ -120,6 +120,12 @@ def read_notices(
     return RedirectResponse("/alerts", status_code=303)
 
 
+@router.get("/alerts/channels")
+def lead_back(_visitor: SignedIn) -> RedirectResponse:
+    """Lead who opens the address of the page with a new channel's secret to where channels are."""
+    return RedirectResponse("/alerts#channels", status_code=303)
+
+
 @router.post("/alerts/channels")
 def make_channel(
     request: Request,

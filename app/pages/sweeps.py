@@ -88,6 +88,7 @@ def _page(
             for trial, run in best
             if trial.state == sweeps.COMPLETE and run.deleted_at is None
         ],
+        binned={run.id for _trial, run in (*rows, *best) if run.deleted_at is not None},
         sort=sort,
         after=after,
         older=after + PAGE_SIZE if len(rows) == PAGE_SIZE else None,

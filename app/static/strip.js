@@ -63,7 +63,8 @@ export const createStrip = (strip, onHide) => {
     made.addEventListener('click', () => {
       const hidden = new Set(drawn.hidden)
       if (!hidden.delete(name)) hidden.add(name)
-      onHide([...hidden])
+      drawn = { ...drawn, hidden: [...hidden] } // the next press may come before it is drawn
+      onHide(drawn.hidden)
     })
     buttons.set(name, [made, swatch, value])
     return made
@@ -74,10 +75,18 @@ export const createStrip = (strip, onHide) => {
       drawn = composed
       mode = newMode
       pixel = newPixel
-      const names = drawn.lines.map(({ name }) => name)
-      if (names.join('\n') !== [...buttons.keys()].join('\n')) {
-        buttons.clear()
-        list.replaceChildren(...drawn.lines.map((line) => { const item = document.createElement('li'); item.append(button(line)); return item }))
+      // One that comes is the last: nothing that is there moves.
+      const lines = new Map(drawn.lines.map((line) => [line.name, line]))
+      for (const [name, [made]] of buttons) {
+        if (lines.has(name)) continue
+        made.parentElement?.remove()
+        buttons.delete(name)
+      }
+      for (const line of drawn.lines) {
+        if (buttons.has(line.name)) continue
+        const item = document.createElement('li')
+        item.append(button(line))
+        list.append(item)
       }
       for (const { name, color } of drawn.lines) {
         const [made, swatch] = buttons.get(name) ?? []

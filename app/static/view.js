@@ -20,7 +20,7 @@ const rangeText = (range) => range.map((x) => Number(x.toPrecision(8))).join(','
 /** @returns {View} */
 export const readView = () => {
   const query = new URLSearchParams(location.search)
-  const wanted = query.get('x')
+  const [wanted, range] = [query.get('x'), readRange(query.get('range'))]
   /** @type {Record<string, Range>} */
   const rows = {}
   for (const [name, text] of query) {
@@ -31,7 +31,7 @@ export const readView = () => {
     x: wanted === 'applied' || wanted === 'time' || wanted === 'examples' ? wanted : 'step',
     loss: query.get('loss') === 'log' ? 'log' : 'linear',
     smooth: Math.min(Math.max(Number(query.get('smooth')) || 0, 0), 0.99),
-    range: readRange(query.get('range')),
+    range: range && range[0] < range[1] ? range : null,
     hidden: query.getAll('hide'), pinned: [], collapsed: [],
     rows,
   }

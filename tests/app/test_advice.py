@@ -53,14 +53,14 @@ def test_what_is_possible_is_a_click_away(
 ) -> None:
     """A fork from before the fall with a floor, or a lower rate; bf16 where the devices have it."""
     offer(database, bf16=bf16)
-    fall(database, ada)
+    fall(database, ada, rate=0.5)
     found = {each["title"]: each for each in browser.get("/api/v1/runs/1/findings").json()}
     actions = [action for each in found.values() for action in each["actions"]]
     labels = [action["label"] for action in actions]
     assert "Fork from step 5 with scaler.floor 1" in labels
-    assert "Start again with training.learning_rate 4" in labels
+    assert "Fork from step 5 with training.learning_rate 0.05" in labels
     assert ("Start again with precision bf16" in labels) is bf16
-    assert "training.learning_rate is 40" in found["The learning rate is beyond reason"]["text"]
+    assert "The learning rate is beyond reason" not in found
     page = browser.get("/runs/1").text
     assert '<a href="#skipped">Skipped steps</a>' in page
     assert all(f">{label}</a>" in page for label in labels)
@@ -70,9 +70,21 @@ def test_what_is_possible_is_a_click_away(
         for path, value in action["settings"].items():
             assert f'name="{path}"' in form.text
             assert f'value="{value if path == "precision" else f"{value:g}"}"' in form.text
-    [floor] = [each for each in actions if "scaler.floor" in each["settings"]]
+    [floor, *_] = [each for each in actions if "scaler.floor" in each["settings"]]
     form = browser.get(floor["address"]).text
     assert 'name="parent_step" value="5"' in form
+
+
+def test_a_rate_beyond_reason_is_what_is_mended_first(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """By the recipe's own rate; of no other finding anything is offered, for nothing else helps."""
+    offer(database, bf16=True)
+    fall(database, ada, rate=40.0)
+    found = {each["title"]: each for each in browser.get("/api/v1/runs/1/findings").json()}
+    labels = [action["label"] for each in found.values() for action in each["actions"]]
+    assert labels == ["Start again with training.learning_rate 0.01"]
+    assert "training.learning_rate is 40" in found["The learning rate is beyond reason"]["text"]
 
 
 def test_what_is_not_possible_is_not_offered(

@@ -19,6 +19,8 @@ from tests.site import until
 
 #: The last one answers with another address, and that one asks.
 PUBLIC = {"/", "/sign-in", "/healthz", "/static/{name}", "/api/{_rest:unversioned}"}
+#: Where a token of its own opens it, and nothing else does: tests/app/test_metrics.py.
+PUBLIC |= {"/metrics"}
 
 
 def _routes(app: FastAPI) -> list[tuple[str, str]]:

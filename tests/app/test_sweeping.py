@@ -148,6 +148,11 @@ def test_a_grid_goes_on_after_a_run_of_it_is_erased(
     assert "run 1, deleted for good" in page
     assert "/compare?runs=2,3" in page
     assert 'href="/runs/1"' not in page
+    with database.writing() as session:
+        run_bin.delete(session, 2, ada)
+    page = browser.get("/sweeps/1").text
+    assert '2, in the <a href="/bin">bin</a>' in page
+    assert 'href="/runs/2"' not in page
 
 
 def _killed(*_: object) -> None:

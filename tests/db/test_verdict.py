@@ -41,6 +41,17 @@ def test_word_follows_from_the_skips(
     assert (found.word, part.lower() in found.reason.lower()) == (word, True), found.reason
 
 
+def test_a_scale_that_is_tried_as_often_as_it_was_asked_to_is_healthy() -> None:
+    """One skip a growth interval is what the interval says, unless it costs much."""
+    figures = verdict.count(400, [*SEARCH, 320, 345, 370, 395], 2.0**19)
+    words = [
+        verdict.judge(figures, growth_interval=each).word for each in (2000, 100, 25, 10, None)
+    ]
+    assert words == ["oscillating", "oscillating", "healthy", "healthy", "oscillating"]
+    often = verdict.count(400, [*SEARCH, *range(310, 400, 9)], 2.0**19)
+    assert verdict.judge(often, growth_interval=8).word == "oscillating"
+
+
 def test_a_scale_set_by_hand_is_what_it_is_blamed_on() -> None:
     """Who set it too high reads so, and not of a growth that there was not."""
     skips = [*SEARCH, 320, 345, 370, 399]

@@ -23,7 +23,7 @@ def test_help_lists_every_command_with_its_first_line() -> None:
         text = re.sub(r"\s+", " ", halfstep(*words).stdout)
         assert "up Start server and worker on this machine" in text
         assert "worker Start a worker alone" in text
-        assert "recipe Look at a recipe of your own" in text
+        assert "recipe Recipes of your own" in text
 
 
 def test_version_is_told() -> None:

@@ -42,6 +42,11 @@ def test_rules_and_channels_are_made_switched_and_deleted(
     """All that the page does; the secret of a webhook is shown once, its URL never."""
     made = browser.post("/alerts/channels", data={"kind": "webhook", "address": URL, "name": "ops"})
     [secret] = re.findall(r'class="secret">(hs_[\w-]{43})<', made.text)
+    again = browser.post(
+        "/alerts/channels", data={"kind": "webhook", "address": URL, "name": "ops"}
+    )
+    assert "is a channel of yours already" in again.text
+    assert browser.get("/alerts/channels").headers["location"] == "/alerts#channels"
     rule = {"scope": "run", "run_id": "1", "condition": "scale_below", "value": "1", "channel": "1"}
     assert posted(browser, "/alerts/rules", **rule) == 303
     page = browser.get("/alerts").text

@@ -22,7 +22,7 @@ test('an address that says nothing shows all', () => {
 
 test('what an address cannot mean is left aside', () => {
   assert.deepEqual(at('x=days&loss=cubic&smooth=7&range=1,2,3&y.loss=a,b'), { x: 'step', loss: 'linear', smooth: 0.99, range: null, rows: {}, ...usual })
-  assert.deepEqual([at('smooth=-1').smooth, at('smooth=x').smooth, at('range=5').range, at('range=1,Infinity').range], [0, 0, null, null])
+  assert.deepEqual([at('smooth=-1').smooth, at('smooth=x').smooth, at('range=5').range, at('range=1,Infinity').range, at('range=9,1').range], [0, 0, null, null, null])
 })
 
 test('a view comes back as it was written, and what is usual is not written', () => {
