@@ -97,12 +97,12 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     )
     found = list(find(evidence))
     # With a rate beyond reason nothing else is the cause, and nothing else mends it.
-    first = {each.remedies for each in found} & {(USUAL_RATE,)}
+    is_rate = any(USUAL_RATE in each.remedies for each in found)
     # What a fork may mend it may mend of a recipe's run alone.
-    is_mended = run.source == RECIPE
+    is_recipe = run.source == RECIPE
     return [
         each
-        if is_mended and (not first or each.remedies in first)
+        if is_recipe and (USUAL_RATE in each.remedies or not is_rate)
         else replace(each, module=None, remedies=())
         for each in found
     ]

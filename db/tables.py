@@ -200,8 +200,9 @@ class Worker(Table):
     """A daemon that runs training on one machine, and what it offers.
 
     devices: [{kind, index, name, memory_bytes, compute_capability, fp16, bf16, tf32}]
-    recipes: [{name, reference, file or package, title, description, schema, check}]; of one that
-    cannot load {name, reference, error, place}, of one that lacks packages {…, needs}
+    recipes: [{name, reference, file or package, title, description, schema, source, sha256,
+    check}], where source is the file that it is written in; of one that cannot load {name,
+    reference, error, place}, of one that lacks packages {…, needs}
     recipe_names: of those that can, their paths included; the schemas are long, and whoever asks
     who offers what is asked often
     offers_commands: whether its operator lets people run command lines there
