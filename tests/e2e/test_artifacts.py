@@ -67,4 +67,4 @@ def test_histograms_are_drawn_and_sounds_can_be_heard(
     assert page.locator(".artifacts rect").evaluate_all(heights) == [50, 100]
     expect(page.locator(".artifacts .bars")).to_contain_text("from 0.000 to 1.000")
     page.locator(".artifacts audio").evaluate("sound => sound.load()")
-    page.wait_for_function("document.querySelector('.artifacts audio').networkState !== 3")
+    page.wait_for_function("(document.querySelector('.artifacts audio')?.networkState ?? 3) !== 3")

@@ -22,7 +22,7 @@ def _traces(page: Page) -> list[dict[str, Any]]:
 def _wait_for(page: Page, script: str) -> None:
     page.wait_for_function(
         f"() => {{ const plot = document.querySelector('[data-plot]'); "
-        f"const named = (plot.data ?? []).filter((t) => t.name); return {script} }}"
+        f"const named = (plot?.data ?? []).filter((t) => t.name); return {script} }}"
     )
 
 
