@@ -15,9 +15,11 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from app.context import SAFE_METHODS, Db, Posted, TheDatabase
-from db import accounts
+from app.rights import admit
+from db import accounts, rights
 from db.database import Database
 from db.errors import HalfstepError
+from db.rights import Standing
 from db.settings import Settings
 from db.tables import WRITE, SignInSession, User
 
@@ -45,6 +47,7 @@ class Visitor:
     """Somebody who is signed in: by sign_in, or, a script, by a token."""
 
     user: User
+    standing: Standing
     sign_in: SignInSession | None = None
 
     @property
@@ -71,7 +74,7 @@ def _signed_in(
             accounts.note_use(session, token)
         elif not known.is_noted:
             _note_later(request, database, token, background)
-        return Visitor(known.user)
+        return _admitted(request, session, known.user)
     secret = request.cookies.get(cookie_name(request.app.state.settings), "")
     found = accounts.find_session(session, secret)
     if found is None:
@@ -81,7 +84,17 @@ def _signed_in(
         sent = request.headers.get("x-csrf-token") or str(posted.get("csrf_token", ""))
         if not hmac.compare_digest(sent.encode(), sign_in.csrf_token.encode()):
             raise Forgery
-    return Visitor(user, sign_in)
+    return _admitted(request, session, user, sign_in)
+
+
+def _admitted(
+    request: Request, session: Session, user: User, sign_in: SignInSession | None = None
+) -> Visitor:
+    """Let somebody in as far as they may, who sees no more than that from here on."""
+    standing = rights.standing(session, user)
+    rights.limit(session, standing)
+    admit(request, session, user)
+    return Visitor(user, standing, sign_in)
 
 
 async def _sender(request: Request, background: BackgroundTasks) -> User:
@@ -124,9 +137,11 @@ def who_asked(request: Request) -> Visitor | None:
     try:
         with database.reading() as session:
             found = accounts.find_session(session, secret)
+            return (
+                Visitor(found[0], rights.standing(session, found[0]), found[1]) if found else None
+            )
     except DBAPIError:
         return None
-    return Visitor(*found) if found else None
 
 
 def _note_later(

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from app.rights import Forbidden, check
 from db import labels, run_bin, runs
 from db.errors import Conflict, Invalid, NotFound
+from db.rights import Right
 from db.tables import User
 
 MOST_RUNS = 200
@@ -21,11 +23,11 @@ class Refusal:
 
 
 #: What can be done with many: the rest of it is said in app.api.bulk.
-ACTIONS: dict[str, Callable[[Session, int, User], object]] = {
-    "cancel": runs.cancel,
-    "delete": run_bin.delete,
-    "restore": run_bin.restore,
-    "erase": run_bin.erase,
+ACTIONS: dict[str, tuple[Right, Callable[[Session, int, User], object]]] = {
+    "cancel": (Right.STEER, runs.cancel),
+    "delete": (Right.DELETE, run_bin.delete),
+    "restore": (Right.DELETE, run_bin.restore),
+    "erase": (Right.DELETE, run_bin.erase),
 }
 TAGGING: dict[str, Callable[[Session, int, User, str], object]] = {
     "add_tag": labels.add_tag,
@@ -42,10 +44,18 @@ def act(
     for run_id in sorted(set(run_ids)):
         try:
             if action in TAGGING:
+                check(session, Right.STEER, run_id)
                 TAGGING[action](session, run_id, user, tag)
             else:
-                ACTIONS[action](session, run_id, user)
+                right, do = ACTIONS[action]
+                check(session, right, run_id)
+                do(session, run_id, user)
             done.append(run_id)
-        except (Conflict, NotFound, Invalid) as error:  # raised before anything is written
+        except (
+            Conflict,
+            Forbidden,
+            NotFound,
+            Invalid,
+        ) as error:  # raised before anything is written
             refused.append(Refusal(run_id, str(error)))
     return done, refused

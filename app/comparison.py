@@ -174,6 +174,7 @@ def queue(session: Session, user: User, source: Run) -> list[Run]:
             config=config,
             name=base[: LENGTHS["name"] - len(ending)] + ending,
             tags=source.tags,
+            project=source.project,
             priority=source.priority,
             devices_per_node=source.devices_per_node,
             parent_id=source.parent_id,

@@ -37,6 +37,7 @@ def go_on(session: Session, user: User, run_id: int, *, idempotency_key: str | N
         config=_config(run),
         name=run.name,
         tags=run.tags,
+        project=run.project,
         priority=run.priority,
         devices_per_node=run.devices_per_node,
         parent_id=run.id,

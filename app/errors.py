@@ -21,6 +21,7 @@ from app.auth import Forgery, NotForScripts, SignInNeeded, WriteOnly, who_asked
 from app.brake import TooManyTries
 from app.filters import BadFilter
 from app.rendering import page
+from app.rights import Forbidden
 from db import errors, secrets
 from db.database import is_outage
 
@@ -32,6 +33,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     Forgery: 403,
     NotForScripts: 403,
     WriteOnly: 403,
+    Forbidden: 403,
     errors.NotYours: 403,
     errors.NotFound: 404,
     errors.Conflict: 409,

@@ -18,8 +18,9 @@ from app.json_rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.live import Look, News
 from app.rendering import fragment
 from app.summary import RunSummary, summarise, summarise_all
-from db import artifacts, checkpoints, history, runs, series, waiting, windows
+from db import artifacts, checkpoints, history, rights, runs, series, waiting, windows
 from db.database import Database
+from db.rights import Standing
 from db.settings import Settings
 from db.spikes import spikes
 from db.tables import ENDED, LARGEST_ID, Artifact, Run, ScalerEvent, Status
@@ -250,8 +251,10 @@ def of_list(
     settings: Settings,
     clock: Callable[[], float] = time.monotonic,
     columns: Sequence[Column] = tuple(list_columns.chosen("")),
+    standing: Standing | None = None,
 ) -> Look:
-    """Return what looks for changed rows of the list. columns: of its rows.
+    """Return what looks for changed rows of the list. columns: of its rows.  standing: of whoever
+    sees it; None: everything.
 
     A cursor is the newest run's id, whether a worker is up, and the marks of those runs that its
     page shows and that had not ended. However long the queue is, a look costs what a page shows;
@@ -265,6 +268,8 @@ def of_list(
         nonlocal queue, read_at
         seen_newest, seen = _parse(cursor)
         with database.reading() as session:
+            if standing is not None:
+                rights.limit(session, standing)
             if queue is None or clock() - read_at >= PLACES_SECONDS:
                 queue, read_at = Queue.read(session), clock()
             newest = runs.newest_id(session)

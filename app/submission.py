@@ -8,10 +8,11 @@ from sqlalchemy.orm import Session
 from app import command_lines, schemas
 from app.command_lines import Command
 from app.parameters import LARGEST_STEP, flaw, flaws, outsized
-from db import checkpoints, groups, labels, runs, workers
+from db import checkpoints, groups, labels, projects, rights, runs, workers
 from db.errors import Invalid, NotFound
 from db.idempotency import made_by
-from db.tables import LARGEST_ID, Run, User
+from db.rights import Right
+from db.tables import LARGEST_ID, Project, Run, User
 
 LIMITS = {
     "priority": (-100, 100),
@@ -22,6 +23,7 @@ LIMITS = {
     "compared_with": (1, LARGEST_ID),
 }
 LENGTHS = {name: labels.LENGTHS[name] for name in ("name", "tags")}
+LENGTHS["project"] = projects.NAME_CHARACTERS
 
 
 def _bounded(name: str, default: Any, description: str) -> Any:
@@ -50,6 +52,7 @@ class Submission(BaseModel):
     ] = {}
     name: str = _bounded("name", "", "Empty: recipe and precision, or the script")
     tags: str = _bounded("tags", "", "With commas between them")
+    project: str = _bounded("project", projects.DEFAULT, "Empty: the one that there always is")
     priority: int = _bounded("priority", 0, "Higher starts sooner")
     devices_per_node: int = _bounded("devices_per_node", 1, "Devices to train on")
     after_id: int | None = _bounded("after_id", None, "Run whose end this one waits for")
@@ -66,13 +69,14 @@ def submit(
     if before is not None:
         return before
     checked = check(session, submission)
-    if checked.errors:
-        raise Invalid(checked.errors)
+    if errors := checked.errors | check_project(session, user, submission.project):
+        raise Invalid(errors)
     name = submission.name.strip()
     place: dict[str, Any] = {
         "owner": user,
         "config": checked.config,
         "tags": ", ".join(filter(None, map(str.strip, submission.tags.split(",")))),
+        "project": submission.project,
         "priority": submission.priority,
         "devices_per_node": submission.devices_per_node,
         "after_id": submission.after_id,
@@ -86,6 +90,20 @@ def submit(
     if submission.compared_with is not None:
         groups.join(session, run, submission.compared_with)
     return run
+
+
+def check_project(session: Session, user: User, project: str) -> dict[str, str]:
+    """Say what is wrong with the project that somebody's run shall belong to."""
+    standing = rights.standing(session, user)
+    is_there = standing.may(Right.SUBMIT, project) and (
+        project == projects.DEFAULT or session.get(Project, project) is not None
+    )
+    if is_there:
+        return {}
+    known = [each.name for each in projects.listed(session, standing.projects)]
+    allowed = ", ".join(repr(each) for each in known if standing.may(Right.SUBMIT, each))
+    allowed = allowed or "none, for you have a role in no project that lets you submit"
+    return {"project": f"{project[:100]!r} is not allowed; allowed: {allowed}"}
 
 
 def _recipe_name(session: Session, submission: Submission) -> str:
@@ -162,7 +180,7 @@ def _find_weights(session: Session, config: dict[str, Any]) -> dict[str, str]:
         return {}
     source = session.get(Run, run_id)
     is_deleted = source is not None and source.deleted_at is not None
-    found = [] if is_deleted else checkpoints.weights_at(session, run_id, step)
+    found = [] if is_deleted or source is None else checkpoints.weights_at(session, run_id, step)
     if is_deleted:
         return {"weights.run": f"run {run_id} was deleted; allowed: a run that is not"}
     if not found:

@@ -14,9 +14,9 @@ from app import better, schemas, search, tpe
 from app.parameters import LARGEST_INTEGER, flaw
 from app.schemas import Schema
 from app.search import GRID, KINDS, TPE, Space
-from app.submission import LENGTHS, Submission, submit
+from app.submission import LENGTHS, Submission, check_project, submit
 from app.submission import check as check_run
-from db import sweeps, workers
+from db import projects, sweeps, workers
 from db.database import Database, is_outage
 from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.idempotency import made_by
@@ -66,6 +66,7 @@ class SweepSubmission(BaseModel):
     seed: Annotated[int, Field(description="What is drawn depends on it")] = 0
     name: str = ""
     tags: str = ""
+    project: str = projects.DEFAULT
     priority: int = 0
     devices_per_node: int = 1
 
@@ -154,6 +155,7 @@ def _submission(
         config=config,
         name=name[: LENGTHS["name"]] if isinstance(sweep, Sweep) else name,
         tags=sweep.tags,
+        project=sweep.project,
         priority=sweep.priority,
         devices_per_node=sweep.devices_per_node,
     )
@@ -167,11 +169,12 @@ def begin(
     if before is not None:
         return before
     checked = check(session, given)
-    if checked.errors:
-        raise Invalid(checked.errors)
+    if errors := checked.errors | check_project(session, user, given.project):
+        raise Invalid(errors)
     sweep = Sweep(
         name=given.name.strip() or f"{given.recipe} by {search.name_of(checked.space)}"[:100],
         owner_id=user.id,
+        project=given.project,
         recipe=given.recipe,
         config=checked.config,
         space=checked.space,

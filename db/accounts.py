@@ -9,11 +9,16 @@ from pwdlib import PasswordHash
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
+from db import projects
 from db.database import now
-from db.errors import Invalid, Refused
+from db.errors import Conflict, Invalid, Refused
+from db.names import checked_name, key_of
 from db.paging import Page, page
-from db.tables import FULL, WRITE, ApiToken, SignInLink, SignInSession, User
+from db.rights import MEMBER
+from db.tables import FULL, WRITE, ApiToken, Membership, SignInLink, SignInSession, User
 
+#: May sign in.
+IS_ACTIVE = User.deactivated_at.is_(None)
 SESSION_SECONDS = 30 * 24 * 3600.0
 #: A token that is used all the time is written down so often.
 USE_NOTED_SECONDS = 60.0
@@ -21,22 +26,81 @@ LINK_SECONDS = 24 * 3600.0
 #: For so long a browser that a link let in has proved who it is, as a password would.
 FRESH_SECONDS = 600.0
 PASSWORD_LENGTH = (8, 200)
+NAME_CHARACTERS = 64
+#: A token of one user more is refused: nobody keeps track of so many.
+MOST_TOKENS = 50
 LINK_REFUSED = "This sign-in link was used already or has expired. Sign in below instead."
 
 _passwords = PasswordHash.recommended()
 
 
 def user_named(session: Session, name: str) -> User:
-    """Return the user of that name, made now if there is none."""
-    name = name.strip()
-    if not 1 <= len(name) <= 64:
-        raise Invalid({"name": f"{name!r} has {len(name)} characters; 1 to 64 are allowed"})
-    user = session.scalar(select(User).where(User.name == name))
+    """Return the user of that name, made now if there is none: the first of all is an operator,
+    another a member of the project that there always is. Raises Invalid.
+    """
+    user = find_user(session, name)
     if user is None:
-        user = User(name=name)
-        session.add(user)
-        session.flush()
+        is_first = not session.scalar(select(func.count()).select_from(User))
+        user = make_user(session, name, is_operator=is_first)
+        if not is_first:
+            projects.set_role(session, user, projects.DEFAULT, MEMBER)
     return user
+
+
+def find_user(session: Session, name: str) -> User | None:
+    """Return who goes by a name, however it is written."""
+    return session.scalar(select(User).where(User.key == key_of(name)))
+
+
+def make_user(session: Session, name: str, *, is_operator: bool = False) -> User:
+    """Make an account, which nobody can sign in to yet. Raises Invalid."""
+    name = checked_name(name, most=NAME_CHARACTERS)
+    if (other := find_user(session, name)) is not None:
+        message = f"{name!r} looks as {other.name!r}, who there is; allowed: another name"
+        raise Invalid({"name": message})
+    user = User(name=name, key=key_of(name), is_operator=is_operator)
+    session.add(user)
+    session.flush()
+    return user
+
+
+def deactivate(session: Session, user: User) -> None:
+    """Let somebody sign in no more, and end at once all that lets them in. Raises Conflict."""
+    _keep_an_operator(session, user)
+    user.deactivated_at = session.scalars(select(now())).one()
+    _shut_out(session, user)
+
+
+def reactivate(session: Session, user: User) -> None:
+    """Let somebody sign in again."""
+    user.deactivated_at = None
+
+
+def remove(session: Session, user: User) -> None:
+    """Take an account away for good; what it did stays, with its name. Raises Conflict."""
+    deactivate(session, user)
+    user.removed_at, user.password_hash, user.is_operator = user.deactivated_at, None, False
+    session.execute(delete(Membership).where(Membership.user_id == user.id))
+
+
+def set_operator(session: Session, user: User, *, is_operator: bool) -> None:
+    """Let somebody do everything, or not any more. Raises Conflict of the last who may."""
+    if not is_operator:
+        _keep_an_operator(session, user)
+    user.is_operator = is_operator
+
+
+def _keep_an_operator(session: Session, user: User) -> None:
+    active = (User.is_operator, User.deactivated_at.is_(None))
+    # Of two that leave at once the second waits.
+    operators = session.scalars(select(User.id).where(*active).with_for_update()).all()
+    if list(operators) == [user.id]:
+        raise Conflict(f"{user.name} is the last operator: make another one first.")
+
+
+def _shut_out(session: Session, user: User) -> None:
+    for table in (SignInSession, ApiToken, SignInLink):
+        session.execute(delete(table).where(table.user_id == user.id))
 
 
 def set_password(session: Session, user: User, password: str) -> None:
@@ -49,8 +113,7 @@ def set_password(session: Session, user: User, password: str) -> None:
         message = f"has {len(password)} characters; {low} to {high} are allowed"
         raise Invalid({"password": message})
     user.password_hash = _passwords.hash(password)
-    for table in (SignInSession, ApiToken, SignInLink):
-        session.execute(delete(table).where(table.user_id == user.id))
+    _shut_out(session, user)
 
 
 def came_by_fresh_link(session: Session, sign_in: SignInSession) -> bool:
@@ -93,7 +156,7 @@ def redeem_link_token(session: Session, token: str) -> User:
 def check_password(session: Session, name: str, password: str) -> User:
     """Return the user of that name and password. Raises Refused."""
     nobodys = _hash_of_nobodys()
-    user = session.scalar(select(User).where(User.name == name.strip()))
+    user = session.scalar(select(User).where(User.key == key_of(name), IS_ACTIVE))
     expected = user.password_hash if user and user.password_hash else nobodys
     if not _passwords.verify(password, expected) or user is None or expected is nobodys:
         raise Refused("The name or the password is wrong.")
@@ -124,6 +187,7 @@ def find_session(session: Session, secret: str) -> tuple[User, SignInSession] | 
         select(User, SignInSession)
         .join(SignInSession, SignInSession.user_id == User.id)
         .where(SignInSession.token_hash == _hash(secret), SignInSession.expires_at > now())
+        .where(IS_ACTIVE)
     )
     row = session.execute(query).one_or_none()
     return None if row is None else (row[0], row[1])
@@ -146,6 +210,9 @@ def make_api_token(
     if not 1 <= len(name.strip()) <= 64:
         raise Invalid({"name": f"{name!r} has {len(name)} characters; 1 to 64 are allowed"})
     token = f"hs_{secrets.token_urlsafe(32)}"
+    mine = select(func.count()).where(ApiToken.user_id == user.id)
+    if (session.scalar(mine) or 0) >= MOST_TOKENS:
+        raise Invalid({"name": f"you have {MOST_TOKENS} tokens; allowed: no more, revoke some"})
     row = ApiToken(token_hash=_hash(token), user_id=user.id, name=name.strip(), kind=kind)
     session.add(row)
     session.flush()
@@ -181,7 +248,8 @@ def find_api_token(session: Session, token: str) -> KnownToken | None:
     """Return whom a token belongs to, and what it may do."""
     recent = func.coalesce(ApiToken.used_at > now() - USE_NOTED_SECONDS, False)
     query = select(User, ApiToken.kind, recent).join(ApiToken, ApiToken.user_id == User.id)
-    row = session.execute(query.where(ApiToken.token_hash == _hash(token))).one_or_none()
+    query = query.where(ApiToken.token_hash == _hash(token), IS_ACTIVE)
+    row = session.execute(query).one_or_none()
     return None if row is None else KnownToken(row[0], row[1], bool(row[2]))
 
 

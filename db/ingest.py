@@ -11,10 +11,11 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from db import queue, run_settings, runs, series
+from db import projects, queue, rights, run_settings, runs, series
 from db.database import now
 from db.errors import Ended, Fenced, Invalid, Misplaced, NotFound, NotYours
 from db.recording import Recording, in_words
+from db.rights import Right
 from db.tables import (
     ENDED,
     WATCH,
@@ -56,6 +57,7 @@ def begin(
 
     Raises Fenced if a later attempt has begun, Ended if a person has ended this one.
     """
+    _check_project(session, owner, project)
     # Of two that come at once the second waits.
     session.execute(select(User.id).where(User.id == owner.id).with_for_update(key_share=True))
     mine = (Run.owner_id == owner.id, Run.watch_id == watch_id)
@@ -93,6 +95,15 @@ def begin(
     return session.get_one(WatchedAttempt, (run.id, attempt))
 
 
+def _check_project(session: Session, owner: User, project: str) -> None:
+    """See that somebody may send runs of a project; an operator's is made now. Raises Invalid."""
+    if owner.is_operator:
+        if project != projects.DEFAULT:
+            projects.found_or_made(session, project)
+    elif not rights.standing(session, owner).may(Right.SUBMIT, project):
+        raise Invalid({"project": f"{project[:100]!r} lets you send no runs; ask its maintainers"})
+
+
 def _start(session: Session, run: Run, attempt: int, host: str, versions: dict[str, Any]) -> None:
     _close_node(session, run)
     run.attempt, run.resumed_step, run.wanted = attempt, None, "run"
@@ -123,7 +134,8 @@ def held(session: Session, user: User, run_id: int, attempt: int) -> tuple[Run, 
     run = session.get(Run, run_id, with_for_update=True, populate_existing=True)
     if run is None or run.source != WATCH or attempt > run.attempt:
         raise NotFound(f"There is no attempt {attempt} of a watched run {run_id}.")
-    if run.owner_id != user.id:
+    may = run.owner_id == user.id and rights.standing(session, user).may(Right.SUBMIT, run.project)
+    if not may:
         raise NotYours
     if attempt < run.attempt:
         raise Fenced

@@ -7,6 +7,7 @@ that ever fail, the index of open notices has room for one of a rule and a run.
 """
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from sqlalchemy import CompoundSelect, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from db import alert_facts
+from db import alert_facts, rights
 from db.alert_conditions import CONDITIONS, TIMED, says
 from db.alerts import ALL, MINE, RUN
 from db.database import Database, now
@@ -89,7 +90,7 @@ def _find(session: Session, seen: Seen) -> _Found | None:
         seen.since = last.looked_at if last else moment
     found = _Found(last.turn if last else 0, moment, moment, False)
     matching: dict[int, list[AlertRule]] = {}
-    concerning = _Concerning(rules)
+    concerning = _Concerning(rules, rights.seen_by(session, {rule.user_id for rule in rules}))
     for row in session.execute(_lately(seen.since - OVERLAP_SECONDS)):
         mine = concerning(row)
         is_timed = row.status in ACTIVE and any(rule.condition == TIMED for rule in mine)
@@ -114,9 +115,13 @@ def _lately(since: float) -> CompoundSelect[int, int, int, str, Status]:
 
 
 class _Concerning:
-    """Which rules concern a run; found once for all runs of an owner and a project."""
+    """Which rules concern a run; found once for all runs of an owner and a project.
 
-    def __init__(self, rules: list[AlertRule]) -> None:
+    seen: of each person, the projects whose runs they see; None: all.
+    """
+
+    def __init__(self, rules: list[AlertRule], seen: Mapping[int, Collection[str] | None]) -> None:
+        self._seen = seen
         self._wide = [rule for rule in rules if rule.scope != RUN]
         self._of_run: dict[int | None, list[AlertRule]] = {}
         for rule in rules:
@@ -127,9 +132,14 @@ class _Concerning:
     def __call__(self, row: Any) -> list[AlertRule]:
         key = (row.owner_id, row.project)
         if key not in self._known:
-            self._known[key] = [rule for rule in self._wide if _concerns(rule, *key)]
-        wide, own = self._known[key], self._of_run.get(row.id)
-        return [*wide, *own] if own else wide
+            wide = [rule for rule in self._wide if _concerns(rule, *key)]
+            self._known[key] = [rule for rule in wide if self._sees(rule, row.project)]
+        wide, own = self._known[key], self._of_run.get(row.id, ())
+        return [*wide, *(rule for rule in own if self._sees(rule, row.project))] if own else wide
+
+    def _sees(self, rule: AlertRule, project: str) -> bool:
+        projects = self._seen.get(rule.user_id, ())
+        return projects is None or project in projects
 
 
 def _judge(

@@ -22,6 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
     false,
     text,
+    true,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -124,14 +125,49 @@ class Table(DeclarativeBase):
 
 
 class User(Table):
-    """Somebody who may sign in."""
+    """Somebody who may sign in, or might before.
+
+    key: the name as it is compared, so that no two look alike; see db.accounts.
+    is_operator: everything is allowed, users and workers included.  runs_commands: command lines
+    may be queued, where a worker offers them.
+    deactivated_at: since when they may not sign in; removed_at: since when they are gone for good,
+    and their name stands by what they did alone.
+    """
 
     __tablename__ = "users"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
+    key: Mapped[str] = mapped_column(unique=True)
     password_hash: Mapped[str | None]
+    is_operator: Mapped[bool] = mapped_column(default=False, server_default=false())
+    runs_commands: Mapped[bool] = mapped_column(default=False, server_default=false())
+    deactivated_at: Mapped[float | None]
+    removed_at: Mapped[float | None]
     created_at: Mapped[float] = mapped_column(default=now())
+
+
+class Project(Table):
+    """What runs belong to, and people have roles in. "" is the one that there always is.
+
+    viewers_download: whether a viewer may download, not only look.
+    """
+
+    __tablename__ = "projects"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    viewers_download: Mapped[bool] = mapped_column(default=True, server_default=true())
+    created_at: Mapped[float] = mapped_column(default=now())
+
+
+class Membership(Table):
+    """What somebody may do in a project. role: viewer, member or maintainer; see db.rights."""
+
+    __tablename__ = "memberships"
+
+    project: Mapped[str] = mapped_column(ForeignKey("projects.name"), primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True, index=True)
+    role: Mapped[str]
 
 
 class SignInLink(Table):
@@ -368,6 +404,7 @@ class Sweep(Table):
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str]
     owner_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    project: Mapped[str] = mapped_column(default="", server_default="")
     recipe: Mapped[str]
     config: Mapped[dict[str, Any]]
     space: Mapped[dict[str, Any]]

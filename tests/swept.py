@@ -11,6 +11,8 @@ from typing import Any
 import psycopg
 from sqlalchemy import make_url
 
+#: What the migrations leave there.
+FIRST_ROWS = "INSERT INTO projects (name, created_at) VALUES ('', 0)"
 LARGE_BYTES = 2**20  # of a table that is better thrown away than emptied row by row
 
 #: Whatever is made, dropped or altered changes one of these.
@@ -88,7 +90,7 @@ def _empty(connection: psycopg.Connection[Any]) -> None:
     if large := [name for name, size in found if size > LARGE_BYTES]:
         connection.execute(f"TRUNCATE {', '.join(large)} CASCADE")
     deletions = [f"DELETE FROM {name}" for name, _ in found if name not in large]
-    connection.execute("; ".join([*deletions, COUNT_FROM_1]))
+    connection.execute("; ".join([*deletions, COUNT_FROM_1, FIRST_ROWS]))
 
 
 def _connected(server: str, name: str) -> psycopg.Connection[Any]:

@@ -45,16 +45,17 @@ async def watch_list(
     database: TheDatabase,
     settings: TheSettings,
     live: TheLive,
-    _visitor: SignedIn,
+    visitor: SignedIn,
     after: After = "",
     last_event_id: LastEventId = "",
     columns: Annotated[Text, Query(description="Of the rows, with commas between them")] = "",
 ) -> AsyncIterator[ServerSentEvent]:
     """Send each row of the list of runs that changed, as HTML."""
     shown = list_columns.chosen(columns)
-    look = news.of_list(database, settings, columns=shown)
-    # Viewers of the same columns share a look.
-    subject = f"runs {','.join(column.name for column in shown)}"
+    look = news.of_list(database, settings, columns=shown, standing=visitor.standing)
+    # Viewers of the same columns and projects share a look.
+    names = ",".join(column.name for column in shown)
+    subject = f"runs {names} {visitor.standing.projects}"
     async for event in live.watch(subject, last_event_id or after, look, seconds=LIST_SECONDS):
         yield event
 

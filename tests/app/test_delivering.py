@@ -22,7 +22,7 @@ from sqlalchemy import select, update
 from app import addresses, delivering
 from app.deliverer import Deliverer
 from app.delivering import deliver
-from db import alerts, channels, deliveries, noticing, secrets
+from db import accounts, alerts, channels, deliveries, noticing, secrets
 from db.channels import Reach
 from db.database import Database
 from db.deliveries import PAUSES, Outcome
@@ -218,9 +218,7 @@ def test_channels_are_checked_and_keep_their_secrets(
         assert "hush" not in row.ciphertext + row.target
         assert secret not in row.ciphertext
         assert channels.reach(key, row) == Reach("webhook", url, secret)
-        bob = User(name="bob")
-        session.add(bob)
-        session.flush()
+        bob = accounts.make_user(session, "bob")
         for act in (channels.delete, channels.mine):
             with pytest.raises(NotFound):
                 act(session, bob, row.id)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 from starlette.testclient import TestClient
 
-from db import accounts, history, ingest, runs, series, telemetry
+from db import accounts, history, ingest, projects, runs, series, telemetry
 from db.backup import back_up, restore
 from db.database import Database
 from db.settings import Settings
@@ -301,6 +301,7 @@ def test_strangers_and_others_are_refused(
     uploader.begin()
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
+        projects.set_role(session, bob, "digits", "member")
     for token, status in (("hs_wrong", 401), (write_token(database, bob), 403)):
         uploader.headers = {"Authorization": f"Bearer {token}"}
         for answer in (uploader.put(b""), uploader.end()):

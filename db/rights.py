@@ -1,0 +1,136 @@
+"""What people may do: roles in projects, and what a role allows.
+
+A visitor's session is limited to the projects that they may see: whatever it selects of runs and
+sweeps, the others are as if they were not there. That is a wall behind the one in app.rights, which
+asks before each route whether what it does is allowed.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from sqlalchemy import event, select
+from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
+
+from db.tables import Membership, Project, Run, Sweep, User
+
+VIEWER, MEMBER, MAINTAINER = ROLES = ("viewer", "member", "maintainer")
+
+
+class Right(StrEnum):
+    """What can be allowed of a project's runs and sweeps."""
+
+    SEE = "see"
+    DOWNLOAD = "download"
+    SUBMIT = "submit"
+    STEER_OWN = "steer_own"
+    STEER = "steer"
+    ORDER = "order"
+    DELETE = "delete"
+
+
+#: A viewer's downloads are the project's to allow.
+RIGHTS_OF: Mapping[str, frozenset[Right]] = MappingProxyType(
+    {
+        VIEWER: frozenset({Right.SEE}),
+        MEMBER: frozenset({Right.SEE, Right.DOWNLOAD, Right.SUBMIT, Right.STEER_OWN}),
+        MAINTAINER: frozenset(Right),
+    }
+)
+#: What is refused, in words.
+DEEDS = MappingProxyType(
+    {
+        Right.SEE: "see",
+        Right.DOWNLOAD: "download of",
+        Right.SUBMIT: "submit to",
+        Right.STEER_OWN: "steer your own runs of",
+        Right.STEER: "steer other people's runs of",
+        Right.ORDER: "change the order of the queue of",
+        Right.DELETE: "delete runs of",
+    }
+)
+
+_STANDING = "standing"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What one person may do. rights: by project; of an operator they are not looked at."""
+
+    user_id: int
+    is_operator: bool
+    rights: Mapping[str, frozenset[Right]]
+
+    @property
+    def projects(self) -> tuple[str, ...] | None:
+        """The projects that they see, in order; None: all that there are."""
+        return None if self.is_operator else tuple(sorted(self.rights))
+
+    def may(self, right: Right, project: str, owner_id: int | None = None) -> bool:
+        """Tell whether something is allowed in a project. owner_id: whose run it is done to."""
+        if self.is_operator:
+            return True
+        rights = self.rights.get(project, frozenset())
+        is_own = right == Right.STEER and owner_id == self.user_id
+        return right in rights or (is_own and Right.STEER_OWN in rights)
+
+
+def standing(session: Session, user: User) -> Standing:
+    """Return what somebody may do."""
+    if user.is_operator:
+        return Standing(user.id, is_operator=True, rights={})
+    query = select(Membership.project, Membership.role, Project.viewers_download)
+    query = query.join(Project, Project.name == Membership.project)
+    rows = session.execute(query.where(Membership.user_id == user.id))
+    rights = {
+        project: RIGHTS_OF[role] | ({Right.DOWNLOAD} if viewers_download else set())
+        for project, role, viewers_download in rows
+    }
+    return Standing(user.id, is_operator=False, rights=rights)
+
+
+def seen_by(session: Session, user_ids: Collection[int]) -> dict[int, set[str] | None]:
+    """Return the projects that each person sees who may sign in; None: all that there are."""
+    query = select(User.id, User.is_operator, Membership.project)
+    query = query.outerjoin(Membership, Membership.user_id == User.id)
+    query = query.where(User.id.in_(user_ids), User.deactivated_at.is_(None))
+    found: dict[int, set[str] | None] = {}
+    for user_id, is_operator, project in session.execute(query):
+        projects = found.setdefault(user_id, None if is_operator else set())
+        if projects is not None and project is not None:
+            projects.add(project)
+    return found
+
+
+def limit(session: Session, to: Standing) -> None:
+    """Let a session see the runs and sweeps of somebody's projects alone, from here on."""
+    session.info[_STANDING] = to
+
+
+def limits(session: Session) -> Standing | None:
+    """Return whose session it is; None: nobody's, as a worker's."""
+    found: Standing | None = session.info.get(_STANDING)
+    return found
+
+
+@contextmanager
+def unlimited(session: Session) -> Iterator[None]:
+    """Let a session see everything meanwhile, of which nothing but numbers may be told."""
+    before = session.info.pop(_STANDING, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            session.info[_STANDING] = before
+
+
+@event.listens_for(Session, "do_orm_execute")
+def _hide(state: ORMExecuteState) -> None:
+    of = limits(state.session)
+    if of is None or of.projects is None or not state.is_select or state.is_column_load:
+        return
+    for table in (Run, Sweep):
+        seen = with_loader_criteria(table, table.project.in_(of.projects), include_aliases=True)
+        state.statement = state.statement.options(seen)

@@ -1,0 +1,62 @@
+"""Give people roles in projects; whoever was there before may do everything, as before."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = '0022'
+down_revision = '0019'
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    with op.batch_alter_table('users') as users:
+        users.add_column(sa.Column('key', sa.Text()))
+        users.add_column(sa.Column('is_operator', sa.Boolean(), nullable=False, server_default=sa.false()))
+        users.add_column(sa.Column('runs_commands', sa.Boolean(), nullable=False, server_default=sa.false()))
+        users.add_column(sa.Column('deactivated_at', sa.Double()))
+        users.add_column(sa.Column('removed_at', sa.Double()))
+    # Of two that look alike both may still sign in, by the names that they have.
+    op.execute(
+        "UPDATE users SET is_operator = true, key = lower(name) || CASE WHEN EXISTS ("
+        "SELECT 1 FROM users AS other WHERE lower(other.name) = lower(users.name) AND other.id < users.id"
+        ") THEN ' ' || users.id ELSE '' END"
+    )
+    with op.batch_alter_table('users') as users:
+        users.alter_column('key', existing_type=sa.Text(), nullable=False)
+        users.create_unique_constraint('uq_users_key', ['key'])
+    op.create_table(
+        'projects',
+        sa.Column('name', sa.Text(), nullable=False),
+        sa.Column('viewers_download', sa.Boolean(), server_default=sa.true(), nullable=False),
+        sa.Column('created_at', sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint('name', name='pk_projects'),
+    )
+    op.create_table(
+        'memberships',
+        sa.Column('project', sa.Text(), nullable=False),
+        sa.Column('user_id', sa.Integer(), nullable=False),
+        sa.Column('role', sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(['project'], ['projects.name'], name='fk_memberships_project_projects'),
+        sa.ForeignKeyConstraint(['user_id'], ['users.id'], name='fk_memberships_user_id_users'),
+        sa.PrimaryKeyConstraint('project', 'user_id', name='pk_memberships'),
+    )
+    op.create_index('ix_memberships_user_id', 'memberships', ['user_id'])
+    op.execute(
+        "INSERT INTO projects (name, created_at) "
+        "SELECT project, min(created_at) FROM runs WHERE project <> '' GROUP BY project"
+    )
+    op.execute("INSERT INTO projects (name, created_at) VALUES ('', 0)")
+    with op.batch_alter_table('sweeps') as sweeps:
+        sweeps.add_column(sa.Column('project', sa.Text(), nullable=False, server_default=''))
+
+
+def downgrade() -> None:
+    with op.batch_alter_table('sweeps') as sweeps:
+        sweeps.drop_column('project')
+    op.drop_table('memberships')
+    op.drop_table('projects')
+    with op.batch_alter_table('users') as users:
+        users.drop_constraint('uq_users_key', type_='unique')
+        for name in ('removed_at', 'deactivated_at', 'runs_commands', 'is_operator', 'key'):
+            users.drop_column(name)

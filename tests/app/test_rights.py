@@ -1,0 +1,190 @@
+"""Who may use what: every route, every role, one's own runs, others' and other projects'."""
+
+import re
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from starlette.testclient import TestClient
+
+from app.rights import ANYBODY, COMMAND, NEEDS, OPERATE, name_of
+from app.sweeping import SweepSubmission, begin
+from db import accounts, projects
+from db.database import Database
+from db.rights import MAINTAINER, MEMBER, VIEWER, Right
+from db.tables import Run, Sweep, User
+from tests.app.conftest import submit
+from tests.app.test_auth import PUBLIC
+
+#: What each role may, word for word as docs/teams.md has it: of one's own runs, and of others'.
+ALLOWED = {
+    VIEWER: ({"see", "download"}, {"see", "download"}),
+    MEMBER: ({"see", "download", "submit", "steer"}, {"see", "download", "submit"}),
+    MAINTAINER: (set(Right), set(Right)),
+}
+PROJECT, HIDDEN = "vision", "hush-hush"
+
+
+@pytest.fixture
+def people(database: Database, ada: User, offered: None) -> dict[str, User]:
+    """One of each role in a project, and one who has a role in another alone."""
+    with database.writing() as session:
+        projects.make(session, PROJECT)
+        projects.make(session, "speech")
+        found = {role: accounts.make_user(session, role) for role in ALLOWED}
+        for role, user in found.items():
+            projects.set_role(session, user, PROJECT, role)
+        found["outsider"] = accounts.make_user(session, "outsider")
+        projects.set_role(session, found["outsider"], "speech", MAINTAINER)
+    return found
+
+
+def _routes(app: FastAPI) -> list[tuple[str, str, str]]:
+    """Method, path and name of each route that asks who one is."""
+    return [
+        (method, route.path, name_of(route.original_route.endpoint))
+        for route in iter_route_contexts(app.routes)
+        for method in sorted(getattr(route.original_route, "methods", ()) or ())
+        if route.path and route.path not in PUBLIC and "/ingest" not in route.path
+    ]
+
+
+def _script(app: FastAPI, database: Database, user: User) -> TestClient:
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, user, "script")
+    headers = {"Authorization": f"Bearer {token}"}
+    return TestClient(app, base_url="http://localhost", headers=headers, follow_redirects=False)
+
+
+def _sweep(database: Database, user: User, **place: Any) -> Sweep:
+    space: dict[str, Any] = {"training.batch_size": [8, 16]}
+    given = SweepSubmission(recipe="digits", space=space, goal="minimise", **place)
+    with database.writing() as session:
+        return begin(session, user, given)
+
+
+def test_every_route_is_in_the_table_and_the_table_has_no_other(app: FastAPI) -> None:
+    """One that nobody has thought of would be an operator's alone."""
+    assert {name for _method, _path, name in _routes(app)} == {
+        name for name in NEEDS if not name.endswith("unversioned.redirect")
+    }
+
+
+def test_a_role_allows_what_it_says_on_every_route(
+    app: FastAPI, database: Database, ada: User, people: dict[str, User]
+) -> None:
+    """Refused is what the role does not allow, with 403 and a sentence; what one may not see is not
+    there. Roles come in order of what they may, so that nothing is deleted before all have asked.
+    """
+    for role, user in people.items():
+        client = _script(app, database, user)
+        own = submit(database, user if role == MEMBER else ada, project=PROJECT)
+        others = submit(database, ada, project=PROJECT)
+        sweeps = [
+            _sweep(database, user if role == MEMBER else ada, project=PROJECT),
+            _sweep(database, ada, project=PROJECT),
+        ]
+        for method, path, name in _routes(app):
+            need = NEEDS[name]
+            is_stream = path.endswith("/live") and need in ALLOWED.get(role, ((),))[0]
+            if need == ANYBODY or is_stream:  # which would not end
+                continue
+            for i, run in enumerate((own, others)):
+                ids = {"run_id": run.id, "sweep_id": sweeps[i].id}
+                address = re.sub(r"\{(\w+)[^}]*\}", lambda m, ids=ids: str(ids.get(m[1], 1)), path)
+                answer = client.request(method, address)
+                told = f"{role} {method} {address}: {answer.status_code} {answer.text[:200]}"
+                is_placed = need not in (COMMAND, OPERATE)
+                missing = f"There is no {'run' if 'run_id' in path else 'sweep'} "
+                is_hidden = answer.status_code == 404 and missing in answer.text
+                if role == "outsider" and is_placed:
+                    assert is_hidden or (method, answer.status_code) == ("HEAD", 404), told
+                elif is_placed and need in ALLOWED[role][i]:
+                    assert answer.status_code != 403, told
+                    assert not is_hidden, told
+                else:
+                    assert answer.status_code == 403, told
+                    assert method == "HEAD" or answer.json()["code"] == "forbidden", told
+
+
+def test_an_operator_is_refused_nothing(app: FastAPI, database: Database, ada: User) -> None:
+    """The first account of all is one."""
+    client = _script(app, database, ada)
+    for method, path, _name in _routes(app):
+        if path.endswith("/live"):  # which would not end
+            continue
+        answer = client.request(method, re.sub(r"\{[^}]+\}", "1", path))
+        assert answer.status_code != 403 or answer.json()["code"] == "not_for_scripts", path
+
+
+def test_what_one_may_not_see_is_on_no_page(
+    app: FastAPI, database: Database, ada: User, people: dict[str, User]
+) -> None:
+    """Neither in lists nor counts, nor words, nor by its id: each page and list of an outsider."""
+    hidden = submit(database, ada, project=PROJECT, name=HIDDEN, tags=HIDDEN)
+    sweep = _sweep(database, ada, project=PROJECT, name=HIDDEN)
+    with database.writing() as session:
+        session.get_one(Run, hidden.id).group_id = hidden.id
+        projects.make(session, HIDDEN)
+    submit(database, ada, project=HIDDEN)
+    outsider = _script(app, database, people["outsider"])
+    viewer = _script(app, database, people[VIEWER])
+    pages = [path for method, path, _ in _routes(app) if method == "GET" and "live" not in path]
+    seen = 0
+    for path in pages:
+        ids = {"sweep_id": str(sweep.id)}
+        address = re.sub(r"\{(\w+)[^}]*\}", lambda m, ids=ids: ids.get(m[1], str(hidden.id)), path)
+        questions = {"runs": str(hidden.id), "from": str(hidden.id), "filter": "speed>=0 or"}
+        answer = outsider.get(address, params={**questions, "filter": ""})
+        assert HIDDEN not in answer.text, address
+        seen += HIDDEN in viewer.get(address, params={**questions, "filter": ""}).text
+    assert seen > 8
+    found = outsider.get("/api/v1/runs").json()
+    assert (found["runs"], found["total"]) == ([], 0)
+    assert viewer.get("/api/v1/runs").json()["total"] == 1 + 1  # and the sweep's first
+
+
+def test_runs_go_where_one_may_submit(
+    app: FastAPI, database: Database, ada: User, people: dict[str, User]
+) -> None:
+    """A run, a sweep, a watched run; the others are refused by name, with what is allowed."""
+    hidden = submit(database, ada, project="speech")
+    for role, is_allowed in ((VIEWER, False), (MEMBER, True), ("outsider", False)):
+        client = _script(app, database, people[role])
+        run = {"recipe": "digits", "project": PROJECT}
+        sweep = {**run, "space": {"training.batch_size": [8]}, "goal": "minimise"}
+        for path, given in (("/runs", run), ("/sweeps", sweep)):
+            answer = client.post(f"/api/v1{path}", json=given)
+            assert answer.status_code == (201 if is_allowed else 422), (role, path)
+            if not is_allowed:
+                assert "'vision' is not allowed; allowed: " in answer.json()["errors"]["project"]
+    for given in (
+        {"project": "nowhere"},
+        {"project": PROJECT, "after_id": hidden.id},
+        {"project": PROJECT, "parent_id": hidden.id, "parent_step": 1},
+        {"project": PROJECT, "compared_with": hidden.id},
+        {"project": PROJECT, "config": {"weights": {"run": hidden.id}}},
+    ):
+        answer = _script(app, database, people[MEMBER]).post(
+            "/api/v1/runs", json={"recipe": "digits", **given}
+        )
+        assert answer.status_code in (404, 409, 422), given
+
+
+def test_many_runs_are_each_asked_for(
+    app: FastAPI, database: Database, ada: User, people: dict[str, User]
+) -> None:
+    """What one may is done, and of the rest it is said why not."""
+    own = submit(database, people[MEMBER], project=PROJECT)
+    others = submit(database, ada, project=PROJECT)
+    hidden = submit(database, ada, project="speech")
+    member = _script(app, database, people[MEMBER])
+    ids = [own.id, others.id, hidden.id]
+    answer = member.post("/api/v1/runs/bulk", json={"action": "cancel", "runs": ids}).json()
+    assert answer["done"] == [own.id]
+    words = {each["id"]: each["detail"] for each in answer["refused"]}
+    assert "steer other people's runs of the project 'vision'" in words[others.id]
+    assert words[hidden.id] == f"There is no run {hidden.id}."
+    answer = member.post("/api/v1/runs/bulk", json={"action": "delete", "runs": [own.id]}).json()
+    assert answer["done"] == []
