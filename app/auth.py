@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import BackgroundTasks, Depends, Request, Response
+from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
+from app import deeds
 from app.context import SAFE_METHODS, Db, Posted, TheDatabase
 from app.rights import admit
 from db import accounts, rights
@@ -21,7 +23,7 @@ from db.database import Database
 from db.errors import HalfstepError
 from db.rights import Standing
 from db.settings import Settings
-from db.tables import WRITE, SignInSession, User
+from db.tables import FULL, LARGEST_ID, WRITE, Run, SignInSession, User
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,10 @@ class Forgery(HalfstepError):
 
 class NotForScripts(HalfstepError):
     """An API token does not open the account, nor make tokens: sign in with a browser."""
+
+
+class NotForSending(HalfstepError):
+    """This token may not send watched runs: make another one on the account page."""
 
 
 class WriteOnly(HalfstepError):
@@ -74,7 +80,7 @@ def _signed_in(
             accounts.note_use(session, token)
         elif not known.is_noted:
             _note_later(request, database, token, background)
-        return _admitted(request, session, known.user)
+        return _admitted(request, session, known.user, token=known)
     secret = request.cookies.get(cookie_name(request.app.state.settings), "")
     found = accounts.find_session(session, secret)
     if found is None:
@@ -88,12 +94,19 @@ def _signed_in(
 
 
 def _admitted(
-    request: Request, session: Session, user: User, sign_in: SignInSession | None = None
+    request: Request,
+    session: Session,
+    user: User,
+    sign_in: SignInSession | None = None,
+    token: accounts.KnownToken | None = None,
 ) -> Visitor:
     """Let somebody in as far as they may, who sees no more than that from here on."""
-    standing = rights.standing(session, user)
+    kind, only = (token.kind, token.project) if token else (FULL, None)
+    standing = rights.standing(session, user, kind=kind, only=only)
     rights.limit(session, standing)
-    admit(request, session, user)
+    admit(request, session, user, kind)
+    if request.method not in SAFE_METHODS:
+        deeds.note(session, user, request, token.name if token else None)
     return Visitor(user, standing, sign_in)
 
 
@@ -106,9 +119,23 @@ async def _sender(request: Request, background: BackgroundTasks) -> User:
         known = await run_in_threadpool(_known, database, token)
     if known is None:
         raise SignInNeeded
+    if known.kind not in (FULL, WRITE):
+        raise NotForSending
+    request.state.only = known.project
+    if known.project is not None:
+        await run_in_threadpool(_check_run, database, request, known.project)
     if not known.is_noted:
         _note_later(request, database, token, background)
     return known.user
+
+
+def _check_run(database: Database, request: Request, only: str) -> None:
+    """See that a token of one project sends no run of another. Raises NotForSending."""
+    run_id = str(request.path_params.get("run_id", ""))
+    if run_id.isdecimal() and int(run_id) <= LARGEST_ID:
+        with database.glancing() as session:
+            if session.scalar(select(Run.project).where(Run.id == int(run_id))) != only:
+                raise NotForSending
 
 
 def _known(database: Database, token: str) -> accounts.KnownToken | None:

@@ -17,7 +17,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.auth import Forgery, NotForScripts, SignInNeeded, WriteOnly, who_asked
+from app.auth import (
+    Forgery,
+    NotForScripts,
+    NotForSending,
+    SignInNeeded,
+    WriteOnly,
+    who_asked,
+)
 from app.brake import TooManyTries
 from app.filters import BadFilter
 from app.rendering import page
@@ -33,6 +40,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     Forgery: 403,
     NotForScripts: 403,
     WriteOnly: 403,
+    NotForSending: 403,
     Forbidden: 403,
     errors.NotYours: 403,
     errors.NotFound: 404,

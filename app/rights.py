@@ -10,10 +10,11 @@ from fastapi import Request
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.context import SAFE_METHODS
 from db import rights
 from db.errors import HalfstepError, NotFound
-from db.rights import DEEDS, Right
-from db.tables import LARGEST_ID, Run, Sweep, User
+from db.rights import DEEDS, RIGHTS_OF_TOKENS, Right
+from db.tables import FULL, LARGEST_ID, READ, STEER, SUBMIT, Run, Sweep, User
 
 
 class Forbidden(HalfstepError):
@@ -54,6 +55,11 @@ _TABLE: dict[str, str] = {
         api.alerts.list_notices api.alerts.news api.alerts.read_notices api.alerts.list_channels
         api.alerts.make_channel api.alerts.switch_channel api.alerts.delete_channel
         api.alerts.test_channel api.alerts.list_deliveries
+        pages.projects.list_projects pages.projects.set_role
+        pages.projects.take_role pages.projects.change_project
+        pages.account.end_sign_ins
+        api.projects.list_projects api.projects.list_members api.projects.set_role
+        api.projects.take_role api.projects.change_project
         api.docs.openapi api.docs.docs api.unversioned.redirect
     """,
     Right.SEE: """
@@ -93,11 +99,23 @@ _TABLE: dict[str, str] = {
         pages.secrets.show_secrets api.secrets.list_secrets
     """,
     OPERATE: """
+        pages.people.show_people pages.people.invite pages.people.change
+        pages.deeds.show_deeds api.deeds.list_deeds api.deeds.export_deeds
+        api.people.list_users api.people.invite api.people.change_user
+        pages.projects.make_project api.projects.make_project
         pages.secrets.set_secret pages.secrets.delete_secret
         api.secrets.set_secret api.secrets.delete_secret
     """,
 }
 NAMES = MappingProxyType({Run: "run", Sweep: "sweep"})
+#: What tokens of each kind may.
+KINDS = MappingProxyType(
+    {
+        READ: "look and download",
+        SUBMIT: "look, download and submit",
+        STEER: "look, download, submit and steer",
+    }
+)
 #: What a route asks for, by module and name of its function.
 NEEDS: Mapping[str, str] = MappingProxyType(
     {route: need for need, routes in _TABLE.items() for route in routes.split()}
@@ -110,13 +128,26 @@ def name_of(endpoint: object) -> str:
     return f"{module}.{getattr(endpoint, '__name__', '')}"
 
 
-def admit(request: Request, session: Session, user: User) -> None:
+#: Routes that ask for themselves, and change things, which a token with this right may use.
+ASKING = MappingProxyType(
+    {
+        Right.SUBMIT: ("api.runs.submit_run", "api.sweeps.begin_sweep"),
+        Right.STEER: ("api.bulk.act_on_runs",),
+    }
+)
+
+
+def admit(request: Request, session: Session, user: User, kind: str = FULL) -> None:
     """See that somebody, whose session it is, may use a route, on what its address names.
 
-    Raises NotFound of what they may not see, and Forbidden of what they may not do.
+    kind: of the token that they come with.  Raises NotFound of what they may not see, and Forbidden
+    of what they may not do.
     """
-    need = NEEDS.get(name_of(request.scope["endpoint"]), OPERATE)
-    if user.is_operator or need == ANYBODY:
+    name = name_of(request.scope["endpoint"])
+    need = NEEDS.get(name, OPERATE)
+    if kind != FULL:
+        _check_token(kind, request.method, name, need)
+    if need == ANYBODY or (user.is_operator and need in (COMMAND, OPERATE)):
         return
     if need == OPERATE:
         raise Forbidden("Only an operator of this server may do this.")
@@ -124,6 +155,8 @@ def admit(request: Request, session: Session, user: User) -> None:
         if not user.runs_commands:
             raise Forbidden("Command lines need a right of their own, which operators give.")
         return
+    if user.is_operator and kind == FULL:
+        return  # what there is not the route says for itself
     table = Run if "run_id" in request.path_params else Sweep
     given = str(request.path_params.get("run_id") or request.path_params["sweep_id"])
     is_number = given.isdecimal() and len(given) <= len(str(LARGEST_ID))
@@ -132,13 +165,40 @@ def admit(request: Request, session: Session, user: User) -> None:
     check(session, Right(need), int(given), table)
 
 
+def check_project(session: Session, right: Right, project: str) -> None:
+    """See that whose session it is may do something in a project. Raises NotFound, Forbidden."""
+    standing = rights.limits(session)
+    if standing is None or standing.may(right, project):
+        return
+    if not standing.may(Right.SEE, project):
+        raise NotFound(f"There is no project {project[:100]!r}.")
+    raise Forbidden(_refusal(right, project))
+
+
+def _refusal(right: Right, project: str) -> str:
+    called = f"the project {project!r}" if project else "this project"
+    return f"Your role does not let you {DEEDS[right]} {called}."
+
+
+def _check_token(kind: str, method: str, name: str, need: str) -> None:
+    """See that a token of some kind may use a route at all. Raises Forbidden."""
+    most = RIGHTS_OF_TOKENS[kind]
+    is_allowed = (
+        need in most
+        or (need == ANYBODY and method in SAFE_METHODS)
+        or any(name in names and right in most for right, names in ASKING.items())
+    )
+    if not is_allowed:
+        raise Forbidden(f"This token may {KINDS[kind]} and nothing else: make another one.")
+
+
 def check(session: Session, right: Right, row_id: int, table: type[Run | Sweep] = Run) -> None:
     """See that whose session it is may do something to a run or a sweep.
 
     Raises NotFound of what they may not see, and Forbidden of what they may not do.
     """
     standing = rights.limits(session)
-    if standing is None or standing.is_operator:
+    if standing is None:
         return
     row = session.execute(
         select(table.project, table.owner_id).where(table.id == row_id)
@@ -146,5 +206,4 @@ def check(session: Session, right: Right, row_id: int, table: type[Run | Sweep] 
     if row is None:
         raise NotFound(f"There is no {NAMES[table]} {row_id}.")
     if not standing.may(right, row.project, row.owner_id):
-        called = f"the project {row.project!r}" if row.project else "this project"
-        raise Forbidden(f"Your role does not let you {DEEDS[right]} {called}.")
+        raise Forbidden(_refusal(right, row.project))

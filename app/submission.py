@@ -69,7 +69,8 @@ def submit(
     if before is not None:
         return before
     checked = check(session, submission)
-    if errors := checked.errors | check_project(session, user, submission.project):
+    may_not = _check_command(user, submission)
+    if errors := checked.errors | check_project(session, user, submission.project) | may_not:
         raise Invalid(errors)
     name = submission.name.strip()
     place: dict[str, Any] = {
@@ -92,9 +93,17 @@ def submit(
     return run
 
 
+def _check_command(user: User, submission: Submission) -> dict[str, str]:
+    """Say that somebody may queue no command lines, if they may not."""
+    if submission.command is None or user.is_operator or user.runs_commands:
+        return {}
+    return {"command": "it needs a right of its own, which operators give; allowed: a recipe"}
+
+
 def check_project(session: Session, user: User, project: str) -> dict[str, str]:
     """Say what is wrong with the project that somebody's run shall belong to."""
-    standing = rights.standing(session, user)
+    # A sweep goes on without a request of its owner's.
+    standing = rights.limits(session) or rights.standing(session, user)
     is_there = standing.may(Right.SUBMIT, project) and (
         project == projects.DEFAULT or session.get(Project, project) is not None
     )

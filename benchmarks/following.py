@@ -44,6 +44,7 @@ def follow(site: Site, seconds: float) -> Followed:
         browser = launched(playwright)
         page = browser.new_page(viewport=VIEWPORT)
         page.goto(site.link())
+        page.get_by_role("button", name="Sign in").click()
         page.goto(f"{site.address}/runs/1")
         page.wait_for_selector("[data-drawn]")
         page.locator("#charts").scroll_into_view_if_needed()

@@ -37,6 +37,7 @@ def main() -> None:
         browser = launched(playwright)
         page = browser.new_page(viewport=VIEWPORT)
         page.goto(site.link())
+        page.get_by_role("button", name="Sign in").click()
         addresses = {run_id: f"{site.address}/runs/{run_id}" for run_id in (1, 2)}
         told = {}
         for run_id, address in addresses.items():

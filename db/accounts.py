@@ -9,17 +9,29 @@ from pwdlib import PasswordHash
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from db import projects
+from db import projects, rights
 from db.database import now
 from db.errors import Conflict, Invalid, Refused
 from db.names import checked_name, key_of
 from db.paging import Page, page
 from db.rights import MEMBER
-from db.tables import FULL, WRITE, ApiToken, Membership, SignInLink, SignInSession, User
+from db.tables import (
+    FULL,
+    TOKENS,
+    ApiToken,
+    Membership,
+    Project,
+    SignInLink,
+    SignInSession,
+    User,
+)
 
 #: May sign in.
 IS_ACTIVE = User.deactivated_at.is_(None)
-SESSION_SECONDS = 30 * 24 * 3600.0
+DAY = 24 * 3600.0
+SESSION_SECONDS = 30 * DAY
+#: How long a token lasts if nobody says, and at most.
+TOKEN_DAYS, MOST_TOKEN_DAYS = 90, 3650
 #: A token that is used all the time is written down so often.
 USE_NOTED_SECONDS = 60.0
 LINK_SECONDS = 24 * 3600.0
@@ -74,6 +86,12 @@ def deactivate(session: Session, user: User) -> None:
 def reactivate(session: Session, user: User) -> None:
     """Let somebody sign in again."""
     user.deactivated_at = None
+
+
+def reset(session: Session, user: User) -> None:
+    """Let somebody choose a password anew, and end at once all that lets them in."""
+    user.password_hash = None
+    _shut_out(session, user)
 
 
 def remove(session: Session, user: User) -> None:
@@ -193,20 +211,47 @@ def find_session(session: Session, secret: str) -> tuple[User, SignInSession] | 
     return None if row is None else (row[0], row[1])
 
 
+def sign_ins(session: Session, user: User) -> list[SignInSession]:
+    """List the browsers that somebody is signed in with, newest first."""
+    mine = (SignInSession.user_id == user.id, SignInSession.expires_at > now())
+    query = select(SignInSession).where(*mine).order_by(SignInSession.created_at.desc())
+    return list(session.scalars(query.limit(100)))
+
+
+def end_sign_ins(session: Session, user: User, *, but: SignInSession) -> None:
+    """Sign somebody out of every other browser."""
+    others = (SignInSession.user_id == user.id, SignInSession.token_hash != but.token_hash)
+    session.execute(delete(SignInSession).where(*others))
+
+
 def end_session(session: Session, secret: str) -> None:
     """Sign a browser out."""
     session.execute(delete(SignInSession).where(SignInSession.token_hash == _hash(secret)))
 
 
 def make_api_token(
-    session: Session, user: User, name: str, kind: str = FULL
+    session: Session,
+    user: User,
+    name: str,
+    kind: str = FULL,
+    *,
+    project: str | None = None,
+    days: int | None = TOKEN_DAYS,
 ) -> tuple[str, ApiToken]:
     """Return a new token for scripts, which nobody can read again, and its row. Raises Invalid.
 
-    kind: full, or write, which may send watched runs and nothing else.
+    kind: one of TOKENS.  project: the only one that it opens.  days: how long it lasts; None: until
+    it is revoked.
     """
-    if kind not in (FULL, WRITE):
-        raise Invalid({"kind": f"{kind!r} is not allowed; allowed: {FULL}, {WRITE}"})
+    if kind not in TOKENS:
+        raise Invalid({"kind": f"{kind[:100]!r} is not allowed; allowed: {', '.join(TOKENS)}"})
+    if days is not None and not 1 <= days <= MOST_TOKEN_DAYS:
+        raise Invalid({"days": f"{days} is not allowed; allowed: 1 to {MOST_TOKEN_DAYS}, or none"})
+    seen = rights.standing(session, user).projects
+    if project is not None and (
+        session.get(Project, project) is None or (seen is not None and project not in seen)
+    ):
+        raise Invalid({"project": f"there is no project {project[:100]!r}; allowed: one of yours"})
     if not 1 <= len(name.strip()) <= 64:
         raise Invalid({"name": f"{name!r} has {len(name)} characters; 1 to 64 are allowed"})
     token = f"hs_{secrets.token_urlsafe(32)}"
@@ -214,6 +259,8 @@ def make_api_token(
     if (session.scalar(mine) or 0) >= MOST_TOKENS:
         raise Invalid({"name": f"you have {MOST_TOKENS} tokens; allowed: no more, revoke some"})
     row = ApiToken(token_hash=_hash(token), user_id=user.id, name=name.strip(), kind=kind)
+    row.project = project
+    row.expires_at = None if days is None else _moment(session) + days * DAY
     session.add(row)
     session.flush()
     return token, row
@@ -240,17 +287,25 @@ class KnownToken(NamedTuple):
     """is_noted: whether a use within the last minute is written down."""
 
     user: User
+    name: str
     kind: str
+    project: str | None
     is_noted: bool
 
 
 def find_api_token(session: Session, token: str) -> KnownToken | None:
     """Return whom a token belongs to, and what it may do."""
     recent = func.coalesce(ApiToken.used_at > now() - USE_NOTED_SECONDS, False)
-    query = select(User, ApiToken.kind, recent).join(ApiToken, ApiToken.user_id == User.id)
+    columns = (ApiToken.name, ApiToken.kind, ApiToken.project)
+    query = select(User, *columns, recent).join(ApiToken, ApiToken.user_id == User.id)
     query = query.where(ApiToken.token_hash == _hash(token), IS_ACTIVE)
+    query = query.where(func.coalesce(ApiToken.expires_at > now(), True))
     row = session.execute(query).one_or_none()
-    return None if row is None else KnownToken(row[0], row[1], bool(row[2]))
+    return None if row is None else KnownToken(*row[:4], bool(row[4]))
+
+
+def _moment(session: Session) -> float:
+    return session.scalars(select(now())).one()
 
 
 def note_use(session: Session, token: str) -> None:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from sqlalchemy import event, select
 from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
 
-from db.tables import Membership, Project, Run, Sweep, User
+from db.tables import FULL, READ, STEER, SUBMIT, WRITE, Membership, Project, Run, Sweep, User
 
 VIEWER, MEMBER, MAINTAINER = ROLES = ("viewer", "member", "maintainer")
 
@@ -29,6 +29,7 @@ class Right(StrEnum):
     STEER = "steer"
     ORDER = "order"
     DELETE = "delete"
+    MANAGE = "manage"
 
 
 #: A viewer's downloads are the project's to allow.
@@ -49,6 +50,7 @@ DEEDS = MappingProxyType(
         Right.STEER: "steer other people's runs of",
         Right.ORDER: "change the order of the queue of",
         Right.DELETE: "delete runs of",
+        Right.MANAGE: "give roles in",
     }
 )
 
@@ -57,19 +59,29 @@ _STANDING = "standing"
 
 @dataclass(frozen=True)
 class Standing:
-    """What one person may do. rights: by project; of an operator they are not looked at."""
+    """What one person may do, or a token of theirs.
+
+    rights: by project; of an operator they are not looked at.  most: what the token allows, of a
+    person everything.  only: the one project that the token opens, if it does not open all.
+    """
 
     user_id: int
     is_operator: bool
     rights: Mapping[str, frozenset[Right]]
+    most: frozenset[Right] = frozenset(Right)
+    only: str | None = None
 
     @property
     def projects(self) -> tuple[str, ...] | None:
         """The projects that they see, in order; None: all that there are."""
+        if self.only is not None:
+            return (self.only,) if self.is_operator or self.only in self.rights else ()
         return None if self.is_operator else tuple(sorted(self.rights))
 
     def may(self, right: Right, project: str, owner_id: int | None = None) -> bool:
         """Tell whether something is allowed in a project. owner_id: whose run it is done to."""
+        if right not in self.most or self.only not in (None, project):
+            return False
         if self.is_operator:
             return True
         rights = self.rights.get(project, frozenset())
@@ -77,10 +89,26 @@ class Standing:
         return right in rights or (is_own and Right.STEER_OWN in rights)
 
 
-def standing(session: Session, user: User) -> Standing:
-    """Return what somebody may do."""
+_READING = frozenset({Right.SEE, Right.DOWNLOAD})
+#: What a token of each kind allows at most.
+RIGHTS_OF_TOKENS: Mapping[str, frozenset[Right]] = MappingProxyType(
+    {
+        FULL: frozenset(Right),
+        READ: _READING,
+        SUBMIT: _READING | {Right.SUBMIT},
+        STEER: frozenset(Right) - {Right.MANAGE},
+        WRITE: frozenset({Right.SUBMIT}),
+    }
+)
+
+
+def standing(
+    session: Session, user: User, *, kind: str = FULL, only: str | None = None
+) -> Standing:
+    """Return what somebody may do, or by a token of this kind for this project only."""
+    most = RIGHTS_OF_TOKENS[kind]
     if user.is_operator:
-        return Standing(user.id, is_operator=True, rights={})
+        return Standing(user.id, is_operator=True, rights={}, most=most, only=only)
     query = select(Membership.project, Membership.role, Project.viewers_download)
     query = query.join(Project, Project.name == Membership.project)
     rows = session.execute(query.where(Membership.user_id == user.id))
@@ -88,7 +116,7 @@ def standing(session: Session, user: User) -> Standing:
         project: RIGHTS_OF[role] | ({Right.DOWNLOAD} if viewers_download else set())
         for project, role, viewers_download in rows
     }
-    return Standing(user.id, is_operator=False, rights=rights)
+    return Standing(user.id, is_operator=False, rights=rights, most=most, only=only)
 
 
 def seen_by(session: Session, user_ids: Collection[int]) -> dict[int, set[str] | None]:

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import func, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from db import run_settings
+from db import rights, run_settings
 from db.conditions import Filter, Order
 from db.database import now
 from db.errors import Conflict, Invalid, NotFound
@@ -416,17 +416,17 @@ def resume(session: Session, run_id: int, user: User) -> Run:
     return run
 
 
-def set_priority(session: Session, run_id: int, priority: int) -> Run:
+def set_priority(session: Session, run_id: int, priority: int, user: User) -> Run:
     """Change a queued run's priority; higher starts sooner. Raises Conflict if it has started."""
     run = get(session, run_id, lock=True)
     if run.status not in (Status.QUEUED, Status.PAUSED):
         raise Conflict(f"Run {run_id} is {run.status}: its priority no longer matters.")
     run.priority = priority
-    run.revision += 1
+    remark(session, run, f"priority {priority}, by {user.name}")
     return run
 
 
-def move(session: Session, run_id: int, before_id: int) -> Run:
+def move(session: Session, run_id: int, before_id: int, user: User) -> Run:
     """Put a waiting run before another one in the queue, at that one's priority.
 
     Raises Conflict if one of them does not wait.
@@ -438,7 +438,7 @@ def move(session: Session, run_id: int, before_id: int) -> Run:
         if each.status != Status.QUEUED:
             raise Conflict(f"Run {each.id} is {each.status}: only queued ones have a place.")
     run.priority, run.position = other.priority, _position_before(session, other, run_id)
-    run.revision += 1
+    remark(session, run, f"moved before run {before_id}, by {user.name}")
     return run
 
 
@@ -473,11 +473,13 @@ def _position_before(session: Session, other: Run, moved_id: int | None = None) 
     return halfway if previous < halfway < other.position else other.position
 
 
-def move_to_front(session: Session, run_id: int) -> Run:
+def move_to_front(session: Session, run_id: int, user: User) -> Run:
     """Put a waiting run before all others. Raises Conflict if it does not wait."""
     waiting = select(Run.id).where(Run.status == Status.QUEUED)
-    first = session.scalar(waiting.order_by(Run.priority.desc(), Run.position, Run.id).limit(1))
-    return get(session, run_id) if first == run_id else move(session, run_id, first or run_id)
+    waiting = waiting.order_by(Run.priority.desc(), Run.position, Run.id).limit(1)
+    with rights.unlimited(session):  # the first may be of a project that the user does not see
+        first = session.scalar(waiting) or run_id
+        return get(session, run_id) if first == run_id else move(session, run_id, first, user)
 
 
 def request_checkpoint(session: Session, run_id: int, user: User) -> Request:

@@ -51,8 +51,9 @@ ENDED = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
 
 #: Where a run's training is: a worker's, by a recipe or a command, or elsewhere, and watched.
 RECIPE, COMMAND, WATCH = "recipe", "command", "watch"
-#: What a token may do: all that its user may, or send watched runs and nothing else.
-FULL, WRITE = "full", "write"
+#: What a token may do: all that its user may, no more than some of it, or send watched runs and
+#: nothing else.
+FULL, READ, SUBMIT, STEER, WRITE = TOKENS = ("full", "read", "submit", "steer", "write")
 
 #: Bits of steps.flags; from bit 8 on, bit 8 + i says that optimizer i skipped.
 SKIPPED = 1
@@ -219,7 +220,10 @@ class SavedView(Table):
 
 
 class ApiToken(Table):
-    """A token for scripts; only its hash is kept. kind: full, or write."""
+    """A token for scripts; only its hash is kept.
+
+    kind: one of TOKENS.  project: the only one that it opens.  expires_at: null: never.
+    """
 
     __tablename__ = "api_tokens"
 
@@ -228,8 +232,29 @@ class ApiToken(Table):
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     name: Mapped[str]
     kind: Mapped[str] = mapped_column(default=FULL, server_default=FULL)
+    project: Mapped[str | None]
     created_at: Mapped[float] = mapped_column(default=now())
+    expires_at: Mapped[float | None]
     used_at: Mapped[float | None]
+
+
+class Deed(Table):
+    """Who changed what, when and from where; rows are neither changed nor deleted.
+
+    token: the name of the one that a script came with.  deed: method and route.  run_id: of the run
+    that it was done to, which need not be there any more.  subject: what else the route names.
+    """
+
+    __tablename__ = "deeds"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    time: Mapped[float] = mapped_column(default=now())
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
+    token: Mapped[str | None]
+    deed: Mapped[str]
+    run_id: Mapped[int | None] = mapped_column(index=True)
+    subject: Mapped[str]
+    address: Mapped[str]
 
 
 class Worker(Table):

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from app import ingest as pieces
 from app.arrivals import Arrival, take_file
-from app.auth import Sender
+from app.auth import NotForSending, Sender
 from app.context import Db, TheSettings, ingesting
 from app.ingest import Place
 from app.parameters import RowId, flaws, outsized
@@ -87,8 +87,10 @@ class Told(BaseModel):
 
 
 @router.post("")
-def begin(told: WatchedRun, session: Db, sender: Sender) -> Begun:
+def begin(told: WatchedRun, session: Db, sender: Sender, request: Request) -> Begun:
     """Make a run, or find it again by its own id; a higher attempt shuts out the one before."""
+    if request.state.only not in (None, told.project or ""):
+        raise NotForSending
     config = json_safe(told.config or {})
     if errors := outsized(config) or flaws(config, "config") | flaws(told.versions, "versions"):
         raise Invalid(errors)

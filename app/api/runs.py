@@ -280,19 +280,19 @@ def replay_step(run_id: RunId, wanted: WantedReplay, session: Db, visitor: Signe
 
 @router.put("/{run_id}/priority")
 def set_priority(
-    run_id: RunId, wanted: Priority, session: Db, settings: TheSettings, _visitor: SignedIn
+    run_id: RunId, wanted: Priority, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> RunSummary:
     """Change the priority of a run that waits."""
-    runs.set_priority(session, run_id, wanted.priority)
+    runs.set_priority(session, run_id, wanted.priority, visitor.user)
     return _summary(session, run_id, settings)
 
 
 @router.put("/{run_id}/place")
 def set_place(
-    run_id: RunId, wanted: Place, session: Db, settings: TheSettings, _visitor: SignedIn
+    run_id: RunId, wanted: Place, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> RunSummary:
     """Move a run that waits before another one in the queue."""
-    runs.move(session, run_id, wanted.before_id)
+    runs.move(session, run_id, wanted.before_id, visitor.user)
     return _summary(session, run_id, settings)
 
 

@@ -15,13 +15,20 @@ router = APIRouter(prefix="/tokens", tags=["tokens"])
 
 
 class TokenName(BaseModel):
-    """What a token is for, and what it may do."""
+    """What a token is for, what it may do, where and for how long."""
 
     name: Text
     kind: Annotated[
-        Literal["full", "write"],
-        Field(description="All that you may, or send watched runs and nothing else"),
+        Literal["full", "read", "submit", "steer", "write"],
+        Field(
+            description="All that you may; look and download; submit besides; steer besides; or "
+            "send watched runs and nothing else"
+        ),
     ] = "full"
+    project: Annotated[Text | None, Field(description="The only one it opens; null: all")] = None
+    days: Annotated[int | None, Field(description="How long it lasts; null: for ever")] = (
+        accounts.TOKEN_DAYS
+    )
 
 
 class TokenRow(BaseModel):
@@ -32,7 +39,10 @@ class TokenRow(BaseModel):
     id: int
     name: str
     kind: str
+    project: str | None
     created_at: float
+    expires_at: float | None
+    used_at: float | None
 
 
 class NewToken(TokenRow):
@@ -60,7 +70,14 @@ def make_token(
     wanted: TokenName, session: Db, visitor: SignedIn, _at_browser: AtBrowser
 ) -> NewToken:
     """Make a token. Only a browser may: a token that could make others could not be revoked."""
-    token, row = accounts.make_api_token(session, visitor.user, wanted.name, wanted.kind)
+    token, row = accounts.make_api_token(
+        session,
+        visitor.user,
+        wanted.name,
+        wanted.kind,
+        project=wanted.project,
+        days=wanted.days,
+    )
     return NewToken(**TokenRow.model_validate(row).model_dump(), token=token)
 
 

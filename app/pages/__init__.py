@@ -7,9 +7,12 @@ from app.pages import (
     actions,
     alerts,
     comparison,
+    deeds,
     documents,
     new_command,
     new_run,
+    people,
+    projects,
     recipes,
     run,
     run_bin,
@@ -38,6 +41,9 @@ for module in (
     alerts,
     views,
     account,
+    people,
+    projects,
+    deeds,
     documents,
 ):
     router.include_router(module.router)

@@ -6,16 +6,21 @@ from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
+from app import rights
 from app.auth import AtBrowser, SignedIn, Visitor, sign_in
 from app.brake import client_of
 from app.context import Db, TheBrake
 from app.parameters import RowId, Text
 from app.rendering import page
-from db import accounts
+from db import accounts, projects
 from db.errors import Invalid
 from db.tables import FULL, SignInSession, User
 
 router = APIRouter(prefix="/account")
+
+#: Of a token, that it opens every project: no project is called so.
+ANY = "*"
+KINDS = {"full": "do all that I may", **rights.KINDS, "write": "send watched runs"}
 
 
 @router.get("")
@@ -64,10 +69,19 @@ def make_token(
     at_browser: AtBrowser,
     name: Annotated[Text, Form()] = "",
     kind: Annotated[Text, Form()] = FULL,
+    project: Annotated[Text, Form()] = ANY,
+    days: Annotated[Text, Form()] = str(accounts.TOKEN_DAYS),
 ) -> HTMLResponse:
     """Make a token and show it, this once."""
     try:
-        token, _row = accounts.make_api_token(session, visitor.user, name, kind)
+        token, _row = accounts.make_api_token(
+            session,
+            visitor.user,
+            name,
+            kind,
+            project=None if project == ANY else project,
+            days=_days(days),
+        )
     except Invalid as error:
         return _account(request, session, visitor, at_browser, errors=error.errors)
     return _account(request, session, visitor, at_browser, token=token)
@@ -79,6 +93,22 @@ def revoke_token(
 ) -> RedirectResponse:
     """Revoke a token."""
     accounts.delete_api_token(session, visitor.user, token_id)
+    return RedirectResponse("/account", status_code=303)
+
+
+def _days(text: str) -> int | None:
+    if not text.strip():
+        return None
+    if not text.strip().isdecimal() or len(text) > len(str(accounts.MOST_TOKEN_DAYS)):
+        allowed = f"1 to {accounts.MOST_TOKEN_DAYS}, or nothing"
+        raise Invalid({"days": f"{text[:100]!r} is not allowed; allowed: {allowed}"})
+    return int(text)
+
+
+@router.post("/sign-ins/deletion")
+def end_sign_ins(session: Db, visitor: SignedIn, at_browser: AtBrowser) -> RedirectResponse:
+    """Sign one's other browsers out."""
+    accounts.end_sign_ins(session, visitor.user, but=at_browser)
     return RedirectResponse("/account", status_code=303)
 
 
@@ -99,6 +129,11 @@ def _account(
         status_code=422 if errors else 200,
         asks_current=not accounts.came_by_fresh_link(session, at_browser),
         tokens=accounts.api_tokens(session, visitor.user),
+        kinds=KINDS,
+        projects=[each.name for each in projects.listed(session, visitor.standing.projects)],
+        days=accounts.TOKEN_DAYS,
+        sign_ins=accounts.sign_ins(session, visitor.user),
+        this=at_browser.token_hash,
         changed=changed,
         token=token,
         errors=errors or {},

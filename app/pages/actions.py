@@ -12,7 +12,9 @@ from app import continuing
 from app.auth import SignedIn, local_path
 from app.context import Db, Posted
 from app.parameters import RunId, as_run_id
+from app.rights import check
 from db import runs
+from db.rights import Right
 from db.tables import User
 
 router = APIRouter()
@@ -24,6 +26,7 @@ def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectRespo
     ended = 0
     # By id, as everybody locks runs: two that lock in other orders would wait for each other.
     for run_id in sorted({as_run_id("run", str(text)) for text in posted.getlist("run")}):
+        check(session, Right.STEER, run_id)
         if runs.get(session, run_id, lock=True).ended_at is None:
             runs.cancel(session, run_id, visitor.user)
         else:
@@ -33,10 +36,10 @@ def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectRespo
 
 @router.post("/runs/{run_id}/place")
 def move_to_front(
-    run_id: RunId, session: Db, posted: Posted, _visitor: SignedIn
+    run_id: RunId, session: Db, posted: Posted, visitor: SignedIn
 ) -> RedirectResponse:
     """Put a waiting run before all others."""
-    runs.move_to_front(session, run_id)
+    runs.move_to_front(session, run_id, visitor.user)
     return _back_to_list(posted)
 
 
@@ -45,11 +48,11 @@ def set_priority(
     run_id: RunId,
     session: Db,
     posted: Posted,
-    _visitor: SignedIn,
+    visitor: SignedIn,
     priority: Annotated[int, Form(ge=-100, le=100)],
 ) -> RedirectResponse:
     """Let a waiting run start sooner or later than others."""
-    runs.set_priority(session, run_id, priority)
+    runs.set_priority(session, run_id, priority, visitor.user)
     return _back_to_list(posted)
 
 

@@ -1,6 +1,7 @@
 """Coming in and going out."""
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
@@ -20,12 +21,24 @@ PROBLEMS = {"link": accounts.LINK_REFUSED}
 
 
 @router.get("/")
-def enter(request: Request, database: TheDatabase, token: str = "", next: str = "") -> Response:  # noqa: A002
-    """Lead to the runs; a link's token signs in and leaves the address."""
+def enter(request: Request, token: str = "", next: str = "") -> Response:  # noqa: A002
+    """Lead to the runs; whoever opens a link is asked to go on, which a chat's preview does not."""
     target = local_path(next) if next else "/runs"
     if not token:
         return RedirectResponse(target, status_code=303)
-    response = RedirectResponse(target, status_code=303)
+    return page(request, "link.html", token=token, next=target)
+
+
+@router.post("/")
+def redeem_link(
+    request: Request,
+    database: TheDatabase,
+    token: Annotated[Text, Form()] = "",
+    next: Annotated[str, Form()] = "/runs",  # noqa: A002
+) -> Response:
+    """Sign in by a link, unless another site sent the browser here."""
+    _check_came_from_here(request)
+    response = RedirectResponse(local_path(next), status_code=303)
     try:
         with database.writing() as session:
             user = accounts.redeem_link_token(session, token)
@@ -56,8 +69,7 @@ def sign_in_with_password(
     Argon2 takes its time on purpose, so nobody's write waits for it: the password is verified
     before the transaction that writes the new session.
     """
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise Forgery
+    _check_came_from_here(request)
     target = local_path(next)
     client = client_of(request, name)
     try:
@@ -81,6 +93,18 @@ def sign_in_with_password(
         welcome = RedirectResponse(target, status_code=303)
         sign_in(request, welcome, session, user)
     return welcome
+
+
+def _check_came_from_here(request: Request) -> None:
+    """See that no other site signs a browser in as somebody else. Raises Forgery.
+
+    Over plain HTTP browsers do not say where they come from but by Origin.
+    """
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    origin = request.headers.get("origin")
+    is_other = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+    if site not in ("same-origin", "none") or is_other:
+        raise Forgery
 
 
 @router.post("/sign-out")

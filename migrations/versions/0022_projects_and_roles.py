@@ -8,6 +8,21 @@ down_revision = '0019'
 branch_labels = None
 depends_on = None
 
+#: What is written of deeds nobody changes or takes back.
+KEPT = {
+    'sqlite': [
+        f"CREATE TRIGGER deeds_no_{verb} BEFORE {verb} ON deeds "
+        "BEGIN SELECT RAISE(ABORT, 'deeds are kept'); END"
+        for verb in ('update', 'delete')
+    ],
+    'postgresql': [
+        "CREATE FUNCTION deeds_are_kept() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'deeds are kept'; END $$",
+        'CREATE TRIGGER deeds_no_change BEFORE UPDATE OR DELETE ON deeds '
+        'FOR EACH ROW EXECUTE FUNCTION deeds_are_kept()',
+    ],
+}
+
 
 def upgrade() -> None:
     with op.batch_alter_table('users') as users:
@@ -49,9 +64,35 @@ def upgrade() -> None:
     op.execute("INSERT INTO projects (name, created_at) VALUES ('', 0)")
     with op.batch_alter_table('sweeps') as sweeps:
         sweeps.add_column(sa.Column('project', sa.Text(), nullable=False, server_default=''))
+    with op.batch_alter_table('api_tokens') as tokens:
+        tokens.add_column(sa.Column('project', sa.Text()))
+        tokens.add_column(sa.Column('expires_at', sa.Double()))
+    op.create_table(
+        'deeds',
+        sa.Column('id', sa.Integer(), nullable=False),
+        sa.Column('time', sa.Double(), nullable=False),
+        sa.Column('user_id', sa.Integer(), nullable=False),
+        sa.Column('token', sa.Text()),
+        sa.Column('deed', sa.Text(), nullable=False),
+        sa.Column('run_id', sa.Integer()),
+        sa.Column('subject', sa.Text(), nullable=False),
+        sa.Column('address', sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(['user_id'], ['users.id'], name='fk_deeds_user_id_users'),
+        sa.PrimaryKeyConstraint('id', name='pk_deeds'),
+    )
+    op.create_index('ix_deeds_run_id', 'deeds', ['run_id'])
+    op.create_index('ix_deeds_user_id', 'deeds', ['user_id'])
+    for statement in KEPT[op.get_context().dialect.name]:
+        op.execute(statement)
 
 
 def downgrade() -> None:
+    op.drop_table('deeds')
+    if op.get_context().dialect.name == 'postgresql':
+        op.execute('DROP FUNCTION deeds_are_kept')
+    with op.batch_alter_table('api_tokens') as tokens:
+        tokens.drop_column('expires_at')
+        tokens.drop_column('project')
     with op.batch_alter_table('sweeps') as sweeps:
         sweeps.drop_column('project')
     op.drop_table('memberships')

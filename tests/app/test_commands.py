@@ -24,12 +24,13 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
             base = link.split("/?")[0]
             until(lambda base=base: answers(base))
             with httpx2.Client(follow_redirects=True) as browser:
-                page = browser.get(link)
-                assert page.status_code == 200
-                assert "token=" not in str(page.url)
+                given = {"token": link.partition("token=")[2]}
+                assert "signs you in" in browser.get(link).text
+                page = browser.post(base, data=given)
+                assert (page.status_code, page.url.path) == (200, "/runs")
                 assert browser.get(f"{base}/runs").url.path == "/runs"
             with httpx2.Client(follow_redirects=True) as stranger:
-                assert stranger.get(link).url.path != "/runs"
+                assert stranger.post(base, data=given).url.path == "/sign-in"
                 assert stranger.get(f"{base}/runs").url.path != "/runs"
             family = psutil.Process(process.pid).children(recursive=True)
             assert family

@@ -152,9 +152,9 @@ def test_priority_changes_only_while_it_matters(
     """A queued run's priority can be changed, a running one's cannot."""
     with database.writing() as session:
         waiting = submit(session, ada)
-        assert runs.set_priority(session, waiting.id, 7).priority == 7
+        assert runs.set_priority(session, waiting.id, 7, ada).priority == 7
     with pytest.raises(Conflict), database.writing() as session:
-        runs.set_priority(session, running.id, 7)
+        runs.set_priority(session, running.id, 7, ada)
 
 
 def test_unknown_run_is_named(database: Database) -> None:
@@ -168,10 +168,10 @@ def test_a_waiting_run_is_moved_before_another(database: Database, running: Run,
     with database.writing() as session:
         a, b, c, d = (submit(session, ada) for _ in range(4))
         for moved, before in ((d, b), (c, b), (a, d), (b, a)):
-            runs.move(session, moved.id, before.id)
+            runs.move(session, moved.id, before.id, ada)
         assert list(waiting.places(session)) == [b.id, a.id, d.id, c.id]
     with pytest.raises(Conflict, match="running"), database.writing() as session:
-        runs.move(session, running.id, a.id)
+        runs.move(session, running.id, a.id, ada)
 
 
 def test_places_never_run_out(database: Database, running: Run, ada: User) -> None:
@@ -180,6 +180,6 @@ def test_places_never_run_out(database: Database, running: Run, ada: User) -> No
         a, b, c = (submit(session, ada) for _ in range(3))
         for n in range(120):
             first, second = (a, b) if n % 2 else (b, a)
-            runs.move(session, first.id, c.id)
+            runs.move(session, first.id, c.id, ada)
             assert list(waiting.places(session)) == [second.id, first.id, c.id]
         assert len({run.position for run in (a, b, c)}) == 3

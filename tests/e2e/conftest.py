@@ -53,6 +53,8 @@ def page(chromium: Browser, database: Database, ada: User, site_address: str) ->
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda message: complaints.extend(_complaint(message)))
     page.goto(f"/?token={token}")
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url("**/runs")
     yield page
     context.close()
     assert complaints == []

@@ -26,6 +26,7 @@ def main() -> None:
         expect.set_options(timeout=PATIENCE)
         page.set_default_timeout(PATIENCE)
         page.goto(link)
+        page.get_by_role("button", name="Sign in").click()
         while not page.get_by_text("A worker is up").is_visible():
             page.reload()
         for precision, steps in RUNS:

@@ -248,7 +248,7 @@ def test_row_changes_but_for_the_cell_in_use(
     button = page.get_by_role("button", name="Raise the priority of run 3")
     button.focus()
     with database.writing() as session:
-        runs.move_to_front(session, 3)
+        runs.move_to_front(session, 3, ada)
     expect(page.locator('[data-key="2"]')).to_contain_text("#2 in the queue")
     expect(button).to_be_focused()
     with database.writing() as session:

@@ -238,10 +238,10 @@ def test_a_run_trains_and_its_checkpoint_is_whole(services: dict[str, Service]) 
         r"docker compose exec server (halfstep [\w ]+)", (ROOT / "docker-compose.yml").read_text()
     )
     told = services["server"].execute(*documented.split())
-    link = re.search(r"(http://\S+)/\?token=\S+", told.stdout)
+    link = re.search(r"(http://\S+)/\?token=(\S+)", told.stdout)
     assert link, told.stderr
     with httpx2.Client(base_url=link[1], follow_redirects=True) as browser:
-        assert browser.get(link[0]).url.path == "/runs"
+        assert browser.post("/", data={"token": link[2]}).url.path == "/runs"
         token = re.search(r'name="csrf_token" value="([^"]+)"', browser.get("/account").text)
         browser.headers["X-CSRF-Token"] = token[1]
         until(

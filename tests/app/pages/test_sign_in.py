@@ -18,14 +18,18 @@ def test_link_signs_in_once_and_leaves_the_address(
     """The token is spent by its first use and is not in the address that the browser ends at."""
     with database.writing() as session:
         token = accounts.make_link_token(session, ada)
-    first = stranger.get("/", params={"token": token})
+    seen = stranger.get("/", params={"token": token})  # as a chat's preview does
+    assert (seen.status_code, stranger.get("/runs").status_code) == (200, 303)
+    abroad = {"origin": "https://evil.example"}
+    assert stranger.post("/", data={"token": token}, headers=abroad).status_code == 403
+    first = stranger.post("/", data={"token": token})
     assert (first.status_code, first.headers["location"]) == (303, "/runs")
     cookie = first.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=lax" in cookie
     assert stranger.get("/runs").status_code == 200
     stranger.cookies.clear()
-    second = stranger.get("/", params={"token": token})
+    second = stranger.post("/", data={"token": token})
     assert second.headers["location"].endswith("/sign-in?problem=link")
     assert stranger.get("/runs").status_code == 303
 

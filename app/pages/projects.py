@@ -1,0 +1,109 @@
+"""Projects, and who has which role in them."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy.orm import Session
+
+from app.auth import SignedIn, Visitor
+from app.context import Db
+from app.parameters import Text
+from app.rendering import page
+from app.rights import check_project
+from db import people, projects, rights
+from db.errors import Invalid, NotFound
+from db.rights import ROLES, Right
+
+router = APIRouter(prefix="/projects")
+
+Project = Annotated[Text, Form()]
+
+
+@router.get("")
+def list_projects(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+    """Show the projects that one sees, each with its people."""
+    return _projects(request, session, visitor)
+
+
+@router.post("")
+def make_project(
+    request: Request, session: Db, visitor: SignedIn, name: Annotated[Text, Form()] = ""
+) -> Response:
+    """Make one."""
+    try:
+        projects.make(session, name)
+    except Invalid as error:
+        return _projects(request, session, visitor, name=name, errors=error.errors)
+    return RedirectResponse("/projects", status_code=303)
+
+
+@router.post("/change")
+def change_project(
+    session: Db,
+    _visitor: SignedIn,
+    project: Project = projects.DEFAULT,
+    viewers_download: Annotated[bool, Form()] = False,
+) -> Response:
+    """Change what viewers may do in it."""
+    check_project(session, Right.MANAGE, project)
+    projects.get(session, project).viewers_download = viewers_download
+    return RedirectResponse("/projects", status_code=303)
+
+
+@router.post("/roles")
+def set_role(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    project: Project = projects.DEFAULT,
+    user: Annotated[Text, Form()] = "",
+    role: Annotated[Text, Form()] = "",
+) -> Response:
+    """Give somebody a role in it."""
+    check_project(session, Right.MANAGE, project)
+    try:
+        projects.set_role(session, people.named(session, user), project, role)
+    except Invalid as error:
+        return _projects(request, session, visitor, errors=error.errors, at=project)
+    except NotFound as error:
+        return _projects(request, session, visitor, errors={"user": str(error)}, at=project)
+    return RedirectResponse("/projects", status_code=303)
+
+
+@router.post("/roles/deletion")
+def take_role(
+    session: Db,
+    _visitor: SignedIn,
+    project: Project = projects.DEFAULT,
+    user: Annotated[Text, Form()] = "",
+) -> Response:
+    """Take somebody's role in it away."""
+    check_project(session, Right.MANAGE, project)
+    projects.take_role(session, people.named(session, user), project)
+    return RedirectResponse("/projects", status_code=303)
+
+
+def _projects(
+    request: Request,
+    session: Session,
+    visitor: Visitor,
+    *,
+    name: str = "",
+    at: str = "",
+    errors: dict[str, str] | None = None,
+) -> HTMLResponse:
+    shown = projects.listed(session, visitor.standing.projects)
+    return page(
+        request,
+        "projects.html",
+        visitor=visitor,
+        status_code=422 if errors else 200,
+        projects=[(each, projects.members(session, each.name)) for each in shown],
+        may_manage={each.name for each in shown if visitor.standing.may(Right.MANAGE, each.name)},
+        roles=ROLES,
+        allowed=rights.RIGHTS_OF,
+        name=name,
+        at=at,
+        errors=errors or {},
+    )
