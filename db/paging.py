@@ -49,6 +49,13 @@ def page(
     return Page(rows[:limit], total or 0, cursor)
 
 
+def page_of_list(rows: Sequence[Any], *, after: str = "", limit: int) -> Page:
+    """Return a page of a list that is short enough to be had whole; a cursor is a place in it."""
+    [first] = _parsed(after, 1) if after else [0]
+    end = first + limit
+    return Page(rows[first:end], len(rows), str(end) if end < len(rows) else None)
+
+
 def _parsed(cursor: str, length: int) -> list[int]:
     parts = cursor.split("-")
     if all(part.isdecimal() and len(part) < 20 for part in parts) and len(parts) == length:

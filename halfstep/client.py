@@ -240,7 +240,7 @@ class Client(AlertCalls):
 
     def findings(self, run_id: int) -> list[dict[str, Any]]:
         """Return what is wrong with a run and what to do, the gravest first."""
-        return list(self._get(f"/api/v1/runs/{run_id}/findings"))
+        return list(self._pages(f"/api/v1/runs/{run_id}/findings", "findings"))
 
     def artifacts(self, run_id: int) -> list[dict[str, Any]]:
         """Return the images, texts and tables that a run left, newest step first."""

@@ -46,17 +46,13 @@ class Gradients:
         self.device = self.parameters[0].device
         is_half = any(p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters)
         self._dtype = torch.float32 if is_half else None  # of the norms; None: the gradients' own
-        self._groups = len(optimizer.param_groups)
+        self.groups = len(optimizer.param_groups)  # with more, it is another optimizer
         self._is_plain = all(
             p.device == self.device and not hasattr(p, "to_local") for p in self.parameters
         )
         self._zero = torch.zeros((), device=self.device)
         self._is_on_host = self._zero.is_cpu
         self.no_norms = torch.zeros(len(self.names), device=self.device)  # of a step without it
-
-    def is_complete(self) -> bool:
-        """Tell whether the optimizer has the groups that it had."""
-        return len(self.optimizer.param_groups) == self._groups
 
     def rate(self) -> float | Tensor:
         """Return the learning rate of the first group: a tensor if only its device knows it."""

@@ -18,9 +18,12 @@ class Layers:
         self.names = list(dict.fromkeys(owners))
         self._layer_of = np.array([self.names.index(owner) for owner in owners])  # (P,)
 
-    def norms(self, norms: NDArray[np.float32]) -> list[float]:
-        """Return the norm of each layer, of those of its parameters (P,)."""
+    def norms(self, norms: NDArray[np.floating]) -> list[list[float]]:
+        """Return the norms of the layers in each step, of those of their parameters (steps, P)."""
+        steps, layers = len(norms), len(self.names)
+        places = self._layer_of + layers * np.arange(steps)[:, None]  # (steps, P)
         with np.errstate(over="ignore", invalid="ignore"):
             squares = np.square(norms, dtype=np.float64)
-            sums = np.bincount(self._layer_of, squares, minlength=len(self.names))
-        return [float(norm) for norm in np.sqrt(sums)]
+            sums = np.bincount(places.ravel(), squares.ravel(), minlength=steps * layers)
+        found: list[list[float]] = np.sqrt(sums).reshape(steps, layers).tolist()
+        return found

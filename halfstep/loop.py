@@ -6,10 +6,7 @@ stepped once. Nothing in here waits for the device, but for a new optimizer in t
 This module imports torch.
 """
 
-import math
-import struct
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,17 +20,14 @@ from torch.optim import Optimizer
 from halfstep.clock import clock
 from halfstep.diagnoses import Diagnoses, Intervals
 from halfstep.gradients import Gradients, module_names, parameter_names
-from halfstep.open_row import Mean, OpenRow, Value
+from halfstep.open_row import OpenRow, Value, kept_loss, mean
 from halfstep.ring import Ring
-from halfstep.rows import FOUND_INF, SCALE, SCALE_AFTER, Rows
+from halfstep.rows import SCALE, SCALE_AFTER, Rows
 from halfstep.schedule import ScheduleWatch
 from halfstep.spool import Event, Steps
 
 RELAY_SECONDS = 30.0  # for a device to finish its rows before they are laid out anew
 PRIVATE = ("_per_optimizer_states", "_scale", "_growth_tracker")
-LARGEST_FP32 = float(np.finfo(np.float32).max)
-
-NO_SCALER = 0
 NEVER = Intervals()
 
 
@@ -65,18 +59,18 @@ class Loop:
         self._known: dict[int, tuple[str, Gradients]] = {}  # by id, which they keep alive
         self.under_scaler: set[int] = set()  # ids of optimizers that an enabled scaler steps
         self.on_scaler: Callable[[], None] = lambda: None
-        self._scalers: dict[int, tuple[int, GradScaler]] = {}  # by id, numbered
         self._schedule = ScheduleWatch()
         self._rows = Rows({}, layers_every=every.layers)
         wants_more = every.histogram or every.headroom
         self._diagnoses = Diagnoses(every, on_event, say) if wants_more else None
         self._ring: Ring | None = None
-        self._layout = struct.Struct("")
         self._started_at = clock() if started_at is None else started_at
         self._step_started: float | None = None
-        self._open: defaultdict[int, OpenRow] = defaultdict(OpenRow)  # by a scaler's id
-        self._current = NO_SCALER  # the scaler heard last
-        self._told_loss = Mean()
+        self._open: dict[int, OpenRow] = {}  # by a scaler's id
+        self._unscaled = OpenRow()  # of steps without a scaler
+        self._current = self._unscaled  # the row of the scaler heard last
+        self._scalers = 0  # that have updated
+        self._told: list[Value] = []  # losses of the open row, in place of what is scaled
 
     def add(self, modules: tuple[nn.Module, ...]) -> None:
         """Call parameters as these modules do."""
@@ -93,7 +87,7 @@ class Loop:
     def add_loss(self, loss: Tensor | float) -> None:
         """Take this for the next row's loss, rather than what is scaled; the mean of several."""
         self._start()
-        self._told_loss.add(loss)
+        self._told.append(kept_loss(loss))
 
     def elapsed_ms(self) -> int:
         """Return milliseconds since the loop was first heard."""
@@ -110,51 +104,53 @@ class Loop:
 
     def scaled(self, scaler: GradScaler, outputs: Any) -> None:
         """Take part in the mean of the row's losses."""
-        if not self._is_ours(scaler):
+        row = self._open.get(id(scaler)) or self._heard(scaler)
+        if row is None:
             return
         if self._step_started is None:
             self._start()
-        if self._current == NO_SCALER:
-            self.on_scaler()
-        self._current = identity = id(scaler)
-        row = self._open[identity]
+        if row is not self._current:
+            if self._current is self._unscaled:
+                self.on_scaler()
+            self._current = row
         for loss in [outputs] if isinstance(outputs, Tensor) else outputs:
             if loss.requires_grad:  # others scale a 1, to read the scale
-                row.loss.add(loss)
+                row.losses.append(kept_loss(loss))
 
     def propagated(self, loss: Tensor, *_: Any, **__: Any) -> None:
         """The same where nothing is scaled."""
-        if self._current == NO_SCALER:
+        if self._current is self._unscaled:
             self._start()
-            self._open[NO_SCALER].loss.add(loss)
+            self._unscaled.losses.append(kept_loss(loss))
 
     def unscaled(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Measure gradients, before a clip can spread a NaN over them."""
-        if self._is_ours(scaler):
+        if row := self._open.get(id(scaler)) or self._heard(scaler):
             self.under_scaler.add(id(optimizer))
-            self._measure(self._open[id(scaler)], optimizer)
+            self._measure(row, optimizer)
 
     def checked(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """The same, of gradients that are still times the scale."""
-        if self._is_ours(scaler):
+        if row := self._open.get(id(scaler)) or self._heard(scaler):
             self.under_scaler.add(id(optimizer))
-            self._measure(self._open[id(scaler)], optimizer, scaler._scale)
+            self._measure(row, optimizer, scaler._scale)
 
     def updating(self, scaler: GradScaler, new_scale: Any = None) -> None:
         """Read flags and scale, which this call is about to change in place."""
-        if not self._is_ours(scaler):
+        row = self._open.get(id(scaler)) or self._heard(scaler)
+        if row is None:
             return
-        identity = id(scaler)
-        row = self._open[identity]
-        if identity not in self._scalers:
-            _check_attributes(scaler)
-            self._scalers[identity] = len(self._scalers), scaler
+        if row.number is None:
+            row.number, self._scalers = self._scalers, self._scalers + 1
+        scale, ring = scaler._scale, self._ring
+        if ring is None or scale is None:
+            return
         for optimizer, state in scaler._per_optimizer_states.items():
             if optimizer in row.measured:
-                row.found_inf[optimizer] = _joint(state["found_inf_per_device"])
-        scale = scaler._scale
-        if row.found_inf and scale is not None:
-            if scale.is_cpu:
+                flags = state["found_inf_per_device"]
+                row.found_inf[optimizer] = _joint(flags, is_read=ring.is_on_host)
+        if row.found_inf:
+            if scale.is_cpu or ring.is_on_host:
                 row.scale = scale.item()
             else:
                 row.scale = scale
@@ -162,26 +158,24 @@ class Loop:
 
     def updated(self, scaler: GradScaler, new_scale: Any = None) -> None:
         """Close the row. A scale given by hand shows in the next one, as set."""
-        identity, ring = id(scaler), self._ring
-        row = self._open.get(identity)
+        row, ring = self._open.get(id(scaler)), self._ring
         if row is None or not row.found_inf or ring is None or (after := scaler._scale) is None:
             return
-        if after.is_cpu:
+        if after.is_cpu or ring.is_on_host:
             self._write(row, after.item() if new_scale is None else row.scale)
         elif new_scale is None:
             ring.row[SCALE_AFTER].copy_(after)
-        del self._open[identity]
-        self._close(row, self._scalers[identity][0])
+        self._close(row)
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Of an optimizer that no scaler steps: measure it, and close the row if it is whole."""
         identity = id(optimizer)
         if not self._is_wanted(optimizer):
             return
-        is_alone = self._current == NO_SCALER
-        if is_alone and identity in self._open[NO_SCALER].measured:
+        is_alone = self._current is self._unscaled
+        if is_alone and identity in self._unscaled.measured:
             self._close_unscaled()  # the others rest in this step
-        row = self._open[self._current]
+        row = self._current
         self._measure(row, optimizer)
         expected = self._known.keys() if self._wanted is None else self._wanted.keys()
         if is_alone and row.measured.keys() == expected:
@@ -196,9 +190,10 @@ class Loop:
         if self._step_started is None:
             self._start()
         known = self._known.get(identity)
-        gradients = self._meet(optimizer) if known is None else known[1]
-        if not gradients.is_complete():
+        if known is None or len(optimizer.param_groups) != known[1].groups:
             gradients = self._meet(optimizer)
+        else:
+            gradients = known[1]
         if row.rate is None:
             row.rate = gradients.rate()
         if measured := gradients.measure(scale):
@@ -220,8 +215,13 @@ class Loop:
         has_rates = isinstance(gradients.rate(), Tensor)
         names = {name: each.names for name, each in self._known.values()}
         self._rows = self._rows.relaid(names, has_rates=has_rates)
-        self._layout = struct.Struct(f"<{FOUND_INF + 3 * len(self._known)}f")
-        self._ring = Ring(self._rows.columns, gradients.device, self._started_at, self._hand_over)
+        self._ring = Ring(
+            self._rows.columns,
+            self._rows.scalars,
+            gradients.device,
+            self._started_at,
+            self._hand_over,
+        )
         return gradients
 
     def _name(self, optimizer: Optimizer) -> str:
@@ -232,40 +232,40 @@ class Loop:
         return f"{name}{others.count(name) + 1}" if name in others else name
 
     def _write(self, row: OpenRow, scale_after: Value) -> None:
-        """Write a row: on a CPU numbers where they lie, else two kernels."""
+        """Write a row: on a CPU its numbers, else by two kernels."""
         ring = self._ring
         if ring is None:
             return
         found: list[Value] = []
         totals: list[Value] = []
         for identity, (name, _) in self._known.items():
-            measured = row.measured.get(identity)
             found.append(row.found_inf.get(identity, 0.0))
-            totals.append(0.0 if measured is None else measured.total)
-            if measured is not None and measured.counts:
-                self._rows.count(ring.number, name, measured.counts)
-        loss = (self._told_loss if self._told_loss.count else row.loss).value()
+            if measured := row.measured.get(identity):
+                totals.append(measured.total)
+                if measured.counts:
+                    self._rows.count(ring.number, name, measured.counts)
+            else:
+                totals.append(0.0)
+        losses = self._told or row.losses
+        loss = losses[0] if len(losses) == 1 else mean(losses)
         rate = row.rate if isinstance(row.rate, Tensor) else 0.0
         values = [loss, row.scale, scale_after, rate, *found, *totals, *totals]
         if not ring.is_on_host:
             self._queue(ring.row, row, values)
             return
-        try:
-            ring.pack(self._layout, values)
-        except OverflowError:
-            ring.pack(self._layout, [_fp32(value) for value in values])
+        ring.values = values  # what lies on another device is waited for
         if self._rows.is_for_layers(self.step + 1):
-            self._pack_norms(ring, row, first=len(values))
+            self._rows.hold(ring.number, self._norms(row))
 
-    def _pack_norms(self, ring: Ring, row: OpenRow, first: int) -> None:
+    def _norms(self, row: OpenRow) -> list[float]:
         norms: list[float] = []
         for identity, (_, gradients) in self._known.items():
             measured = row.measured.get(identity)
             if measured is None or isinstance(measured.norms, Tensor):
                 norms += [0.0] * len(gradients.names)
             else:
-                norms += [_fp32(norm / measured.scale) for norm in measured.norms]
-        ring.pack(struct.Struct(f"<{len(norms)}f"), norms, first)
+                norms += [norm / measured.scale for norm in measured.norms]
+        return norms
 
     def _queue(self, target: Tensor, row: OpenRow, values: list[Value]) -> None:
         """Have the device write a row's scalars, and norms of parameters behind them."""
@@ -278,26 +278,25 @@ class Loop:
         torch.cat([scalars, *(_tensor(each, target.device) for each in norms)], out=target)
 
     def _close_unscaled(self) -> None:
-        row = self._open.pop(NO_SCALER)
-        self._write(row, 1.0)
-        self._close(row)
+        self._write(self._unscaled, 1.0)
+        self._close(self._unscaled)
 
-    def _close(self, row: OpenRow, scaler: int = 0) -> None:
+    def _close(self, row: OpenRow) -> None:
         """End the row: from here on the next step's time runs."""
         ring = self._ring
         if ring is None or self._step_started is None:
             return
         self.step += 1
-        if scaler:
-            self._rows.belongs(ring.number, scaler)
+        if row.number:
+            self._rows.belongs(ring.number, row.number)
         if self._diagnoses:
             scale = row.scale if ring.is_on_host else ring.row[SCALE]
             self._diagnoses.closed(self.step, row, scale)
         rate = row.rate if isinstance(row.rate, float) else 0.0
-        ring.close(self.step, self._step_started, rate)
-        self._step_started = time.perf_counter()
-        if self._told_loss.count:
-            self._told_loss = Mean()
+        row.clear()
+        if self._told:
+            self._told = []
+        self._step_started = ring.close(self.step, self._step_started, rate)
 
     def _hand_over(self, first: int, rows: NDArray[np.float32], records: Steps) -> None:
         events = self._rows.read(first, rows, records)
@@ -307,8 +306,13 @@ class Loop:
         if self._diagnoses:
             self._diagnoses.report()
 
-    def _is_ours(self, scaler: GradScaler) -> bool:
-        return scaler._enabled and (self._scaler is None or self._scaler is scaler)
+    def _heard(self, scaler: GradScaler) -> OpenRow | None:
+        """Return the row of a scaler that is new, if it is one to hear."""
+        if not scaler._enabled or self._scaler not in (None, scaler):
+            return None
+        _check_attributes(scaler)
+        row = self._open[id(scaler)] = OpenRow(scaler)
+        return row
 
     def _is_wanted(self, optimizer: Optimizer) -> bool:
         return self._wanted is None or id(optimizer) in self._wanted
@@ -323,20 +327,15 @@ def _check_attributes(scaler: GradScaler) -> None:
         )
 
 
-def _joint(flags: Mapping[torch.device, Tensor]) -> Value:
-    """Return one flag of those of several devices: a number, or a tensor of the first one."""
+def _joint(flags: Mapping[torch.device, Tensor], *, is_read: bool) -> Value:
+    """Return one flag of those of several devices: a number, or a tensor of the first one.
+
+    is_read: the host reads all that it can of a step, and waits for the rest.
+    """
     first, *others = flags.values()
-    if not others and first.is_cpu:
-        return first.item()
     for other in others:
         first = first + other.to(first.device, non_blocking=True)
-    return first.reshape(())
-
-
-def _fp32(value: Value) -> float:
-    """Return a number as fp32 can hold it."""
-    number = float(value)
-    return number if -LARGEST_FP32 <= number <= LARGEST_FP32 else number * math.inf
+    return first.item() if is_read or (first.is_cpu and not others) else first.reshape(())
 
 
 def _tensor(value: Value | list[float], device: torch.device) -> Tensor:

@@ -4,6 +4,7 @@ import math
 from typing import TypeAlias
 
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 
 from halfstep.exponents import Exponents
 from halfstep.gradients import Measured
@@ -11,38 +12,40 @@ from halfstep.gradients import Measured
 Value: TypeAlias = float | Tensor
 
 
-class Mean:
-    """A mean of losses, on the host or the device."""
-
-    __slots__ = ("_sum", "count")
-
-    def __init__(self) -> None:
-        self._sum: Value = 0.0
-        self.count = 0
-
-    def add(self, loss: Value) -> None:
-        """Take one more. Of a tensor on a device, the sum is one that nobody changes in place."""
-        if isinstance(loss, Tensor):
-            if loss.ndim:
-                loss = loss.detach().float().mean()
-            loss = loss.item() if loss.is_cpu else loss.detach().float()
-        self._sum = loss + self._sum
-        self.count += 1
-
-    def value(self) -> Value:
-        """Return it; NaN if there was none."""
-        return self._sum / self.count if self.count > 1 else self._sum if self.count else math.nan
-
-
 class OpenRow:
-    """Optimizers go by their ids. A class of slots, for one is made each step."""
+    """That of a scaler, or of what none steps, from one step to the next.
 
-    __slots__ = ("counted", "found_inf", "loss", "measured", "rate", "scale")
+    Optimizers go by their ids. A class of slots, for it is begun anew each step.
+    """
 
-    def __init__(self) -> None:
-        self.loss = Mean()
+    __slots__ = ("counted", "found_inf", "losses", "measured", "number", "rate", "scale", "scaler")
+
+    def __init__(self, scaler: GradScaler | None = None) -> None:
+        self.scaler = scaler  # whose id stands for it: so it is kept alive
+        self.number: int | None = None  # of the scaler, in the order in which they first updated
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin the next step."""
+        self.losses: list[Value] = []
         self.measured: dict[int, Measured] = {}
         self.found_inf: dict[int, Value] = {}
         self.scale: Value = 1.0
         self.rate: Value | None = None
         self.counted: list[tuple[Exponents, Tensor]] = []  # in a step that is due
+
+
+def kept_loss(loss: Value) -> Value:
+    """Return a loss for later: of a CPU's tensor its number, else one that nobody changes."""
+    if not isinstance(loss, Tensor):
+        return loss
+    if loss.ndim:
+        loss = loss.detach().float().mean()
+    return loss.item() if loss.is_cpu else loss.detach().float() + 0.0
+
+
+def mean(losses: list[Value]) -> Value:
+    """Return their mean; NaN if there is none."""
+    if len(losses) == 1:
+        return losses[0]
+    return sum(losses) / len(losses) if losses else math.nan

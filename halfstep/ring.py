@@ -2,18 +2,19 @@
 
 A loop writes one row a step. Now and then the rows that are complete are copied to pinned memory
 behind the work already queued; an event, polled at each step's end, says when they have arrived.
-The host never waits for the device, except in `drain`. On a CPU the ring is host memory, and is
-written and read in place.
+The host never waits for the device, except in `drain`.
 
-What the host knows of a step by itself, its number and its times, stands beside the row in a
-record of the spool's format, and is handed over with it. This module imports torch.
+What the host knows of a step by itself, its number and its times, stands in a ring of its own, and
+on a CPU so does the row: there is none on the device. It is handed over with the row, as a record
+of the spool's format, which is made of many steps at once. This module imports torch.
 """
 
 import math
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -27,39 +28,43 @@ RING_ROWS = 1024  # must exceed what is drained at once plus what may be in flig
 DRAIN_ROWS = 256
 DRAIN_SECONDS = 0.25
 POLL_SECONDS = 0.001
-
-#: What the host knows of a step, in the layout of STEP_DTYPE: step, elapsed_ms, step_us, lr and
-#: data_us.
-KNOWN = struct.Struct("<qqi16xd4xi")
 LONGEST_US = 2**31 - 1
+KNOWN = 5  # what the host knows of a step: step, clock, seconds, learning rate, µs of waiting
 
 #: What takes rows that have arrived: the first one's number, the rows in fp32, and their records.
 OnArrival = Callable[[int, NDArray[np.float32], Steps], None]
 
 
 class Ring:
-    """Rows of fp32 columns, numbered from 0 as they are written. One is open: the next to close."""
+    """Rows of fp32 columns, numbered from 0 as they are written. One is open: the next to close.
+
+    is_on_host: a row's numbers are assigned to `values`, rather than written into `row`.
+    """
 
     def __init__(
-        self, columns: int, device: torch.device, started_at: float, on_arrival: OnArrival
+        self,
+        columns: int,
+        scalars: int,
+        device: torch.device,
+        started_at: float,
+        on_arrival: OnArrival,
     ) -> None:
-        """started_at: from when on elapsed_ms counts, by halfstep.clock."""
+        """scalars: how many of the columns, the first ones, are written where the host writes.
+
+        started_at: from when on elapsed_ms counts, by halfstep.clock.
+        """
         self.number = 0  # of the open row
         self._sent = self._read = 0  # rows, ever: read ≤ sent ≤ number
+        self._columns, self._device = columns, device
         self._started_at, self._on_arrival = started_at, on_arrival
         self._drained_at = clock()
-        self._device_ring = torch.zeros(RING_ROWS, columns, device=device)
-        self._device_rows = self._device_ring.unbind(0)  # views, made once
-        # No kernel is as cheap as the host's own writing and reading, where it can.
+        self._kept = np.zeros((RING_ROWS, KNOWN + scalars))  # what is known, and the values
+        self._memory = self._kept.data.cast("B")  # the same, to pack into
+        self._layout = struct.Struct(f"{KNOWN + scalars}d")
         self.is_on_host = device.type == "cpu"
-        ring = self._device_ring.numpy() if self.is_on_host else np.empty(0, np.float32)
-        self._bytes = ring.data.cast("B")  # the same memory, to pack into
-        self._row_bytes = columns * 4
-        self._records = np.zeros(RING_ROWS, STEP_DTYPE)
-        self._known = self._records.data.cast("B")  # the same, to pack into
+        self.values: Sequence[SupportsFloat] = (0.0,) * scalars  # of the open row
         self._pinned: Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
-        self._arrivals: NDArray[np.float32] | None = None  # where the host reads: a view of either
         if device.type == "cuda":
             self._pinned = torch.empty(RING_ROWS, columns, pin_memory=True)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -69,32 +74,28 @@ class Ring:
         """The open row, on its device."""
         return self._device_rows[self.number % RING_ROWS]
 
-    def pack(self, layout: struct.Struct, values: Sequence[Any], first: int = 0) -> None:
-        """Write numbers into the open row, from column `first` on, if it is on the host."""
-        at = self.number % RING_ROWS * self._row_bytes + 4 * first
-        layout.pack_into(self._bytes, at, *values)
-
     def close(
         self, step: int, started: float, rate: float, waited_seconds: float | None = None
-    ) -> None:
-        """End the open row, and hand over what is due. started: the step, by perf_counter.
+    ) -> float:
+        """End the open row, and hand over what is due; return when it ended, by perf_counter.
 
-        waited_seconds: of the step, for data; None if nobody knows.
+        started: the step, by the same clock.  waited_seconds: of it, for data; None if nobody
+        knows.
 
         On CUDA the host runs ahead of the device until the launch queue is full: a single time is
         how long queueing took, and the mean of many is the device's own pace.
         """
-        step_us = min(int((time.perf_counter() - started) * 1e6), LONGEST_US)
-        data_us = UNKNOWN_US if waited_seconds is None else min(int(waited_seconds * 1e6), step_us)
-        now = clock()
-        elapsed_ms = int((now - self._started_at) * 1000)
-        at = self.number % RING_ROWS * KNOWN.size
-        KNOWN.pack_into(self._known, at, step, elapsed_ms, step_us, rate, data_us)
+        ended, now = time.perf_counter(), clock()
+        waited_us = UNKNOWN_US if waited_seconds is None else waited_seconds * 1e6
+        at = self.number % RING_ROWS * self._layout.size
+        known = step, now, ended - started, rate, waited_us
+        self._layout.pack_into(self._memory, at, *known, *self.values)
         self.number += 1
         if self._sent != self._read:
             self._receive(wait=self.number - self._read == RING_ROWS)
         if self.number - self._sent >= DRAIN_ROWS or now - self._drained_at >= DRAIN_SECONDS:
             self._send(now)
+        return ended
 
     def drain(self, patience_seconds: float = math.inf) -> bool:
         """Wait for the device, so long at most; tell whether every closed row is handed over."""
@@ -140,16 +141,37 @@ class Ring:
         if self._read == self._sent:
             return
         slices = _slices(self._read, self._sent)
-        if self._arrivals is None:
-            self._arrivals = (self._device_ring if self._pinned is None else self._pinned).numpy()
-        rows, records = _copied(self._arrivals, slices), _copied(self._records, slices)
+        kept = np.concatenate([self._kept[rows] for rows in slices])
+        if self.is_on_host:
+            with np.errstate(over="ignore"):
+                arrived = kept[:, KNOWN:].astype(np.float32)
+        else:
+            arrived = np.concatenate([self._arrivals[rows] for rows in slices])
         first, self._read = self._read, self._sent
-        self._on_arrival(first, rows, records)
+        self._on_arrival(first, arrived, self._records(*kept[:, :KNOWN].T))
 
+    def _records(self, *known: NDArray[np.float64]) -> Steps:
+        step, now, seconds, rate, waited_us = known
+        records = np.zeros(len(step), STEP_DTYPE)
+        records["step"] = step
+        records["elapsed_ms"] = (now - self._started_at) * 1000
+        records["step_us"] = step_us = np.minimum(seconds * 1e6, LONGEST_US)
+        records["lr"] = rate
+        records["data_us"] = np.minimum(waited_us, step_us)
+        return records
 
-def _copied(ring: NDArray[Any], slices: list[slice]) -> NDArray[Any]:
-    """Return these rows of a ring in a row of their own."""
-    return ring[slices[0]].copy() if len(slices) == 1 else np.concatenate([ring[s] for s in slices])
+    @cached_property
+    def _device_ring(self) -> Tensor:
+        return torch.zeros(RING_ROWS, self._columns, device=self._device)
+
+    @cached_property
+    def _device_rows(self) -> tuple[Tensor, ...]:
+        return self._device_ring.unbind(0)  # views, made once
+
+    @cached_property
+    def _arrivals(self) -> NDArray[Any]:
+        """Where the host reads what has come from a device."""
+        return (self._device_ring if self._pinned is None else self._pinned).numpy()
 
 
 def _slices(start: int, stop: int) -> list[slice]:

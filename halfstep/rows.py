@@ -2,10 +2,11 @@
 
 row, fp32:  [loss, scale before, scale after, learning rate, found_inf ×O, total norm ×O,
              clipped norm ×O, norm of each gradient ×P]
-            O optimizers, P parameters in the order of the optimizers, then of the modules
+            O optimizers, P parameters in the order of the optimizers, then of the modules;
+            where the host writes rows, it holds the norms of gradients beside them, if they are due
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
@@ -43,7 +44,7 @@ class Rows:
         """optimizers: the names of each one's parameters, in forward order.
 
         max_grad_norm: what the norms were clipped to, if rows say nothing of it.  layers_every:
-        every how many steps rows hold the norms of parameters; on a GPU they always do.
+        every how many steps the norms of gradients are told; a GPU's rows always hold them.
         has_rates: the learning rate is the row's, for the host does not know it.
         """
         self._optimizers = optimizers
@@ -52,6 +53,7 @@ class Rows:
         self._layers_every = layers_every
         self._skip_flags = [SKIPPED | optimizer_skipped(i) for i in range(len(optimizers))]
         self._counts: dict[int, dict[str, Counts]] = {}  # by row
+        self._norms: dict[int, Sequence[float]] = {}  # by row, where rows do not hold them
         self._scaler_of: dict[int, int] = {}  # by row, where it is not the first scaler's
         self._last_scales: dict[int, np.float32] = {}  # by scaler, after its last row
         self.skipped = 0  # steps in which any optimizer was skipped
@@ -60,6 +62,11 @@ class Rows:
     def columns(self) -> int:
         """How many numbers a row has."""
         return FOUND_INF + sum(3 + len(names) for names in self._optimizers.values())
+
+    @property
+    def scalars(self) -> int:
+        """How many of them are not norms of gradients."""
+        return FOUND_INF + 3 * len(self._optimizers)
 
     @property
     def last_scale(self) -> float | None:
@@ -78,8 +85,12 @@ class Rows:
         return rows
 
     def is_for_layers(self, step: int) -> bool:
-        """Tell whether this step's row is to hold the norms of parameters, wherever it is."""
-        return bool(self._layers_every) and step % self._layers_every == 0
+        """Tell whether the norms of this step's gradients are due."""
+        return self._layers_every > 0 and step % self._layers_every == 0
+
+    def hold(self, row: int, norms: Sequence[float]) -> None:
+        """Have the norms that are due of a row that does not hold them. row: its number."""
+        self._norms[row] = norms
 
     def count(self, row: int, optimizer: str, counts: Counts) -> None:
         """Have the culprits of a row counted. row: its number."""
@@ -103,7 +114,7 @@ class Rows:
         records["grad_norm"], records["grad_norm_clipped"] = _joint(totals), _joint(clipped)
         if self._has_rates:
             records["lr"] = rows[:, RATE]
-        events = self._layer_norms(rows, records)
+        events = self._layer_norms(first, rows, records)
         if not is_uneventful:
             events += self._events(first, rows, records)
         read = first + len(rows)
@@ -112,22 +123,21 @@ class Rows:
             self._scaler_of = {row: each for row, each in self._scaler_of.items() if row >= read}
         return events
 
-    def _layer_norms(self, rows: NDArray[np.float32], records: Steps) -> list[Event]:
+    def _layer_norms(self, first: int, rows: NDArray[np.float32], records: Steps) -> list[Event]:
         """Tell the norm of each layer's gradients, in the steps that are due."""
         every = self._layers_every
+        if self._norms:
+            due = [i for row in self._norms if (i := row - first) < len(rows)]
+            norms = np.array([self._norms.pop(first + i) for i in due])
         # Mostly none is due, as two numbers tell: steps only rise.
-        if not every or (records[0]["step"] - 1) // every == records[-1]["step"] // every:
+        elif every and (records[0]["step"] - 1) // every != records[-1]["step"] // every:
+            due = np.flatnonzero(records["step"] % every == 0).tolist()
+            norms = rows[due, self.scalars :]
+        else:
             return []
-        norms = rows[:, FOUND_INF + 3 * len(self._optimizers) :]
-        return [
-            {
-                "event": "layer_norms",
-                "step": int(records["step"][i]),
-                "layers": self._layers.names,
-                "norms": self._layers.norms(norms[i]),
-            }
-            for i in np.flatnonzero(records["step"] % every == 0)
-        ]
+        layers = zip(due, self._layers.norms(norms), strict=True) if due else []
+        names = {"event": "layer_norms", "layers": self._layers.names}
+        return [names | {"step": int(records["step"][i]), "norms": each} for i, each in layers]
 
     def _is_uneventful(self, rows: NDArray[np.float32]) -> bool:
         """Whether all is finite and the scale as it was: nearly always, so it has to be cheap."""
@@ -146,7 +156,7 @@ class Rows:
         count = len(self._optimizers)
         found_inf = rows[:, FOUND_INF : FOUND_INF + count] != 0  # (steps, O)
         totals = rows[:, FOUND_INF + count : FOUND_INF + 2 * count]
-        norms = rows[:, FOUND_INF + 3 * count :]  # (steps, P)
+        norms = rows[:, self.scalars :]  # (steps, P)
 
         # Finite gradients above about 1.8e19 have an infinite L2 norm; that is no skip.
         overflows = (np.isinf(totals) & ~found_inf).any(axis=1)

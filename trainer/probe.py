@@ -9,7 +9,9 @@ import json
 import re
 import sys
 from importlib.metadata import entry_points
+from itertools import dropwhile
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from trainer.registry import (
 )
 
 NAME = re.compile(r"[\w.-]{1,64}")
+IMPORT = "<frozen importlib"  # how Python calls the files of its own import
 MOST_TITLE, MOST_DESCRIPTION, MOST_ERROR = 200, 2000, 4000
 
 
@@ -129,11 +132,18 @@ def _declared_name(recipe: type[Recipe]) -> str:
 
 
 def _place(file: Path | None, error: BaseException) -> str:
-    if file is None:
-        return ""
-    if isinstance(error, SyntaxError) and error.filename == str(file):
-        return f"{file.name}:{error.lineno}"
-    return place(str(file), error)
+    """Return where a recipe's own file raised, as "mine.py:31"; "" if nothing of it ran."""
+    name = str(file) if file else _imported_file(error)
+    if isinstance(error, SyntaxError) and error.filename and name in ("", error.filename):
+        return f"{Path(error.filename).name}:{error.lineno}"
+    return place(name, error)
+
+
+def _imported_file(error: BaseException) -> str:
+    """Return the file of the module whose import led to an error; "" if none was begun."""
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    imported = dropwhile(lambda each: not each.startswith(IMPORT), files)
+    return next((each for each in imported if not each.startswith(IMPORT)), "")
 
 
 def _package(reference: str) -> str:

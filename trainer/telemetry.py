@@ -7,7 +7,6 @@ optimizer's flag, however many parameters there are; on a CPU no kernel, for the
 read where they lie.
 """
 
-import struct
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from halfstep.clock import clock
 from halfstep.ring import Ring
-from halfstep.rows import FOUND_INF, Rows
+from halfstep.rows import Rows
 from halfstep.run_settings import Diagnosis, Training
 from halfstep.spool import Event, Steps
 from trainer.layers import layer_interval
@@ -52,10 +51,10 @@ class Telemetry(Observer):
             layers_every=layer_interval(training.steps, diagnosis),
             has_rates=training.schedule_counts == "applied",
         )
-        self.ring = Ring(self._rows.columns, device, started_at, self._hand_over)
+        self.ring = Ring(
+            self._rows.columns, self._rows.scalars, device, started_at, self._hand_over
+        )
         self._zero = torch.zeros((), device=device)
-        self._scalars = struct.Struct(f"<{FOUND_INF + 3 * len(optimizers)}f")
-        self._norms = struct.Struct(f"<{sum(len(each.names) for each in optimizers.values())}f")
 
     @property
     def skipped(self) -> int:
@@ -91,30 +90,18 @@ class Telemetry(Observer):
         self._step, self._step_started = step, time.perf_counter()
 
     def after_step(self, result: StepResult) -> None:
-        """Queue this step's row on the device: two kernels, and no wait."""
+        """Queue this step's row on the device: two kernels, and no wait; on a CPU read it."""
         self._rate = 0.0 if isinstance(result.rate, Tensor) else result.rate
-        updates = result.updates.values()
-        scalars = [
-            result.loss,
-            result.scale,
-            result.scale_after,
-            result.rate if isinstance(result.rate, Tensor) else self._zero,
-            *[update.found_inf for update in updates],
-            *[update.total_norm for update in updates],
-            *[update.clipped_norm for update in updates],
-        ]
-        ring = self.ring
+        ring, norms = self.ring, [update.norms for update in result.updates.values()]
         if not ring.is_on_host:
-            norms = [update.norms for update in updates]
-            torch.cat([torch.stack(scalars), *norms], out=ring.row)
+            torch.cat([torch.stack(self._scalars(result)), *norms], out=ring.row)
             return
-        ring.pack(self._scalars, [scalar.item() for scalar in scalars])  # nobody waits
+        ring.values = _numbers(result)
         for name, update in result.updates.items():
             if update.counts:
                 self._rows.count(ring.number, name, update.counts)
         if self._rows.is_for_layers(self._step):
-            values = torch.cat([update.norms for update in updates]).tolist()
-            ring.pack(self._norms, values, first=len(scalars))
+            self._rows.hold(ring.number, torch.cat(norms).tolist())
 
     def tick(self, waited_seconds: float | None = None) -> None:
         """End the step's time, and hand over what is due. waited_seconds: of it, for data."""
@@ -124,8 +111,38 @@ class Telemetry(Observer):
         """Wait for the device and hand over every row written so far."""
         self.ring.drain()
 
+    def _scalars(self, result: StepResult) -> list[Tensor]:
+        updates = result.updates.values()
+        return [
+            result.loss,
+            result.scale,
+            result.scale_after,
+            result.rate if isinstance(result.rate, Tensor) else self._zero,
+            *[update.found_inf for update in updates],
+            *[update.total_norm for update in updates],
+            *[update.clipped_norm for update in updates],
+        ]
+
     def _hand_over(self, first: int, rows: NDArray[np.float32], records: Steps) -> None:
         events = self._rows.read(first, rows, records)
         self._on_steps(records)
         for event in events:
             self._on_event(event)
+
+
+def _numbers(result: StepResult) -> list[float]:
+    """Return the same as `_scalars`, read in the host's memory, where nobody waits."""
+    updates = result.updates.values()
+    totals = [update.total_norm.item() for update in updates]
+    return [
+        result.loss.item(),
+        result.scale.item(),
+        result.scale_after.item(),
+        result.rate.item() if isinstance(result.rate, Tensor) else 0.0,
+        *[update.found_inf.item() for update in updates],
+        *totals,
+        *[
+            total if update.clipped_norm is update.total_norm else update.clipped_norm.item()
+            for update, total in zip(updates, totals, strict=True)
+        ],
+    ]

@@ -12,6 +12,7 @@ from app.context import Db
 from app.parameters import RunId
 from app.summary import Number
 from db import artifacts, histograms, runs
+from db.paging import page_of_list
 
 router = APIRouter(prefix="/runs/{run_id}", tags=["diagnosis"])
 
@@ -81,10 +82,19 @@ class Artifacts(ListPage):
     artifacts: list[ArtifactFile]
 
 
+class Findings(ListPage):
+    """What is wrong with a run, the gravest first."""
+
+    findings: list[AdvisedFinding]
+
+
 @router.get("/findings")
-def get_findings(run_id: RunId, session: Db, _visitor: SignedIn) -> list[AdvisedFinding]:
+def get_findings(
+    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+) -> Findings:
     """Return what is wrong with a run, the gravest first, and what can be done about it now."""
-    return advised(session, runs.get(session, run_id))
+    found = page_of_list(advised(session, runs.get(session, run_id)), after=after, limit=limit)
+    return Findings(findings=list(found.rows), total=found.total, next=found.next)
 
 
 @router.get("/histograms")

@@ -5,9 +5,11 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from db import secrets
+from db.paging import page_of_list
 
 router = APIRouter(prefix="/secrets", tags=["secrets"])
 
@@ -26,13 +28,22 @@ class SecretRow(BaseModel):
     set_at: float
 
 
+class Secrets(ListPage):
+    """Secrets by name."""
+
+    secrets: list[SecretRow]
+
+
 @router.get("")
-def list_secrets(session: Db, _visitor: SignedIn) -> list[SecretRow]:
+def list_secrets(
+    session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+) -> Secrets:
     """List their names."""
-    return [
-        SecretRow(name=secret.name, user=user, set_at=secret.set_at)
-        for secret, user in secrets.listed(session)
+    found = page_of_list(secrets.listed(session), after=after, limit=limit)
+    rows = [
+        SecretRow(name=secret.name, user=user, set_at=secret.set_at) for secret, user in found.rows
     ]
+    return Secrets(secrets=rows, total=found.total, next=found.next)
 
 
 @router.put("/{name}", status_code=204)

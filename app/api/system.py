@@ -3,10 +3,12 @@
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
+from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db
 from app.parameters import RunId
 from db import runs, system
+from db.paging import page_of_list
 
 router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
 
@@ -26,8 +28,18 @@ class DeviceSamples(BaseModel):
     power_watts: list[float | None]
 
 
+class SystemSamples(ListPage):
+    """The host, then each GPU."""
+
+    devices: list[DeviceSamples]
+
+
 @router.get("/system")
-def get_system(run_id: RunId, session: Db, _visitor: SignedIn) -> list[DeviceSamples]:
+def get_system(
+    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+) -> SystemSamples:
     """Return how busy the host and each GPU of the run were."""
     runs.get(session, run_id)
-    return [DeviceSamples.model_validate(each) for each in system.of_run(session, run_id)]
+    found = page_of_list(system.of_run(session, run_id), after=after, limit=limit)
+    devices = [DeviceSamples.model_validate(each) for each in found.rows]
+    return SystemSamples(devices=devices, total=found.total, next=found.next)

@@ -69,7 +69,7 @@ export const createSystem = (section, api) => {
   const plot = createPlot(section.querySelector('[data-system-plot]'), systemFigure)
   const refresh = inTurn(async () => {
     if (!section.clientWidth) return // it is hidden
-    const [devices, page] = await Promise.all(['system', 'series?points=1000'].map(async (part) => (await insisted(`${api}/${part}`)).json()))
+    const [{ devices }, page] = await Promise.all(['system', 'series?points=1000'].map(async (part) => (await insisted(`${api}/${part}`)).json()))
     const points = new Points(page)
     const length = Math.max(0, ...devices.map((device) => device.elapsed_ms.at(-1)))
     if (devices.length || points.total) {

@@ -54,7 +54,9 @@ def test_what_is_possible_is_a_click_away(
     """A fork from before the fall with a floor, or a lower rate; bf16 where the devices have it."""
     offer(database, bf16=bf16)
     fall(database, ada, rate=0.5)
-    found = {each["title"]: each for each in browser.get("/api/v1/runs/1/findings").json()}
+    found = {
+        each["title"]: each for each in browser.get("/api/v1/runs/1/findings").json()["findings"]
+    }
     actions = [action for each in found.values() for action in each["actions"]]
     labels = [action["label"] for action in actions]
     assert "Fork from step 5 with scaler.floor 1" in labels
@@ -81,7 +83,9 @@ def test_a_rate_beyond_reason_is_what_is_mended_first(
     """By the recipe's own rate; of no other finding anything is offered, for nothing else helps."""
     offer(database, bf16=True)
     fall(database, ada, rate=40.0)
-    found = {each["title"]: each for each in browser.get("/api/v1/runs/1/findings").json()}
+    found = {
+        each["title"]: each for each in browser.get("/api/v1/runs/1/findings").json()["findings"]
+    }
     labels = [action["label"] for each in found.values() for action in each["actions"]]
     assert labels == ["Start again with training.learning_rate 0.01"]
     assert "training.learning_rate is 40" in found["The learning rate is beyond reason"]["text"]
@@ -97,7 +101,7 @@ def test_what_is_not_possible_is_not_offered(
         workers.register(
             session, name="w1", host="host", pid=1, devices=[CPU], recipes=[], versions={}
         )
-    found = browser.get("/api/v1/runs/1/findings").json()
+    found = browser.get("/api/v1/runs/1/findings").json()["findings"]
     assert found
     assert not any(each["actions"] for each in found)
     for change in ("scaler.floor=no", "a.b.c=1", "floor", "=1", "x" * 500 + "=1"):

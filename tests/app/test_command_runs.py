@@ -249,10 +249,13 @@ def test_secrets_are_set_listed_and_deleted_and_never_shown(
     wrong = script.put("/api/v1/secrets/1", json={"value": "open-sesame"})
     assert wrong.status_code == 422
     listed = script.get("/api/v1/secrets")
-    assert [(row["name"], row["user"]) for row in listed.json()] == [
-        ("KEY_A", "ada"),
-        ("KEY_B", "ada"),
-    ]
+    rows = listed.json()["secrets"]
+    assert [(row["name"], row["user"]) for row in rows] == [("KEY_A", "ada"), ("KEY_B", "ada")]
+    for after, name, further in (("", "KEY_A", "1"), ("1", "KEY_B", None)):
+        part = script.get("/api/v1/secrets", params={"limit": 1, "after": after}).json()
+        told = [row["name"] for row in part["secrets"]], part["total"], part["next"]
+        assert told == ([name], 2, further)
+    assert script.get("/api/v1/secrets", params={"after": "KEY_A"}).status_code == 422
     page = browser.get("/secrets")
     assert "KEY_A" in page.text
     for answer in (listed, page, refused, wrong):
@@ -260,7 +263,7 @@ def test_secrets_are_set_listed_and_deleted_and_never_shown(
     assert browser.post("/secrets/KEY_A/deletion").status_code == 303
     assert script.delete("/api/v1/secrets/KEY_B").status_code == 204
     assert script.delete("/api/v1/secrets/KEY_B").status_code == 404
-    assert script.get("/api/v1/secrets").json() == []
+    assert script.get("/api/v1/secrets").json() == {"secrets": [], "total": 0, "next": None}
 
 
 def test_a_key_that_is_none_is_told_as_such(settings: Settings, script: TestClient) -> None:

@@ -88,6 +88,7 @@ def test_runs_are_compared_from_a_run_on(
     page.locator("summary", has_text="One against another").click()
     page.get_by_label("Across").select_option("training.lr")
     page.get_by_label("Up").select_option("Lowest loss")
+    page.locator("[data-scatter-plot]").scroll_into_view_if_needed()
     page.wait_for_selector('[data-scatter-plot][data-drawn="4"]')
     page.locator("[data-parallel-plot]").scroll_into_view_if_needed()
     page.wait_for_selector('[data-parallel-plot][data-drawn="4"]')

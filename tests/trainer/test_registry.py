@@ -163,3 +163,36 @@ def test_a_recipe_whose_packages_are_missing_is_not_offered(lacking):
         "needs": "Nobody.has-this: pip install 'mine[big]'",
     }
     assert "schema" in recipes["digits"]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "line"),
+    [
+        ("a = 1\n1 / 0\n", "ZeroDivisionError: division by zero", 2),
+        ("def start():\n    raise SystemExit(3)\n\nstart()", "SystemExit: 3", 2),
+        ("\n\na = (\n", "SyntaxError: '(' was never closed", 3),
+    ],
+)
+def test_an_installed_recipe_that_raises_harms_no_other(tmp_path, monkeypatch, text, error, line):
+    """It is told with its package, error, file and line; the rest is offered, and loads."""
+    folder = tmp_path / "fallen-2.1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: fallen\nVersion: 2.1\n")
+    (folder / "entry_points.txt").write_text("[halfstep.recipes]\nfallen = fallen.recipe:Mine\n")
+    package = tmp_path / "fallen"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "recipe.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "fallen", raising=False)
+    offered = {recipe["name"]: recipe for recipe in probe.recipes()}
+    told = offered.pop("fallen")
+    assert told.pop("error").startswith(error)
+    assert told == {
+        "name": "fallen",
+        "reference": "fallen",
+        "package": "fallen 2.1",
+        "place": f"recipe.py:{line}",
+    }
+    assert {"digits", "mlp"} <= {name for name, recipe in offered.items() if "schema" in recipe}
+    assert load_recipe("digits").title == "Handwritten digits"

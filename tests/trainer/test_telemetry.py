@@ -48,6 +48,7 @@ def test_rows_arrive_once_in_order_and_whole_however_slow_the_copy(linear, polls
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
     received, event = [], SlowEvent(polls)
     telemetry = Telemetry(linear, CPU, Training(), Diagnosis(), received.append, [].append, 0.0)
+    telemetry.ring.is_on_host = False
     telemetry.ring._pinned = torch.full_like(telemetry.ring._device_ring, float("nan"))
     telemetry.ring._arrived = event
     for step in range(1, 3 * RING_ROWS + 11):

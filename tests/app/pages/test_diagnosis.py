@@ -137,7 +137,7 @@ def test_live_news_bring_diagnoses(
     assert '"diagnosed":["histogram","replay"]' in second.data
     assert "Gradients underflow" in second.data
     assert look(second.cursor) is None
-    titles = [each["title"] for each in browser.get("/api/v1/runs/1/findings").json()]
+    titles = [each["title"] for each in browser.get("/api/v1/runs/1/findings").json()["findings"]]
     assert titles == ["Gradients underflow"]
 
 
