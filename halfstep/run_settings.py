@@ -224,6 +224,10 @@ class Modules(Group):
     )
 
 
+#: SHA-256 and name of a file that lies in the server's store.
+UPLOAD = r"^[0-9a-f]{64}/[A-Za-z0-9_][A-Za-z0-9._-]*\.(safetensors|pt)$"
+
+
 class Weights(Group):
     """Weights to start from, without another training's optimizer, scale or steps."""
 
@@ -232,6 +236,12 @@ class Weights(Group):
         title="File or folder",
         description="On the worker, below a folder that its operator allows: .safetensors, .pt, or "
         "a folder as Hugging Face has them. Empty: the recipe draws its own.",
+    )
+    upload: Annotated[str, Field(pattern=UPLOAD, max_length=165)] | None = Field(
+        None,
+        title="Uploaded file",
+        description="A .safetensors or .pt file that was uploaded to the server, by its SHA-256 "
+        "and name.",
     )
     run: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
         None,
@@ -252,8 +262,10 @@ class Weights(Group):
 
     @model_validator(mode="after")
     def _weights_have_one_source(self) -> Self:
-        if self.path is not None and self.run is not None:
-            raise ValueError(f"path {self.path} and run {self.run}; allowed: one of the two")
+        sources = {"path": self.path, "upload": self.upload, "run": self.run}
+        told = [f"{name} {value}" for name, value in sources.items() if value is not None]
+        if len(told) > 1:
+            raise ValueError(f"{' and '.join(told)}; allowed: one of {', '.join(sources)}")
         if self.step is not None and self.run is None:
             raise ValueError(f"step is {self.step}, which says nothing without run")
         return self
