@@ -351,7 +351,14 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
     "uncalled": {"step": STEP, "modules": Listed(WORDS)},
     "updates": {
         "step": STEP,
-        "modules": Listed({"name": WORDS, "wanted": COUNT, "lost": COUNT}),
+        "modules": Listed(
+            {
+                "name": WORDS,
+                "wanted": COUNT,
+                "lost": COUNT,
+                "saved": _or_nothing(COUNT, is_needed=False),
+            }
+        ),
     },
     "poison": {"step": STEP, "count": COUNT, "buffers": Listed(WORDS)},
     "schedule": {"step": STEP, "advanced": COUNT, "skipped": COUNT},

@@ -108,6 +108,12 @@ class Training(Group):
         description="bf16: in a bf16 run keep weights and the optimizer's moments in bf16. Half "
         "the memory; small updates round away.",
     )
+    rounding: Literal["nearest", "stochastic"] = Field(
+        "nearest",
+        title="Rounding",
+        description="Of weights in bf16, after each update. stochastic: up or down by chance, the "
+        "likelier the nearer, so that small updates add up; of AdamW, with torchao.",
+    )
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
         title="EMA decay",
@@ -170,6 +176,12 @@ class Training(Group):
         title="CPU threads",
         description="Threads for computation on the CPU. Another number gives other last bits.",
     )
+
+    @model_validator(mode="after")
+    def _rounding_is_of_bf16(self) -> Self:
+        if self.rounding == "stochastic" and self.weights != "bf16":
+            raise ValueError(f"rounding is stochastic, and weights {self.weights}; allowed: bf16")
+        return self
 
     @model_validator(mode="after")
     def _a_cuda_graph_has_gradients_of_one_pass(self) -> Self:

@@ -55,7 +55,7 @@ of every field; what is not within them is not written, and read as Unrecordable
                 its _count: of how many weights of the recipe's modules were started from a file;
                 of many names the first; see trainer/starting_weights.py
     uncalled    step, modules: that a setting names, and that the first step did not call
-    updates     step, modules [{"name", "wanted", "lost"}]: of weights in bf16 how many had a
+    updates     step, modules [{"name", "wanted", "lost", "saved"}]: of weights in bf16 how many had a
                 gradient, and how many of those have not moved; see updates.py
     poison      step, count, buffers: since the skip of that step these hold an inf or a NaN; of
                 many the first; each buffer is told of once; see poison.py

@@ -63,6 +63,7 @@ from trainer.spikes import Spikes
 from trainer.starting_weights import start_from_weights
 from trainer.stopwatch import Stopwatch
 from trainer.telemetry import Telemetry
+from trainer.torchao import load_torchao
 from trainer.watched import (
     StepResult,
     Update,
@@ -194,6 +195,11 @@ def train(
         set_channels_last(modules, recipe.optimizers)
     if training.weights == "bf16" and config.precision == "bf16":
         set_bf16_weights(modules, recipe.optimizers)
+        if training.rounding == "stochastic":
+            load_torchao("training.rounding stochastic")
+            from trainer.stochastic_rounding import set_stochastic_rounding
+
+            set_stochastic_rounding(recipe.optimizers, training)
     recipe.modules = {name: ranks.wrap(module, training) for name, module in modules.items()}
     if training.compile:  # outermost, so that the compiler can overlap DDP's communication
         recipe.modules = {name: compiled(m, training) for name, m in recipe.modules.items()}

@@ -71,7 +71,10 @@ HONEST: dict[str, dict[str, Any]] = {
         "misshapen_count": 1,
     },
     "uncalled": {"step": 1, "modules": ["model.attention.out_proj"]},
-    "updates": {"step": 7, "modules": [{"name": "model.0", "wanted": 768, "lost": 700}]},
+    "updates": {
+        "step": 7,
+        "modules": [{"name": "model.0", "wanted": 768, "lost": 700, "saved": 9}],
+    },
     "poison": {"step": 7, "count": 1, "buffers": ["model.1.running_mean"]},
     "schedule": {"step": 40, "advanced": 9, "skipped": 10},
     "workload": {

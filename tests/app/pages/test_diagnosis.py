@@ -200,3 +200,9 @@ def test_page_has_the_updates_that_round_away(
     section = section.partition("</section>")[0]
     assert "In step 100" in section
     assert section.index(">head<") < section.index(">75.0 %<") < section.index(">body<")
+    assert "Saved" not in section
+    event["modules"] = [{"name": "body", "wanted": 1000, "lost": 5, "saved": 321}]
+    record(database, running, events=[event | {"step": 150}])
+    section = browser.get("/runs/1").text.partition('<section id="updates">')[2]
+    assert '<th class="number">Saved</th>' in section
+    assert '<td class="number">321</td>' in section
