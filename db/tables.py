@@ -199,7 +199,7 @@ class ApiToken(Table):
 class Worker(Table):
     """A daemon that runs training on one machine, and what it offers.
 
-    devices: [{kind, index, name, memory_bytes, compute_capability, fp16, bf16, tf32}]
+    devices: [{kind, index, name, memory_bytes, compute_capability, fp16, bf16, tf32, fp8}]
     recipes: [{name, reference, file or package, title, description, schema, source, sha256,
     check}], where source is the file that it is written in; of one that cannot load {name,
     reference, error, place}, of one that lacks packages {…, needs}

@@ -324,6 +324,19 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
             }
         ),
     },
+    "fp8": {
+        "step": STEP,
+        "modules": Listed(
+            {
+                "name": WORDS,
+                **{
+                    field: _or_nothing(NUMBER)
+                    for kind in ("activation", "weight", "gradient")
+                    for field in (kind, f"{kind}_underflow")
+                },
+            }
+        ),
+    },
     "layer_norms": {"step": STEP, "layers": Listed(WORDS), "norms": Listed(NUMBER)},
     "spike": {
         "step": STEP,

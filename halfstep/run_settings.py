@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from halfstep.events import NAME_CHARACTERS
 
-Precision = Literal["fp16", "bf16", "fp32"]
+Precision = Literal["fp16", "bf16", "fp32", "fp8"]
 #: The powers of two that fp32, the scale's own type, holds in full. Below the first, a scale or its
 #: reciprocal, which gradients are multiplied by, would be 0 or infinite.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
@@ -113,6 +113,12 @@ class Training(Group):
         title="Rounding",
         description="Of weights in bf16, after each update. stochastic: up or down by chance, the "
         "likelier the nearer, so that small updates add up; of AdamW, with torchao.",
+    )
+    fp8: Literal["tensorwise", "rowwise"] = Field(
+        "tensorwise",
+        title="fp8 scales",
+        description="In an fp8 run: one scale for each tensor, or one for each of its rows, which "
+        "keeps more of small numbers and is slower.",
     )
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
@@ -219,14 +225,14 @@ class Modules(Group):
     fp32: Patterns = Field(
         [],
         title="In fp32",
-        description="Modules that run in fp32 within an fp16 or bf16 run, with all that is in "
+        description="Modules that run in fp32 within an fp16, bf16 or fp8 run, with all that is in "
         "them, by the names that a replay tells: model.head, model.blocks.*.norm.",
     )
     bf16: Patterns = Field(
         [],
         title="In bf16",
-        description="Modules that run in bf16 within an fp16 run, likewise; where both name one, "
-        "fp32 holds.",
+        description="Modules that run in bf16 within an fp16 or fp8 run, likewise; where both "
+        "name one, fp32 holds.",
     )
     checkpointed: Patterns = Field(
         [],

@@ -250,7 +250,7 @@ def _restore_scaler(scaler: GradScaler, saved: dict[str, Any]) -> None:
 
 def _environment(config: RunConfig[Any], device: torch.device) -> dict[str, Any]:
     versions = machine.versions()
-    if config.training.rounding == "nearest":
+    if config.precision != "fp8" and config.training.rounding == "nearest":
         del versions["torchao"]  # is there, and computes nothing
     # str, because torch.__version__ is a class of its own that weights_only would refuse
     return {f"{name} version": version for name, version in versions.items()} | {
