@@ -80,7 +80,7 @@ def _source(wanted: Weights) -> str | None:
     """Name what they are to be, or None for those that the recipe draws."""
     if wanted.upload is not None:
         sha256, _, name = wanted.upload.partition("/")
-        return f"{name}, uploaded, SHA-256 {sha256}"
+        return f"{name}, uploaded, SHA-256 {sha256[:12]}…"
     if wanted.run is not None:
         return f"run {wanted.run} at step {wanted.step}"
     return wanted.path
