@@ -131,29 +131,42 @@ def test_a_half_upload_leaves_nothing(settings: Settings, address: str, script: 
     until(lambda: not files(folder))
 
 
+@pytest.mark.parametrize("place", ["folder", "bucket"])
 def test_what_no_run_starts_from_goes_after_a_day(
-    settings: Settings, database: Database, ada: User, script: TestClient
+    app: FastAPI,
+    settings: Settings,
+    database: Database,
+    ada: User,
+    script: TestClient,
+    place: str,
+    tmp_path: Path,
 ) -> None:
-    """Runs in the bin keep theirs; those that are erased do not."""
+    """Runs in the bin keep theirs; those that are erased do not. Halves go that were left here."""
+    half = settings.data / "uploads" / "incoming" / "half"  # of a server that was killed
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"x")
+    folder = settings.data / "uploads"
+    if place == "bucket":
+        folder = tmp_path / "bucket" / "uploads"
+        folder.mkdir(parents=True)
+        settings = settings.model_copy(update={"storage_url": folder.parent.as_uri()})
+        app.state.settings = settings
 
     def upload(name: str) -> str:
         return str(script.put(f"/api/v1/uploads/{name}", content=BODY).json()["upload"])
 
     used, unused = upload("used.pt"), upload("unused.pt")
-    folder = settings.data / "uploads"
-    (folder / "incoming").mkdir(exist_ok=True)
-    (folder / "incoming" / "half").write_bytes(b"x")  # of a server that was killed
     run = submit(database, ada, config=CONFIG | {"weights": {"upload": used}})
     plain = submit(database, ada, config=CONFIG | {"weights": {"upload": None}})
     uploads.tidy(settings, database)
-    assert len(files(folder)) == 3
+    assert {used, unused} <= set(files(folder))
     yesterday = time.time() - 86_500
-    for name in files(folder):
-        os.utime(folder / name, (yesterday, yesterday))
+    for path in (half, folder / used, folder / unused):
+        os.utime(path, (yesterday, yesterday))
     young = upload("young.pt")
     uploads.tidy(settings, database)
     assert files(folder) == sorted([used, young])
-    assert unused not in files(folder)
+    assert not half.exists()
     with database.writing() as session:
         for each in (run, plain):
             runs.cancel(session, each.id, ada)
