@@ -104,5 +104,6 @@ def tidy(settings: Settings, database: Database) -> None:
     """Delete what no run starts from."""
     with database.reading() as session:
         kept = uploads.named(session)
-    store = open_store(settings, retry_seconds=RETRY_SECONDS)
-    uploads.delete_unused(settings, store, kept)
+    uploads.delete_unused_here(settings, kept)
+    if settings.storage_url:
+        uploads.delete_unused(open_store(settings, retry_seconds=RETRY_SECONDS), kept)

@@ -36,29 +36,23 @@ def named(session: Session) -> set[str]:
     return {each for each in session.scalars(query.where(~Run.erasing)) if each}
 
 
-def delete_unused(settings: Settings, store: ObjectStore, kept: Collection[str]) -> list[str]:
-    """Delete what has been here for a day and is none of these; return their keys."""
+def delete_unused(store: ObjectStore, kept: Collection[str]) -> None:
+    """Delete what a bucket has had for a day and that is none of these."""
     latest = time.time() - KEPT_SECONDS
-    deleted = delete_unused_here(settings, kept)
-    for page in obstore.list(store, prefix=FOLDER) if settings.storage_url else ():
+    for page in obstore.list(store, prefix=FOLDER):
         for meta in page:
             is_old = meta["last_modified"].timestamp() < latest
             if is_old and meta["path"].removeprefix(f"{FOLDER}/") not in kept:
                 delete_file(store, meta["path"])
-                deleted.append(meta["path"])
-    return deleted
 
 
-def delete_unused_here(settings: Settings, kept: Collection[str]) -> list[str]:
+def delete_unused_here(settings: Settings, kept: Collection[str]) -> None:
     """Delete it of the data folder, where a worker has what it fetched from a bucket."""
-    folder, deleted = settings.data / FOLDER, []
-    latest = time.time() - KEPT_SECONDS
+    folder, latest = settings.data / FOLDER, time.time() - KEPT_SECONDS
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         upload = path.relative_to(folder).as_posix()
-        if upload in kept or path.stat().st_mtime >= latest:
-            continue
-        path.unlink(missing_ok=True)
-        deleted.append(key(upload))
-        with suppress(OSError):  # another one of the same content lies beside it
-            path.parent.rmdir()
-    return deleted
+        with suppress(OSError):  # somebody else was first, or whose it is lets nobody else
+            if upload in kept or path.stat().st_mtime >= latest:
+                continue
+            path.unlink()
+            path.parent.rmdir()  # not if another one of the same content lies beside it

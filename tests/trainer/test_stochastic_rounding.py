@@ -61,6 +61,21 @@ def test_small_updates_add_up_and_what_was_saved_is_counted(run_loop):
     assert [event["step"] for event in run.of("updates")] == [4, 8]
 
 
+def test_a_count_that_fails_ends_no_run(run_loop, monkeypatch):
+    """It is told, once, and the weights are what they would have been."""
+
+    def nearest(_self, _weight):
+        raise MemoryError("no room for a copy")
+
+    whole = run_loop(Small, values(8))
+    monkeypatch.setattr(StochasticAdamW, "nearest", nearest)
+    run = run_loop(Small, values(8))
+    [event] = run.of("failed_diagnosis")
+    assert (event["step"], "no room for a copy" in event["error"]) == (4, True)
+    assert run.of("updates") == []
+    assert_same_bits(run.weights(), whole.weights())
+
+
 def test_a_run_goes_on_exactly_and_forks_may_round_otherwise(run_loop, tmp_path):
     """The chances depend on the seed and the updates before, and on no other random numbers."""
     whole = run_loop(Small, values(9))

@@ -58,6 +58,7 @@ class Updates(Observer):
         self._step, self._is_due = 0, False
         self._before: list[_Before] = []
         self._parcels = Parcels()
+        self._error: Exception | None = None
         self._rounds_by_chance = False
         for watched in optimizers.values():
             if nearest := getattr(watched.optimizer, "nearest", None):
@@ -86,14 +87,22 @@ class Updates(Observer):
         _args: object,
         _kwargs: object,
     ) -> None:
-        """Note where its weights would stay; by now their gradients are clipped."""
+        """Note where its weights would stay; by now their gradients are clipped.
+
+        What is raised here, for want of memory say, would end the run: `after_step` may raise it.
+        """
         own = {weight for group in optimizer.param_groups for weight in group["params"]}
-        for each in self._before:
-            if each.weight in own:
-                each.would_stay.append(nearest(each.weight) == each.values)
+        try:
+            for each in self._before:
+                if each.weight in own:
+                    each.would_stay.append(nearest(each.weight) == each.values)
+        except Exception as error:
+            self._before, self._error = [], error
 
     def after_step(self, result: StepResult) -> None:
         """Send off what was counted, and report what has arrived."""
+        if self._error is not None:
+            raise self._error
         if self._before:
             counts = [each.counts() for each in self._before]
             names = [each.name for each in self._before]
