@@ -71,23 +71,33 @@ def _signed_in(
 ) -> Visitor:
     token = _token(request)
     if token is not None:
-        known = accounts.find_api_token(session, token)
-        if known is None:
-            raise SignInNeeded
-        if known.kind == WRITE:
-            raise WriteOnly
+        known = _full_token(session, token)
         if not known.is_noted and request.method not in SAFE_METHODS:
             accounts.note_use(session, token)
         elif not known.is_noted:
             _note_later(request, database, token, background)
-        return _admitted(request, session, known.user, token=known)
+        return _noted(request, session, _admitted(request, session, known.user, token=known), known)
+    visitor = _by_cookie(request, session, str(posted.get("csrf_token", "")))
+    return _noted(request, session, visitor)
+
+
+def _full_token(session: Session, token: str) -> accounts.KnownToken:
+    known = accounts.find_api_token(session, token)
+    if known is None:
+        raise SignInNeeded
+    if known.kind == WRITE:
+        raise WriteOnly
+    return known
+
+
+def _by_cookie(request: Request, session: Session, posted_token: str = "") -> Visitor:
     secret = request.cookies.get(cookie_name(request.app.state.settings), "")
     found = accounts.find_session(session, secret)
     if found is None:
         raise SignInNeeded
     user, sign_in = found
     if request.method not in SAFE_METHODS:
-        sent = request.headers.get("x-csrf-token") or str(posted.get("csrf_token", ""))
+        sent = request.headers.get("x-csrf-token") or posted_token
         if not hmac.compare_digest(sent.encode(), sign_in.csrf_token.encode()):
             raise Forgery
     return _admitted(request, session, user, sign_in)
@@ -105,9 +115,16 @@ def _admitted(
     standing = rights.standing(session, user, kind=kind, only=only)
     rights.limit(session, standing)
     admit(request, session, user, kind)
-    if request.method not in SAFE_METHODS:
-        deeds.note(session, user, request, token.name if token else None)
     return Visitor(user, standing, sign_in)
+
+
+def _noted(
+    request: Request, session: Session, visitor: Visitor, token: accounts.KnownToken | None = None
+) -> Visitor:
+    """Write down what is changed, with the change."""
+    if request.method not in SAFE_METHODS:
+        deeds.note(session, visitor.user, request, token.name if token else None)
+    return visitor
 
 
 async def _sender(request: Request, background: BackgroundTasks) -> User:
@@ -145,6 +162,28 @@ def _known(database: Database, token: str) -> accounts.KnownToken | None:
 
 #: Who sends a watched run, with a token of either kind.
 Sender = Annotated[User, Depends(_sender)]
+
+
+async def _uploader(request: Request, background: BackgroundTasks) -> User:
+    """Tell who uploads a file, before a byte of it is read and with nothing held meanwhile."""
+    token, database = _token(request), request.app.state.database
+    async with request.app.state.turns:
+        user, is_noted = await run_in_threadpool(_whose_upload, request, database, token)
+    if token is not None and not is_noted:
+        _note_later(request, database, token, background)
+    return user
+
+
+def _whose_upload(request: Request, database: Database, token: str | None) -> tuple[User, bool]:
+    with database.reading() as session:
+        if token is None:
+            return _by_cookie(request, session).user, True
+        known = _full_token(session, token)
+        return _admitted(request, session, known.user, token=known).user, known.is_noted
+
+
+#: Who uploads weights: a browser, or a script with a full token.
+Uploader = Annotated[User, Depends(_uploader)]
 
 
 def _token(request: Request) -> str | None:

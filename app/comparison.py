@@ -18,7 +18,7 @@ from app.submission import LENGTHS, Submission, submit
 from app.summary import RunSummary, summarise_all
 from db import comparisons, groups, runs, verdict, windows, workers
 from db.errors import NotFound
-from db.groups import TF32
+from db.groups import FP8, TF32
 from db.settings import Settings
 from db.tables import ENDED, RECIPE, Run, User
 
@@ -190,15 +190,17 @@ def variants(session: Session, source: Run) -> list[str]:
     """Return the precisions that `queue` queues.
 
     One that no worker offers is left out: it would wait for ever. With no worker up, all are
-    there. TF32 is if all devices that may train it have it: others would train in fp32 under its
-    name.
+    there but fp8, which few have. TF32 is if all devices that may train it have it: others would
+    train in fp32 under its name.
     """
     offered = workers.precisions_for(session, source.recipe)
-    has_tf32 = workers.has_tf32(session, source.recipe)
+    lacking = set() if workers.has_tf32(session, source.recipe) else {TF32}
+    if not offered:
+        lacking.add(FP8)
     return [
         label
         for label, changes in groups.VARIANTS.items()
-        if (not offered or changes["precision"] in offered) and (label != TF32 or has_tf32)
+        if (not offered or changes["precision"] in offered) and label not in lacking
     ]
 
 
@@ -229,7 +231,8 @@ def of_group(session: Session, group_id: int, settings: Settings) -> Comparison:
     is_of_precisions = len(set(variants)) > 1
     first = variants.index("fp32") if "fp32" in variants else 0
     has_reference = variants[first] == "fp32" or not is_of_precisions
-    shown = {*variants, TF32}  # which is no precision to ask for, but a setting of fp32
+    # Few devices have fp8, and TF32 is no precision to ask for, but a setting of fp32.
+    shown = {*variants, TF32, FP8}
     return replace(
         _laid_out(
             session, members, groups.labels(configs), first if has_reference else None, settings

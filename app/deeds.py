@@ -4,8 +4,6 @@ transaction, so that there is no deed without a row, nor a row without its deed.
 What is sent is not written down, and so no secret can be.
 """
 
-import json
-
 from fastapi import Request
 from sqlalchemy.orm import Session
 
@@ -18,18 +16,15 @@ CHARACTERS = 200
 
 def note(session: Session, user: User, request: Request, token: str | None) -> None:
     """Write down a request that changes something. token: the name of the one that it came with."""
-    path = str(request.scope["route"].path)
-    if path in LEFT_OUT:
+    if request.url.path in LEFT_OUT:
         return
-    named = {**request.path_params}
-    run_id = str(named.pop("run_id", ""))
+    run_id = str(request.path_params.get("run_id", ""))
     session.add(
         Deed(
             user_id=user.id,
             token=token,
-            deed=f"{request.method} {path}",
+            deed=f"{request.method} {request.url.path}"[:CHARACTERS],
             run_id=int(run_id) if run_id else None,
-            subject=json.dumps(named)[:CHARACTERS] if named else "",
             address=request.client.host if request.client else "",
         )
     )

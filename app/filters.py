@@ -52,7 +52,7 @@ KEYS = MappingProxyType(
         "since": "7d, 12h, 30m, 2w ago or a date in UTC, 2026-11-01",
         "before": "7d, 12h, 30m, 2w ago or a date in UTC, 2026-11-01",
         "tag": "a whole tag",
-        "precision": "fp16, bf16 or fp32",
+        "precision": "fp16, bf16, fp32 or fp8",
         "recipe": "the name of a recipe",
         "owner": "a name, or me",
         "project": "the name of a project",

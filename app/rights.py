@@ -45,6 +45,7 @@ _TABLE: dict[str, str] = {
         pages.account.revoke_token
         pages.documents.show_first pages.documents.show_document
         api.streams.watch_list api.vocabulary.get_vocabulary
+        api.uploads.upload_weights
         api.runs.list_runs api.runs.submit_run api.estimates.estimate api.bulk.act_on_runs
         api.run_bin.list_bin api.sweeps.list_sweeps api.sweeps.begin_sweep
         api.comparison.get_group api.comparison.get_comparison api.comparison.get_series_of_runs
@@ -131,7 +132,11 @@ def name_of(endpoint: object) -> str:
 #: Routes that ask for themselves, and change things, which a token with this right may use.
 ASKING = MappingProxyType(
     {
-        Right.SUBMIT: ("api.runs.submit_run", "api.sweeps.begin_sweep"),
+        Right.SUBMIT: (
+            "api.runs.submit_run",
+            "api.sweeps.begin_sweep",
+            "api.uploads.upload_weights",
+        ),
         Right.STEER: ("api.bulk.act_on_runs",),
     }
 )

@@ -76,6 +76,8 @@ class Property:
         bounds = [f"{words} {self.rules[key]:.15g}" for key, words in _BOUNDS if key in self.rules]
         if "maxLength" in self.rules:
             bounds = [f"of at most {self.rules['maxLength']} characters"]
+        if "pattern" in self.rules:
+            bounds = [f"that matches {self.rules['pattern']}"]
         text = " ".join((kind, " and ".join(bounds))).strip()
         return f"{text}, or nothing" if self.is_nullable else text
 

@@ -180,9 +180,12 @@ def _check_recipe(
 def _find_weights(session: Session, config: dict[str, Any]) -> dict[str, str]:
     """Say what is wrong with the weights to start from; write down which are the newest now."""
     wanted = config.get("weights", {})
-    path, run_id, step = wanted.get("path"), wanted.get("run"), wanted.get("step")
-    if path is not None and run_id is not None:
-        return {"weights.path": f"{path[:100]} and run {run_id}; allowed: one of the two"}
+    run_id, step = wanted.get("run"), wanted.get("step")
+    sources = {name: wanted.get(name) for name in ("path", "upload", "run")}
+    told = [name for name, value in sources.items() if value is not None]
+    if len(told) > 1:
+        text = " and ".join(f"{name} {str(sources[name])[:100]}" for name in told)
+        return {f"weights.{told[0]}": f"{text}; allowed: one of {', '.join(sources)}"}
     if step is not None and run_id is None:
         return {"weights.step": f"{step} says nothing without run, whose checkpoint it is"}
     if run_id is None:

@@ -12,7 +12,7 @@ from db.runs import KEPT, check_is_kept
 from db.tables import RECIPE, Metric, Run, RunNode, Status, User, Worker
 from db.workers import ALIVE
 
-TF32 = "TF32"
+TF32, FP8 = "TF32", "fp8"
 MOST_COMPARED = 20
 #: What the configuration of each run of a comparison is given, by the path of the field.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -21,6 +21,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fp16 without scaler": {"precision": "fp16", "scaler.enabled": False},
     "fp16": {"precision": "fp16", "scaler.enabled": True},
     "bf16": {"precision": "bf16", "scaler.enabled": True},
+    FP8: {"precision": FP8, "scaler.enabled": True},
 }
 
 

@@ -68,6 +68,8 @@ def rounded_away(updates: dict[str, Any] | None) -> Iterator[Finding]:
     """Yield what the newest count of updates says, as db.histograms has it."""
     if not updates or not updates["modules"]:
         return
+    if "saved" in updates["modules"][0]:  # what stayed this time moves another time
+        return
     wanted, lost = (sum(each[name] for each in updates["modules"]) for name in ("wanted", "lost"))
     worst = updates["modules"][0]
     if lost > LOST * wanted:

@@ -67,6 +67,15 @@ class Settings(BaseSettings):
             description="Folders of this worker with weights that runs may start from, by commas"
         ),
     ] = ""
+    upload_gib: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=2**20,
+            allow_inf_nan=False,
+            description="Largest file of weights that people may upload, in GiB; 0: none",
+        ),
+    ] = 16.0
     secrets_key_file: Annotated[
         Path | None,
         Field(description="File of the key of secrets; empty means secrets.key in the data folder"),

@@ -241,8 +241,8 @@ class ApiToken(Table):
 class Deed(Table):
     """Who changed what, when and from where; rows are neither changed nor deleted.
 
-    token: the name of the one that a script came with.  deed: method and route.  run_id: of the run
-    that it was done to, which need not be there any more.  subject: what else the route names.
+    token: the name of the one that a script came with.  deed: method and path.  run_id: of the run
+    that it was done to, which need not be there any more.
     """
 
     __tablename__ = "deeds"
@@ -253,14 +253,13 @@ class Deed(Table):
     token: Mapped[str | None]
     deed: Mapped[str]
     run_id: Mapped[int | None] = mapped_column(index=True)
-    subject: Mapped[str]
     address: Mapped[str]
 
 
 class Worker(Table):
     """A daemon that runs training on one machine, and what it offers.
 
-    devices: [{kind, index, name, memory_bytes, compute_capability, fp16, bf16, tf32}]
+    devices: [{kind, index, name, memory_bytes, compute_capability, fp16, bf16, tf32, fp8}]
     recipes: [{name, reference, file or package, title, description, schema, source, sha256,
     check}], where source is the file that it is written in; of one that cannot load {name,
     reference, error, place}, of one that lacks packages {…, needs}

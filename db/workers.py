@@ -118,7 +118,8 @@ def alive(session: Session) -> list[Worker]:
 
 def precisions(devices: list[dict[str, Any]]) -> list[str]:
     """List the precisions that all of a worker's devices can train in."""
-    return ["fp32", *(name for name in ("fp16", "bf16") if all(each[name] for each in devices))]
+    names = ("fp16", "bf16", "fp8")  # an earlier version's worker tells nothing of the last
+    return ["fp32", *(n for n in names if all(each.get(n, False) for each in devices))]
 
 
 def device_memory_bytes(devices: list[dict[str, Any]]) -> float:

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from email.message import Message
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 
 import httpx2
 
@@ -35,6 +36,8 @@ URL = "http://127.0.0.1:8000"
 ENDED = ("finished", "failed", "cancelled")
 LOOK_SECONDS = 1.0  # between two looks at a run that is waited for
 PATIENCE_SECONDS = 30.0  # for an answer
+STORING_SECONDS = 600.0  # for a server that takes gigabytes to a bucket
+PIECE_BYTES = 1 << 20
 MOST_POINTS = 5000  # of a line, that the server thins out
 
 
@@ -149,6 +152,36 @@ class Client(AlertCalls):
         }
         wanted = {"command": command, "config": dict(parameters or {}), "name": name}
         return self._post("/api/v1/runs", wanted | {"tags": ", ".join(tags), **further})
+
+    def upload_weights(
+        self, path: Path | str, *, told: Callable[[int, int], None] = lambda done, total: None
+    ) -> dict[str, Any]:
+        """Upload a .safetensors or .pt file; its "upload" is what `weights.upload` is to be.
+
+        A file from which no run starts is kept for a day.  told: how many bytes have gone, and of
+        how many. Raises ApiError, also if what came in is not what was sent.
+        """
+        path, digest = Path(path), hashlib.sha256()
+        size = path.stat().st_size
+
+        def pieces() -> Iterator[bytes]:
+            with path.open("rb") as file:
+                while piece := file.read(PIECE_BYTES):
+                    digest.update(piece)
+                    yield piece
+                    told(file.tell(), size)
+
+        headers = {"Content-Length": str(size)}
+        with spoken():
+            address = f"/api/v1/uploads/{quote(path.name, safe='')}"
+            answer = self._http.put(
+                address, content=pieces(), headers=headers, timeout=STORING_SECONDS
+            )
+            stored = dict(content(answer))
+        if stored["sha256"] != digest.hexdigest():
+            found = stored["sha256"]
+            raise ApiError(0, f"{path} came in as {found}, not as {digest.hexdigest()}")
+        return stored
 
     def wait(self, run_id: int) -> dict[str, Any]:
         """Return the run once it is over, however it ended."""

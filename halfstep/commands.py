@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from halfstep import credentials
-from halfstep.client import URL, Client
+from halfstep.client import URL, Client, merged
 from halfstep.credentials import Credentials
 from halfstep.exporting.commands import export
 from halfstep.importing.commands import import_
@@ -76,6 +76,9 @@ def submit(words: list[str]) -> None:
     parser.add_argument("recipe", nargs="?", default="")
     add_submission(parser)
     parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument(
+        "--weights", type=Path, metavar="FILE", help="to start from, uploaded: .safetensors or .pt"
+    )
     command = parser.add_argument_group("a command, in place of a recipe")
     command.add_argument("--command", metavar="LINE", help="no shell sees it")
     command.add_argument("--param", action="append", default=[], metavar="NAME=VALUE")
@@ -88,12 +91,19 @@ def submit(words: list[str]) -> None:
     options = parser.parse_args(words)
     if bool(options.recipe) == bool(options.command):
         parser.error("allowed is one of a recipe and --command")
+    if options.weights and not (options.recipe and options.weights.is_file()):
+        parser.error(f"--weights {options.weights}: allowed is a file, for a recipe")
     further = {"name": options.name, "tags": options.tags, "devices_per_node": options.devices}
     with Client() as client:
         if options.command:
             queued = _submit_command(client, parser, options, further)
         else:
-            queued = client.submit(options.recipe, configuration(parser, options), **further)
+            config = configuration(parser, options)
+            if options.weights:
+                with Progress(options.weights.name, in_bytes=True) as told:
+                    upload = client.upload_weights(options.weights, told=told)["upload"]
+                config = merged(config, {"weights": {"upload": upload}})
+            queued = client.submit(options.recipe, config, **further)
         tell_queued(client, queued, options)
 
 

@@ -324,6 +324,19 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
             }
         ),
     },
+    "fp8": {
+        "step": STEP,
+        "modules": Listed(
+            {
+                "name": WORDS,
+                **{
+                    field: _or_nothing(NUMBER)
+                    for kind in ("activation", "weight", "gradient")
+                    for field in (kind, f"{kind}_underflow")
+                },
+            }
+        ),
+    },
     "layer_norms": {"step": STEP, "layers": Listed(WORDS), "norms": Listed(NUMBER)},
     "spike": {
         "step": STEP,
@@ -351,7 +364,14 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
     "uncalled": {"step": STEP, "modules": Listed(WORDS)},
     "updates": {
         "step": STEP,
-        "modules": Listed({"name": WORDS, "wanted": COUNT, "lost": COUNT}),
+        "modules": Listed(
+            {
+                "name": WORDS,
+                "wanted": COUNT,
+                "lost": COUNT,
+                "saved": _or_nothing(COUNT, is_needed=False),
+            }
+        ),
     },
     "poison": {"step": STEP, "count": COUNT, "buffers": Listed(WORDS)},
     "schedule": {"step": STEP, "advanced": COUNT, "skipped": COUNT},

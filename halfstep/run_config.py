@@ -40,7 +40,8 @@ class RunConfig(Group, Generic[Own]):
     precision: Precision = Field(
         "fp16",
         title="Precision",
-        description="fp16: autocast and loss scaling. bf16: autocast. fp32: neither.",
+        description="fp16: autocast and loss scaling. bf16: autocast. fp32: neither. fp8: bf16, "
+        "and linear layers in fp8, with torchao.",
     )
     training: Training = Field(Training(), title="Training")
     data: Data = Field(Data(), title="Data")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from halfstep.events import NAME_CHARACTERS
 
-Precision = Literal["fp16", "bf16", "fp32"]
+Precision = Literal["fp16", "bf16", "fp32", "fp8"]
 #: The powers of two that fp32, the scale's own type, holds in full. Below the first, a scale or its
 #: reciprocal, which gradients are multiplied by, would be 0 or infinite.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
@@ -108,6 +108,18 @@ class Training(Group):
         description="bf16: in a bf16 run keep weights and the optimizer's moments in bf16. Half "
         "the memory; small updates round away.",
     )
+    rounding: Literal["nearest", "stochastic"] = Field(
+        "nearest",
+        title="Rounding",
+        description="Of weights in bf16, after each update. stochastic: up or down by chance, the "
+        "likelier the nearer, so that small updates add up; of AdamW, with torchao.",
+    )
+    fp8: Literal["tensorwise", "rowwise"] = Field(
+        "tensorwise",
+        title="fp8 scales",
+        description="In an fp8 run: one scale for each tensor, or one for each of its rows, which "
+        "keeps more of small numbers and is slower.",
+    )
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
         title="EMA decay",
@@ -172,6 +184,12 @@ class Training(Group):
     )
 
     @model_validator(mode="after")
+    def _rounding_is_of_bf16(self) -> Self:
+        if self.rounding == "stochastic" and self.weights != "bf16":
+            raise ValueError(f"rounding is stochastic, and weights {self.weights}; allowed: bf16")
+        return self
+
+    @model_validator(mode="after")
     def _a_cuda_graph_has_gradients_of_one_pass(self) -> Self:
         if self.compile and self.compile_mode != "default" and self.accumulation_steps > 1:
             raise ValueError(
@@ -207,14 +225,14 @@ class Modules(Group):
     fp32: Patterns = Field(
         [],
         title="In fp32",
-        description="Modules that run in fp32 within an fp16 or bf16 run, with all that is in "
+        description="Modules that run in fp32 within an fp16, bf16 or fp8 run, with all that is in "
         "them, by the names that a replay tells: model.head, model.blocks.*.norm.",
     )
     bf16: Patterns = Field(
         [],
         title="In bf16",
-        description="Modules that run in bf16 within an fp16 run, likewise; where both name one, "
-        "fp32 holds.",
+        description="Modules that run in bf16 within an fp16 or fp8 run, likewise; where both "
+        "name one, fp32 holds.",
     )
     checkpointed: Patterns = Field(
         [],
@@ -222,6 +240,10 @@ class Modules(Group):
         description="Modules that keep no activations and compute them again going backward: less "
         "memory for about a third more time, and the same bits.",
     )
+
+
+#: SHA-256 and name of a file that lies in the server's store.
+UPLOAD = r"^[0-9a-f]{64}/[A-Za-z0-9_][A-Za-z0-9._-]*\.(safetensors|pt)$"
 
 
 class Weights(Group):
@@ -232,6 +254,12 @@ class Weights(Group):
         title="File or folder",
         description="On the worker, below a folder that its operator allows: .safetensors, .pt, or "
         "a folder as Hugging Face has them. Empty: the recipe draws its own.",
+    )
+    upload: Annotated[str, Field(pattern=UPLOAD, max_length=165)] | None = Field(
+        None,
+        title="Uploaded file",
+        description="A .safetensors or .pt file that was uploaded to the server, by its SHA-256 "
+        "and name.",
     )
     run: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
         None,
@@ -252,8 +280,10 @@ class Weights(Group):
 
     @model_validator(mode="after")
     def _weights_have_one_source(self) -> Self:
-        if self.path is not None and self.run is not None:
-            raise ValueError(f"path {self.path} and run {self.run}; allowed: one of the two")
+        sources = {"path": self.path, "upload": self.upload, "run": self.run}
+        told = [f"{name} {value}" for name, value in sources.items() if value is not None]
+        if len(told) > 1:
+            raise ValueError(f"{' and '.join(told)}; allowed: one of {', '.join(sources)}")
         if self.step is not None and self.run is None:
             raise ValueError(f"step is {self.step}, which says nothing without run")
         return self

@@ -42,6 +42,9 @@ of every field; what is not within them is not written, and read as Unrecordable
                 magnitude of each module's output, which is of that type, and of its gradient, times
                 the scale; smallest_activation, smallest_gradient: of those that are not zero, where
                 it was measured; see headroom.py
+    fp8         step, modules [{"name", "activation", "weight", "gradient" and of each of the three
+                its _underflow}]: of linear layers in fp8 the largest magnitudes of what they cast,
+                and which share of what is not 0 becomes 0; see fp8_ranges.py
     layer_norms step, layers, norms: L2 of each layer's gradients, unscaled, before the clip
     replay      step, exact, notes, requested, scale, found, module, direction "forward" |
                 "backward", operation, dtype, largest_input, limit, loss_nonfinite, culprits
@@ -55,8 +58,9 @@ of every field; what is not within them is not written, and read as Unrecordable
                 its _count: of how many weights of the recipe's modules were started from a file;
                 of many names the first; see trainer/starting_weights.py
     uncalled    step, modules: that a setting names, and that the first step did not call
-    updates     step, modules [{"name", "wanted", "lost"}]: of weights in bf16 how many had a
-                gradient, and how many of those have not moved; see updates.py
+    updates     step, modules [{"name", "wanted", "lost", "saved"}]: of weights in bf16 how many had
+                a gradient, how many of those have not moved, and, of one that rounds by chance, how
+                many moved that would not have otherwise; see updates.py
     poison      step, count, buffers: since the skip of that step these hold an inf or a NaN; of
                 many the first; each buffer is told of once; see poison.py
     schedule    step, advanced, skipped: of the steps skipped so far, in how many the learning-rate

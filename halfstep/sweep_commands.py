@@ -18,7 +18,7 @@ def begin(words: list[str]) -> None:
     parser.add_argument("recipe")
     add_search(parser)
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields")
-    parser.add_argument("--precision", choices=["fp16", "bf16", "fp32"])
+    parser.add_argument("--precision", choices=["fp16", "bf16", "fp32", "fp8"])
     parser.add_argument("--kind", default="grid", choices=["grid", "random", "tpe"])
     parser.add_argument("--metric", default="loss", help="what is compared: its last value")
     parser.add_argument("--goal", default="", choices=["minimise", "maximise"])

@@ -137,7 +137,7 @@ def capture(
         "scaler": recipe.scaler.state_dict(),
         "random": random_states,
         "next_batch": next_batch,
-        "environment": _environment(device),
+        "environment": _environment(config, device),
     }
 
 
@@ -182,7 +182,7 @@ def restore(
     if len(state["random"]) == world_size:
         restore_random_state(state["random"][rank], device)
 
-    now = _environment(device) | {"devices": world_size}
+    now = _environment(config, device) | {"devices": world_size}
     before = state["environment"] | {"devices": len(state["random"])}
     notes = [
         f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]
@@ -248,9 +248,12 @@ def _restore_scaler(scaler: GradScaler, saved: dict[str, Any]) -> None:
     scaler.load_state_dict(own | {"scale": saved["scale"], "_growth_tracker": tracker})
 
 
-def _environment(device: torch.device) -> dict[str, Any]:
+def _environment(config: RunConfig[Any], device: torch.device) -> dict[str, Any]:
+    versions = machine.versions()
+    if config.precision != "fp8" and config.training.rounding == "nearest":
+        del versions["torchao"]  # is there, and computes nothing
     # str, because torch.__version__ is a class of its own that weights_only would refuse
-    return {f"{name} version": version for name, version in machine.versions().items()} | {
+    return {f"{name} version": version for name, version in versions.items()} | {
         "device": machine.device_name(device),
         "thread count": torch.get_num_threads(),
     }

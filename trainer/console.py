@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("recipe", help="one of those below, or path/to/file.py:Class")
-    parser.add_argument("--precision", choices=["fp16", "bf16", "fp32"])
+    parser.add_argument("--precision", choices=["fp16", "bf16", "fp32", "fp8"])
     parser.add_argument(
         "--set",
         action="append",

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,15 @@ def versions() -> dict[str, str | None]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "numpy": np.__version__,
+        "torchao": _version("torchao"),
     }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def device_name(device: torch.device) -> str:

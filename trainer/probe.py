@@ -54,6 +54,7 @@ def devices() -> list[dict[str, Any]]:
                 "fp16": True,  # slow, but the arithmetic and the overflows are real
                 "bf16": True,
                 "tf32": False,
+                "fp8": False,
             }
         ]
     return [_cuda_device(index) for index in range(torch.cuda.device_count())]
@@ -120,6 +121,8 @@ def _cuda_device(index: int) -> dict[str, Any]:
         "fp16": capability >= (5, 3),  # the first with fp16 arithmetic
         "bf16": capability >= (8, 0),
         "tf32": capability >= (8, 0),
+        # See trainer.fp8, which loads torchao.
+        "fp8": capability >= (8, 9) and machine.versions()["torchao"] is not None,
     }
 
 

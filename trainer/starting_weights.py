@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from halfstep.run_config import ConfigError, RunConfig
+from halfstep.run_settings import Weights
 from halfstep.spool import Event
 from trainer.weight_files import read_weights
 
@@ -62,17 +63,27 @@ def start_from_weights(
     Raises ConfigError if they do not, WeightsError for what cannot be read.
     """
     wanted = config.weights
-    if wanted.path is None and wanted.run is None:
+    source = _source(wanted)
+    if source is None:
         return
-    source = wanted.path or f"run {wanted.run} at step {wanted.step}"
     if paths is None:
         if wanted.path is None:
-            raise ConfigError(f"weights.run is {wanted.run}: only a server knows of runs; use path")
+            raise ConfigError(f"weights are to be {source}: a server alone has them; use path")
         paths = {"": Path(wanted.path)}
     event, trouble = load_weights(paths, modules, source=source, is_strict=wanted.strict)
     on_event(event)
     if trouble:
         raise ConfigError(trouble)
+
+
+def _source(wanted: Weights) -> str | None:
+    """Name what they are to be, or None for those that the recipe draws."""
+    if wanted.upload is not None:
+        sha256, _, name = wanted.upload.partition("/")
+        return f"{name}, uploaded, SHA-256 {sha256[:12]}…"
+    if wanted.run is not None:
+        return f"run {wanted.run} at step {wanted.step}"
+    return wanted.path
 
 
 def load_weights(

@@ -40,6 +40,7 @@ from trainer.data.datasets import check_data
 from trainer.data.sampler import UNKNOWN_SIZE, Sampler, check_batch
 from trainer.data.sources import make_sources
 from trainer.diagnosis import shapes
+from trainer.diagnosis.fp8_ranges import Fp8Ranges
 from trainer.diagnosis.headroom import Headroom
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.poison import Poison
@@ -63,6 +64,7 @@ from trainer.spikes import Spikes
 from trainer.starting_weights import start_from_weights
 from trainer.stopwatch import Stopwatch
 from trainer.telemetry import Telemetry
+from trainer.torchao import load_torchao
 from trainer.watched import (
     StepResult,
     Update,
@@ -109,6 +111,7 @@ class Followers:
     replay: Replay
     histogram: Histogram
     headroom: Headroom
+    fp8_ranges: Fp8Ranges
     spikes: Spikes
     updates: Updates
     telemetry: Telemetry
@@ -188,12 +191,22 @@ def train(
     modules = dict(recipe.modules)
     if resume is None:
         start_from_weights(weights, modules, config, on_event)
+    if config.precision == "fp8":  # first, for what is put round a forward calls the one it finds
+        load_torchao("precision fp8")
+        from trainer.fp8 import set_fp8
+
+        set_fp8(modules, config, device)
     set_precisions(modules, config, device)  # innermost, so that whoever calls one calls it so
     set_checkpoints(modules, config)
     if training.channels_last:
         set_channels_last(modules, recipe.optimizers)
     if training.weights == "bf16" and config.precision == "bf16":
         set_bf16_weights(modules, recipe.optimizers)
+        if training.rounding == "stochastic":
+            load_torchao("training.rounding stochastic")
+            from trainer.stochastic_rounding import set_stochastic_rounding
+
+            set_stochastic_rounding(recipe.optimizers, training)
     recipe.modules = {name: ranks.wrap(module, training) for name, module in modules.items()}
     if training.compile:  # outermost, so that the compiler can overlap DDP's communication
         recipe.modules = {name: compiled(m, training) for name, m in recipe.modules.items()}
@@ -371,13 +384,14 @@ def make_rig(
     rig = Rig(recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers)
     spikes = Spikes(config.spike, on_event)
     headroom = Headroom(modules, config, on_event)
+    fp8_ranges = Fp8Ranges(modules, config, on_event)
     telemetry = Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at)
     logged = Logged(device, telemetry.elapsed_ms, on_event)
     recipe.on_log = logged.log
 
     @contextmanager
     def set_aside() -> Iterator[None]:
-        with headroom.set_aside(), logged.set_aside():
+        with headroom.set_aside(), fp8_ranges.set_aside(), logged.set_aside():
             yield
 
     followers = Followers(
@@ -385,6 +399,7 @@ def make_rig(
         Replay(rig, modules, batches, config, device, on_event, spikes.left_out, set_aside),
         Histogram(optimizers, diagnosis, device, on_event),
         headroom,
+        fp8_ranges,
         spikes,
         Updates(optimizers, diagnosis, on_event),
         telemetry,
@@ -571,7 +586,7 @@ def update_weights(rig: Rig, watched: WatchedOptimizer) -> Update:
 
 
 def make_autocast(config: RunConfig[Any], device: torch.device) -> torch.autocast:
-    """Return the autocast of this precision; in fp32 one that is switched off."""
+    """Return the autocast of this precision, of fp8 bf16's; in fp32 one that is switched off."""
     dtype = torch.float16 if config.precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype=dtype, enabled=config.precision != "fp32")
 

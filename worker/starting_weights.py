@@ -1,10 +1,11 @@
-"""The files of the weights that a run starts from: the operator's, or another run's."""
+"""The files of the weights that a run starts from: the operator's, uploaded, or another run's."""
 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from db import uploads
 from db.settings import Settings
 from db.storage import get_file
 from db.tables import Checkpoint
@@ -26,11 +27,17 @@ def bring_weights(attempt: Attempt, saved: Sequence[Checkpoint]) -> dict[str, st
     wanted = wanted_weights(attempt.run.settings)
     if wanted.get("path"):
         return {"": str(allowed(wanted["path"], attempt.settings))}
+    if upload := wanted.get("upload"):
+        sha256, _, name = upload.partition("/")
+        return {"": _fetch(attempt, uploads.key(upload), sha256, f"the uploaded weights {name}")}
     if not wanted.get("run"):
         return {}
+    source = f"the weights of run {wanted['run']} at step {wanted['step']}"
     if not saved:
-        raise CannotStart(f"{_of(wanted)} are no more", "code")
-    return {row.kind.partition(".")[2]: _fetch(attempt, row, wanted) for row in saved}
+        raise CannotStart(f"{source} that it was to start from are no more", "code")
+    return {
+        row.kind.partition(".")[2]: _fetch(attempt, row.key, row.sha256, source) for row in saved
+    }
 
 
 def allowed(path: str, settings: Settings) -> Path:
@@ -59,15 +66,11 @@ def allowed(path: str, settings: Settings) -> Path:
     return place
 
 
-def _fetch(attempt: Attempt, row: Checkpoint, wanted: dict[str, Any]) -> str:
-    path = attempt.settings.data / row.key
-    fetch = partial(get_file, attempt.store, row.key, path, sha256=row.sha256)
+def _fetch(attempt: Attempt, key: str, sha256: str, source: str) -> str:
+    path = attempt.settings.data / key
     try:
-        wait_for(fetch, attempt.keep_up)
+        wait_for(partial(get_file, attempt.store, key, path, sha256=sha256), attempt.keep_up)
     except (FileNotFoundError, ValueError) as error:
-        raise CannotStart(f"{_of(wanted)} are missing or damaged: {error}", "code") from error
+        text = f"{source} that it was to start from are missing or damaged: {error}"
+        raise CannotStart(text, "code") from error
     return str(path)
-
-
-def _of(wanted: dict[str, Any]) -> str:
-    return f"the weights of run {wanted['run']} at step {wanted['step']} that it was to start from"

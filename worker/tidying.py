@@ -1,6 +1,6 @@
-"""Folders of runs that were deleted for good: the server reaches its own machine's alone."""
+"""What nobody needs any more of this machine: the server reaches its own alone."""
 
-from db import erasure
+from db import erasure, uploads
 from db.database import Database
 from db.settings import Settings
 from halfstep.output import say
@@ -32,3 +32,12 @@ def delete_erased(settings: Settings, database: Database) -> list[int]:
         except OSError as error:
             say(f"worker: the folder of run {run_id}, which was deleted, stays: {error}")
     return deleted
+
+
+def delete_uploads(settings: Settings, database: Database) -> None:
+    """Delete what this machine fetched of uploaded weights, where no run starts from them."""
+    if not (settings.data / uploads.FOLDER).is_dir():
+        return
+    with database.reading() as session:
+        kept = uploads.named(session)
+    uploads.delete_unused_here(settings, kept)

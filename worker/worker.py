@@ -31,7 +31,7 @@ from halfstep.output import say
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
 from worker.offering import Offer, Offering
 from worker.recorder import CannotRecord, Recorder, in_short, may_pass
-from worker.tidying import delete_erased
+from worker.tidying import delete_erased, delete_uploads
 
 TICK_SECONDS = 0.5
 BEAT_SECONDS = 3.0
@@ -80,6 +80,7 @@ class Worker:
                     beat_due = time.monotonic() + BEAT_SECONDS
                 if time.monotonic() >= tidy_due:
                     delete_erased(self.settings, self.database)
+                    delete_uploads(self.settings, self.database)
                     tidy_due = time.monotonic() + TIDY_SECONDS
                 is_away = False
             except Exception as error:

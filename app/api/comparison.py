@@ -93,7 +93,8 @@ def compare(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn
     """Queue a run's configuration and seed as fp32, fp16 without a scaler, fp16, and bf16.
 
     Precisions that no worker offers are left out, and named in the answer. Where all devices that
-    may train it have TF32, fp32 comes a second time, with training.tf32.
+    may train it have TF32, fp32 comes a second time, with training.tf32; where some have fp8, so
+    does that.
     """
     queued = comparison.queue(session, visitor.user, runs.get(session, run_id))
     session.flush()

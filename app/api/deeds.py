@@ -27,9 +27,8 @@ class DeedRow(BaseModel):
     time: float
     user: Annotated[str, Field(description="Who")]
     token: Annotated[str | None, Field(description="Name of the token that a script came with")]
-    deed: Annotated[str, Field(description="Method and route")]
+    deed: Annotated[str, Field(description="Method and path")]
     run_id: int | None
-    subject: Annotated[str, Field(description="What else the route names, as JSON")]
     address: Annotated[str, Field(description="From where")]
 
 

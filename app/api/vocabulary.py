@@ -38,7 +38,7 @@ def get_vocabulary(session: Db, _visitor: SignedIn) -> Words:
             "since": [*filters.TIMES],
             "before": [*filters.TIMES],
             "tag": known.tags,
-            "precision": ["fp16", "bf16", "fp32"],
+            "precision": ["fp16", "bf16", "fp32", "fp8"],
             "recipe": known.recipes,
             "owner": ["me", *known.owners],
             "project": known.projects,

@@ -16,6 +16,7 @@ from app.context import Db, Posted
 from app.parameters import RunId, Step, Text
 from app.rendering import page
 from app.submission import Submission, check, submit
+from app.uploads import largest_bytes
 from db import checkpoints, runs, workers
 from db.errors import Invalid, NotFound
 
@@ -195,4 +196,5 @@ def _form(
         errors=errors or {},
         titles={each.path: each.title for each in schemas.properties(schema)} | RUN_TITLES,
         refused=refused,
+        largest_upload=largest_bytes(request.app.state.settings),
     )

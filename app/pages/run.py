@@ -76,6 +76,7 @@ def show_run(
         histogram=histograms.newest(session, run_id),
         layers=histograms.newest(session, run_id, "layer_norms"),
         headroom=histograms.headroom(session, run_id),
+        fp8=histograms.newest(session, run_id, "fp8"),
         updates=histograms.updates(session, run_id),
         weights=histograms.newest(session, run_id, "weights"),
         artifacts=by_step(artifacts.of_run(session, run_id)),

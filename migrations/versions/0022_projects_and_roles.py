@@ -75,7 +75,6 @@ def upgrade() -> None:
         sa.Column('token', sa.Text()),
         sa.Column('deed', sa.Text(), nullable=False),
         sa.Column('run_id', sa.Integer()),
-        sa.Column('subject', sa.Text(), nullable=False),
         sa.Column('address', sa.Text(), nullable=False),
         sa.ForeignKeyConstraint(['user_id'], ['users.id'], name='fk_deeds_user_id_users'),
         sa.PrimaryKeyConstraint('id', name='pk_deeds'),

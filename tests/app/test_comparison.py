@@ -12,7 +12,7 @@ from db import checkpoints, queue, runs, workers
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
-from tests.app.conftest import CPU, DIGITS, submit
+from tests.app.conftest import CPU, DIGITS, SCHEMA, submit
 from tests.app.pages.test_new_run import FORM
 from tests.db.telemetry_made import (
     make_events,
@@ -93,6 +93,28 @@ def test_tf32_is_a_column_where_all_devices_have_it(
     answer = script.post("/api/v1/runs/1/comparison").json()
     assert [each["label"] for each in answer["runs"]] == LABELS
     assert answer["left_out"] == []
+
+
+def test_fp8_is_offered_where_devices_have_it(
+    database: Database, ada: User, offered: None, script: TestClient, browser: TestClient
+) -> None:
+    """As a column, in the form and on the page of workers; it is missed nowhere else."""
+    fields = SCHEMA["properties"]
+    precision = fields["precision"] | {"enum": [*fields["precision"]["enum"], "fp8"]}
+    schema = SCHEMA | {"properties": fields | {"precision": precision}}
+    recipes = [DIGITS | {"schema": schema}]
+    gpu = CPU | {"kind": "cuda", "name": "H100", "compute_capability": "9.0"}
+    submit(database, ada)
+    for has_fp8 in (False, True):
+        with database.writing() as session:
+            offer: dict[str, Any] = {"recipes": recipes, "devices": [gpu | {"fp8": has_fp8}]}
+            workers.register(session, name="w1", host="host", pid=1, versions={}, **offer)
+        assert ('name="precision" value="fp8"' in browser.get("/runs/new").text) is has_fp8
+        answer = script.post("/api/v1/runs/1/comparison").json()
+        labels = [each["label"] for each in answer["runs"]]
+        assert labels == [*LABELS, *(["fp8"] if has_fp8 else [])]
+        assert answer["left_out"] == []
+    assert "<th>fp8</th>" in browser.get("/workers").text
 
 
 def test_button_leads_to_the_group(

@@ -193,7 +193,7 @@ def test_who_did_what_is_written_down(
     newest, before = told["deeds"][:2]
     assert (newest["user"], newest["token"], newest["deed"]) == ("ada", None, "POST /views")
     assert (before["token"], before["run_id"]) == ("script", run.id)
-    assert before["deed"] == "PUT /api/v1/runs/{run_id}/priority"
+    assert before["deed"] == f"PUT /api/v1/runs/{run.id}/priority"
     assert told["total"] == 2
     assert "hush" not in browser.get("/deeds").text
     lines = browser.get("/api/v1/deeds/export").text.splitlines()

@@ -258,6 +258,11 @@ def test_updates_that_round_away_are_a_finding(
     if is_told:
         assert "At step 20, 85 % of the weights" in found[0].text
         assert "most in body (85 %)" in found[0].text
+    by_chance = [each | {"saved": 1} for each in counted]
+    event = {"event": "updates", "step": 30, "modules": by_chance}
+    record(database, running, events=[event])
+    with database.reading() as session:
+        assert not findings.of_run(session, session.get_one(Run, running.id))
 
 
 def test_replays_of_the_first_skips_are_evidence(database: Database, running: Run) -> None:

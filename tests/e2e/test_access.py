@@ -13,7 +13,8 @@ from db.database import Database
 from db.noticing import Seen, look
 from db.settings import Settings
 from db.tables import Run, Status, User
-from tests.app.conftest import CONFIG, offer_digits, start_run, submit
+from tests.app.api.test_uploads import offer_weights
+from tests.app.conftest import CONFIG, start_run, submit
 from tests.db.telemetry_made import (
     make_events,
     make_headroom,
@@ -34,6 +35,9 @@ RULES = {
     "light": list(TAGS),
     "dark": {"type": "rule", "values": ["color-contrast", "link-in-text-block"]},
 }
+FP8 = [
+    f"{kind}{more}" for kind in ("activation", "weight", "gradient") for more in ("", "_underflow")
+]
 #: What is folded away is looked at too; the presets would lie over their page.
 UNFOLD = "document.querySelectorAll('details:not(.presets)').forEach(each => { each.open = true })"
 PHONE = {"width": 390, "height": 844}
@@ -87,7 +91,7 @@ def found_on(page: Page) -> Iterator[str]:
 
 def fill(settings: Settings, database: Database, owner: User) -> None:
     """Rows of everything that pages show."""
-    offer_digits(database)
+    offer_weights(database)
     run = start_run(database, owner, tags="a,b")
     modules = [make_module(name, -30, [1, 5, 9]) for name in ("body", "head")]
     looks = [make_headroom(step, body=(70000.0, 1e-9), head=(1.0, "Infinity")) for step in (5, 9)]
@@ -100,6 +104,7 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
         *looks,
         {"event": "layer_norms", "step": 5, "layers": ["body"], "norms": [1.0]},
         {"event": "updates", "step": 5, "modules": [{"name": "body", "wanted": 10, "lost": 9}]},
+        {"event": "fp8", "step": 5, "modules": [{"name": "body", **dict.fromkeys(FP8, 0.5)}]},
         {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rewound_to": 5},
     ]
     record(database, run, make_steps([1.0] * 60, skipped=[3, 4]), events=events)

@@ -1,13 +1,16 @@
 """The pages in a real browser: what a person sees and does."""
 
 import re
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from db import queue, runs, telemetry
 from db.database import Database
+from db.settings import Settings
 from db.tables import Run, Status, User
+from tests.app.api.test_uploads import offer_weights
 from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
 from tests.browser import open_tab
 from tests.db.conftest import add_worker
@@ -79,6 +82,37 @@ def test_form_keeps_what_was_typed_and_submits(
     with database.reading() as session:
         training = runs.get(session, 2).config["training"]
         assert (training["batch_size"], training["steps"]) == (32, 120)
+
+
+def test_weights_are_uploaded_into_the_form(
+    database: Database, settings: Settings, page: Page, tmp_path: Path
+) -> None:
+    """No run starts while they are on their way; what is stopped leaves nothing, what is no file
+    of weights is not sent.
+    """
+    offer_weights(database)
+    path = tmp_path / "net.pt"
+    path.write_bytes(b"x" * 2**20)
+    (tmp_path / "net.zip").touch()
+    page.goto("/runs/new?recipe=digits")
+    page.locator("summary", has_text="Starting weights").click()
+    box, field = page.locator("[data-upload]"), page.get_by_label("Uploaded file")
+    held: list[Route] = []
+    page.route("**/api/v1/uploads/*", lambda route: held.append(route))
+    box.locator("[data-file]").set_input_files(path)
+    expect(box.locator("[data-told]")).to_have_text("Uploading net.pt, 1.05 MB.")
+    page.get_by_role("button", name="Start run").click()
+    expect(box.locator("[data-told]")).to_contain_text("still on its way")
+    box.get_by_role("button", name="Stop").click()
+    expect(box.locator("[data-told]")).to_have_text("net.pt was stopped; nothing of it was kept.")
+    box.locator("[data-file]").set_input_files(tmp_path / "net.zip")
+    expect(box.locator("[data-told]")).to_contain_text("allowed: .safetensors or .pt")
+    page.unroute("**/api/v1/uploads/*")
+    box.locator("[data-file]").set_input_files(path)
+    expect(field).to_have_value(re.compile("^[0-9a-f]{64}/net.pt$"))
+    assert (settings.data / "uploads" / field.input_value()).read_bytes() == path.read_bytes()
+    page.get_by_role("button", name="Start run").click()
+    page.wait_for_url("**/runs/1")
 
 
 def test_line_grows_while_the_run_runs(

@@ -20,9 +20,16 @@ from halfstep.run_config import ConfigError, parse_config
 from tests.frameworks.tiny_model import TEXT, write_model
 from tests.trainer.conftest import CPU, assert_same_bits, run_loop  # noqa: F401 - a fixture
 from trainer.diagnosis.check import check
+from trainer.recipes import token_file
 from trainer.recipes.finetune import Finetune
 
 Values = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens lie in a folder of the tests' own."""
+    monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path_factory.getbasetemp() / "data"))
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +147,26 @@ def test_documents_end_in_the_models_token(model: Path, tmp_path: Path) -> None:
     assert window.shape == (17,)
     assert torch.equal(recipe.dataset[1][0], window[-1])
     assert recipe.tokenizer.decode(window).startswith("0 is 0<end>1 is 1<end>2 is")
+
+
+def test_another_tokenizer_or_text_has_other_tokens(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    """And the same ones are made once, wherever they lie."""
+    folder = token_file.folder()
+    made(model, text)
+    before = set(folder.glob("*.tokens"))
+    shutil.copytree(model, tmp_path / "copy")
+    copied = shutil.copy(text, tmp_path)
+    assert torch.equal(made(tmp_path / "copy", copied).dataset[3], made(model, text).dataset[3])
+    assert set(folder.glob("*.tokens")) == before
+    tokenizer = json.loads((tmp_path / "copy/tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:1]
+    (tmp_path / "copy/tokenizer.json").write_text(json.dumps(tokenizer))
+    recipe = made(tmp_path / "copy", copied)
+    assert recipe.tokenizer.decode(recipe.dataset[0]) in TEXT
+    assert not torch.equal(recipe.dataset[0], made(model, text).dataset[0])
+    assert len(set(folder.glob("*.tokens")) - before) == 1
 
 
 def test_the_operations_of_lora_are_fewer(model: Path, text: Path) -> None:

@@ -165,6 +165,24 @@ def test_culprits_are_named_by_the_step_and_counted_by_the_replay(run_loop):
         assert all(each["inf"] + each["nan"] > 0 for each in replay["culprits"])
 
 
+@pytest.mark.parametrize("scales", ["tensorwise", "rowwise"])
+def test_layers_in_fp8_train_nearly_as_in_bf16(run_loop, scales):
+    """Other numbers, by as much as fp8 rounds; each layer tells of itself."""
+    pytest.importorskip("torchao")
+    if torch.cuda.get_device_capability(CUDA) < (8, 9):
+        pytest.skip("the device has no fp8: compute capability 8.9")
+    values = SMALL_GPT | {"diagnosis": {"headroom_every_steps": 10}}
+    values["training"] = {"steps": 20, "fp8": scales}
+    runs = {
+        precision: run_loop(GPT, values | {"precision": precision}, device=CUDA)
+        for precision in ("bf16", "fp8")
+    }
+    fp8, bf16 = (runs[precision].records["loss"] for precision in ("fp8", "bf16"))
+    assert not np.array_equal(fp8, bf16)
+    np.testing.assert_allclose(fp8, bf16, rtol=0.05)
+    assert len(runs["fp8"].of("fp8")) == 2
+
+
 def test_tf32_is_a_setting_of_products_and_convolutions(run_loop):
     """Off, both are fp32; on, both are TF32."""
     for wanted in (True, False):

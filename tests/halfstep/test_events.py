@@ -57,6 +57,15 @@ HONEST: dict[str, dict[str, Any]] = {
             | {"smallest_gradient": None, "dtype": "float16"},
         ],
     },
+    "fp8": {
+        "step": 50,
+        "modules": [
+            {"name": "head", "activation": 3.5, "weight": 0.5, "gradient": float("inf")}
+            | {"activation_underflow": 0.0, "weight_underflow": 0.25, "gradient_underflow": 1.0},
+            {"name": "body", "activation": 1.0, "weight": 1.0, "gradient": None}
+            | {"activation_underflow": 0.0, "weight_underflow": 0.0, "gradient_underflow": None},
+        ],
+    },
     "layer_norms": {"step": 50, "layers": ["head"], "norms": [float("inf")]},
     "weights": {
         "step": 0,
@@ -71,7 +80,10 @@ HONEST: dict[str, dict[str, Any]] = {
         "misshapen_count": 1,
     },
     "uncalled": {"step": 1, "modules": ["model.attention.out_proj"]},
-    "updates": {"step": 7, "modules": [{"name": "model.0", "wanted": 768, "lost": 700}]},
+    "updates": {
+        "step": 7,
+        "modules": [{"name": "model.0", "wanted": 768, "lost": 700, "saved": 9}],
+    },
     "poison": {"step": 7, "count": 1, "buffers": ["model.1.running_mean"]},
     "schedule": {"step": 40, "advanced": 9, "skipped": 10},
     "workload": {

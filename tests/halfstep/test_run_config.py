@@ -90,7 +90,7 @@ def test_the_schema_and_the_model_agree():
         {"training": {"stepz": 1}},
         {"scaler": {"growth_factor": 1.0}},
         {"scaler": {"backoff_factor": 1.0}},
-        {"precision": "fp8"},
+        {"precision": "fp4"},
         {"recipe": {"depth": 1}},
         {"unknown": 1},
     ):

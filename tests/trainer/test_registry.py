@@ -76,10 +76,10 @@ def test_the_probe_prints_devices_recipes_and_versions():
     answer = json.loads(output)
     assert answer["devices"][0].keys() == {
         "kind", "index", "name", "memory_bytes", "compute_capability", "fp16", "bf16",
-        "tf32",
+        "tf32", "fp8",
     }  # fmt: skip
     assert answer["devices"][0]["memory_bytes"] > 2**28
-    assert {"python", "torch", "cuda", "numpy"} == answer["versions"].keys()
+    assert {"python", "torch", "cuda", "numpy", "torchao"} == answer["versions"].keys()
     recipes = {recipe["name"]: recipe for recipe in answer["recipes"]}
     jsonschema.validate({"training": {"steps": 5}}, recipes["digits"]["schema"])
 

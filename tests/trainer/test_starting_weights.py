@@ -184,12 +184,13 @@ def test_a_resumed_run_has_its_own(run_loop, tmp_path):
 def test_settings_name_one_source(run_loop):
     """A path or a run; a step with a run alone."""
     for weights, message in (
-        ({"path": "a.pt", "run": 3}, "allowed: one of the two"),
+        ({"path": "a.pt", "run": 3}, "allowed: one of path, upload, run"),
+        ({"upload": "net.pt"}, "String should match pattern"),
         ({"step": 3}, "says nothing without run"),
     ):
         with pytest.raises(ConfigError, match=message):
             parse_config(Regression, {"weights": weights})
-    with pytest.raises(ConfigError, match="only a server knows of runs"):
+    with pytest.raises(ConfigError, match="a server alone has them; use path"):
         run_loop(Regression, {"weights": {"run": 3}})
 
 

@@ -1,12 +1,13 @@
 """Weights that a run starts from: an operator's files, and those of another run."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from db import artifacts, checkpoints
+from db import artifacts, checkpoints, uploads
 from db.settings import Settings
 from tests.site import Site
 from worker.attempt import CannotStart
@@ -49,7 +50,7 @@ def test_without_allowed_folders_no_path_is(tmp_path: Path) -> None:
 
 
 def test_runs_start_from_weights_alone(site: Site, tmp_path: Path) -> None:
-    """Of another run and of a file; what does not fit fails the run with names, and is told."""
+    """Of another run, a file or an upload; what does not fit is told with names and fails it."""
     models = tmp_path / "models"
     models.mkdir()
     save_file({"no.such": torch.ones(1)}, models / "net.safetensors")
@@ -65,20 +66,38 @@ def test_runs_start_from_weights_alone(site: Site, tmp_path: Path) -> None:
         unlike = start(path=str(models / "net.safetensors"))
         outside = start(path="/etc/passwd")
         gone = start(run=first, step=1)
-        ended = {run_id: site.wait(run_id) for run_id in (second, unlike, outside, gone)}
-    assert ended[second].status == "finished"
+        uploaded = start(upload=upload(site, first))
+        absent = start(upload=f"{'0' * 64}/net.pt")
+        all_of_them = (second, unlike, outside, gone, uploaded, absent)
+        ended = {run_id: site.wait(run_id) for run_id in all_of_them}
+    assert [ended[run_id].status for run_id in (second, uploaded)] == ["finished"] * 2
     with site.database.reading() as session:
         [told] = artifacts.diagnoses(session, second, "weights")
+        [told_of_upload] = artifacts.diagnoses(session, uploaded, "weights")
         [refused] = artifacts.diagnoses(session, unlike, "weights")
         [row] = checkpoints.weights_at(session, first, 2)
     assert (told.content["loaded"], told.content["missing"]) == (6, [])
     assert told.content["source"] == f"run {first} at step 2"
+    assert (told_of_upload.content["loaded"], told_of_upload.content["missing"]) == (6, [])
+    assert told_of_upload.content["source"].startswith("net.safetensors, uploaded, SHA-256 ")
     assert refused.content["unexpected"] == ["no.such"]
     for run_id, message in (
         (unlike, "no weight of"),
         (outside, "weights.path is /etc/passwd; allowed: below"),
+        (absent, "the uploaded weights net.pt that it was to start from are missing or damaged"),
         (gone, f"the weights of run {first} at step 1 that it was to start from are no more"),
     ):
         assert ended[run_id].status == "failed"
         assert message in (ended[run_id].stop_reason or "") + (ended[run_id].error or "")
     assert (site.data / row.key).is_file()
+
+
+def upload(site: Site, run_id: int) -> str:
+    """Put a run's weights where uploads are put; return what configurations call them."""
+    with site.database.reading() as session:
+        [row] = checkpoints.weights_at(session, run_id, None)
+    name = f"{row.sha256}/net.safetensors"
+    place = site.data / uploads.key(name)
+    place.parent.mkdir(parents=True)
+    shutil.copy(site.data / row.key, place)
+    return name

@@ -3,6 +3,9 @@
 A weight whose gradient is not 0 and that is what it was before the step: the optimizer's update is
 less than half the distance to the next number of its type. Of fp32 weights next to none are, so
 those are not looked at. In steps that are due it costs a copy of the weights, otherwise nothing.
+
+Of an optimizer that rounds by chance, it is counted what that has saved: the weights that have
+moved, and would not have if they were rounded to the nearest.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from halfstep.parcel import Parcels
 from halfstep.run_settings import Diagnosis
@@ -26,11 +30,14 @@ class _Before(NamedTuple):
     weight: nn.Parameter
     values: Tensor
     wanted: Tensor  # bool: where it has a gradient
+    would_stay: list[Tensor]  # bool: where it would not move, of one that rounds by chance
 
     def counts(self) -> Tensor:
-        """Return (2,): how many elements have a gradient, and how many of those have not moved."""
-        lost = self.wanted & (self.weight.detach() == self.values)
-        return torch.stack([self.wanted.sum(), lost.sum()])
+        """Return (3,): elements with a gradient, those of them that have not moved, those saved."""
+        stayed = self.weight.detach() == self.values
+        saved = [self.wanted & each & ~stayed for each in self.would_stay]
+        counted = [self.wanted, self.wanted & stayed, *(saved or [torch.zeros_like(stayed)])]
+        return torch.stack([each.sum() for each in counted])
 
 
 class Updates(Observer):
@@ -51,6 +58,13 @@ class Updates(Observer):
         self._step, self._is_due = 0, False
         self._before: list[_Before] = []
         self._parcels = Parcels()
+        self._error: Exception | None = None
+        self._rounds_by_chance = False
+        for watched in optimizers.values():
+            if nearest := getattr(watched.optimizer, "nearest", None):
+                self._rounds_by_chance = True
+                looking = partial(self._look_ahead, nearest)
+                watched.optimizer.register_step_pre_hook(looking)
 
     def before_step(self, step: int) -> None:
         """Say which step comes."""
@@ -61,13 +75,34 @@ class Updates(Observer):
         """Copy the weights that are about to be updated, if the step is due."""
         if self._is_due:
             self._before += [
-                _Before(name, weight, weight.detach().clone(), _is_not_zero(weight.grad))
+                _Before(name, weight, weight.detach().clone(), _is_not_zero(weight.grad), [])
                 for name, weight in zip(optimizer.names, optimizer.parameters, strict=True)
                 if weight.dtype == torch.bfloat16 and weight.grad is not None
             ]
 
+    def _look_ahead(
+        self,
+        nearest: Callable[[nn.Parameter], Tensor],
+        optimizer: Optimizer,
+        _args: object,
+        _kwargs: object,
+    ) -> None:
+        """Note where its weights would stay; by now their gradients are clipped.
+
+        What is raised here, for want of memory say, would end the run: `after_step` may raise it.
+        """
+        own = {weight for group in optimizer.param_groups for weight in group["params"]}
+        try:
+            for each in self._before:
+                if each.weight in own:
+                    each.would_stay.append(nearest(each.weight) == each.values)
+        except Exception as error:
+            self._before, self._error = [], error
+
     def after_step(self, result: StepResult) -> None:
         """Send off what was counted, and report what has arrived."""
+        if self._error is not None:
+            raise self._error
         if self._before:
             counts = [each.counts() for each in self._before]
             names = [each.name for each in self._before]
@@ -81,13 +116,13 @@ class Updates(Observer):
 
     def _report(self, step: int, names: list[str], arrived: list[Tensor]) -> None:
         modules: dict[str, list[int]] = {}
-        for name, (wanted, lost) in zip(names, arrived[0].tolist(), strict=True):
-            counted = modules.setdefault(name.rpartition(".")[0], [0, 0])
-            counted[0] += wanted
-            counted[1] += lost
+        for name, counts in zip(names, arrived[0].tolist(), strict=True):
+            before = modules.get(module := name.rpartition(".")[0], [0, 0, 0])
+            modules[module] = [a + b for a, b in zip(before, counts, strict=True)]
         found = [
             {"name": name, "wanted": wanted, "lost": lost}
-            for name, (wanted, lost) in modules.items()
+            | ({"saved": saved} if self._rounds_by_chance else {})
+            for name, (wanted, lost, saved) in modules.items()
         ]
         self._on_event({"event": "updates", "step": step, "modules": found})
 

@@ -33,16 +33,17 @@ from torch.utils.data import Dataset
 
 from halfstep.flops import count_flops
 from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig
-from trainer.recipes.corpus import read_pieces
+from trainer.recipes.corpus import Piece, read_pieces
 from trainer.recipes.language_models import (
     load_model,
     load_tokenizer,
     one_sequence_a_row,
+    tokenizer_mark,
     with_lora,
 )
+from trainer.recipes.token_file import tokens_of
 
 EVALUATION_WINDOWS = 64  # of T tokens each, spread evenly over the validation text
-PIECES_AT_ONCE = 256  # that the tokenizer goes through in parallel
 SAMPLE_TOKENS = 48
 ZIPPED_AT = (1980, 1, 1, 0, 0, 0)  # so that the same files are the same bytes
 
@@ -253,16 +254,18 @@ def cross_entropy(model: nn.Module, windows: Tensor) -> Tensor:
 
 
 def tokenize(tokenizer: Any, settings: FinetuneConfig) -> NDArray[np.int32]:
-    """Return all documents' tokens in a row, an end-of-text after each if there is one."""
+    """Return all documents' tokens in a row, an end-of-text after each if there is one: mapped."""
     # Its threads have ended by the time that workers are forked; unset, it would warn of them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    parts: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
-    pieces = read_pieces(Path(settings.text), settings.field, settings.max_bytes)
-    while some := [piece for piece, _ in zip(pieces, range(PIECES_AT_ONCE), strict=False)]:
-        encoded = tokenizer([piece.text for piece in some], add_special_tokens=False)["input_ids"]
-        parts += [
-            np.array([*tokens, *(end if piece.is_last else ())], np.int32)
-            for piece, tokens in zip(some, encoded, strict=True)
+
+    def encode(pieces: list[Piece]) -> list[list[int]]:
+        texts = [piece.text for piece in pieces]
+        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return [
+            [*tokens, *(end if piece.is_last else ())]
+            for piece, tokens in zip(pieces, encoded, strict=True)
         ]
-    return np.concatenate(parts)
+
+    text = Path(settings.text), settings.field, settings.max_bytes
+    return tokens_of(lambda: read_pieces(*text), encode, tokenizer_mark(Path(settings.model)))

@@ -1,7 +1,9 @@
 """Loading a language model from a folder, with a sentence for whatever is wrong with it."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from transformers import masking_utils
 
 from halfstep.recipe import ConfigError
 
+#: What may decide its tokens, among others: all but the weights.
+TOKENIZER_FILES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 LISTED = 3  # names of weights that a message has
 
 
@@ -24,6 +28,14 @@ def load_tokenizer(folder: Path) -> Any:
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # made of nothing, for want of files
         raise ConfigError(_no_tokenizer(folder, "the one that it names knows no words"))
     return tokenizer
+
+
+def tokenizer_mark(folder: Path) -> str:
+    """Return what tells a folder's tokenizer from others: hashes of its files, and versions."""
+    files = [each for each in folder.iterdir() if each.suffix in TOKENIZER_FILES]
+    marks = [f"{each.name} {hashlib.sha256(each.read_bytes()).hexdigest()}" for each in files]
+    versions = [f"{name} {version(name)}" for name in ("transformers", "tokenizers")]
+    return "\n".join([*versions, *sorted(marks)])
 
 
 def load_model(folder: Path) -> Any:

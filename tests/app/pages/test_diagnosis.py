@@ -185,6 +185,23 @@ def test_page_has_the_smallest_numbers_where_they_were_measured(
     assert '<td class="number">9.54e-7</td><td class="number">–</td>' in section
 
 
+def test_page_has_what_fp8_makes_of_layers(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Of the last look; a layer that had no gradient in it has none."""
+    assert 'id="fp8"' not in browser.get("/runs/1").text
+    fields = {"activation": 3.5, "weight": 0.5, "gradient": None, "activation_underflow": 0.125}
+    layer = {"name": "<b>", **fields, "weight_underflow": 0.0, "gradient_underflow": None}
+    for step in (50, 100):
+        record(database, running, events=[{"event": "fp8", "step": step, "modules": [layer]}])
+    section = browser.get("/runs/1").text.partition('<section id="fp8">')[2]
+    section = section.partition("</section>")[0]
+    assert "In step 100" in section
+    assert "<td>&lt;b&gt;</td>" in section
+    cells = ("3.5", "12 %", "0.5", "0 %", "–", "–")
+    assert "".join(f'<td class="number">{cell}</td>' for cell in cells) in section
+
+
 def test_page_has_the_updates_that_round_away(
     database: Database, running: Run, browser: TestClient
 ) -> None:
@@ -200,3 +217,9 @@ def test_page_has_the_updates_that_round_away(
     section = section.partition("</section>")[0]
     assert "In step 100" in section
     assert section.index(">head<") < section.index(">75.0 %<") < section.index(">body<")
+    assert "Saved" not in section
+    event["modules"] = [{"name": "body", "wanted": 1000, "lost": 5, "saved": 321}]
+    record(database, running, events=[event | {"step": 150}])
+    section = browser.get("/runs/1").text.partition('<section id="updates">')[2]
+    assert '<th class="number">Saved</th>' in section
+    assert '<td class="number">321</td>' in section

@@ -1,0 +1,109 @@
+"""A file of weights on its way in: hashed while it comes, and stored once it is whole."""
+
+import hashlib
+import logging
+import re
+import uuid
+from contextlib import suppress
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import obstore
+from starlette.exceptions import HTTPException
+
+from app.downloads import RETRY_SECONDS
+from app.formats import memory
+from db import uploads
+from db.database import Database
+from db.errors import Invalid, StorageUnreachable
+from db.settings import Settings
+from db.storage import open_store, put_file
+
+logger = logging.getLogger(__name__)
+
+KINDS = (".safetensors", ".pt")
+NAME_CHARACTERS = 100
+
+
+class Stored(NamedTuple):
+    """What lies in the store. upload: what `weights.upload` calls it."""
+
+    upload: str
+    size_bytes: int
+    sha256: str
+
+
+class Upload:
+    """One file. Left before `keep`, it leaves nothing. Raises Invalid, HTTPException 413."""
+
+    def __init__(self, settings: Settings, name: str, declared_bytes: int) -> None:
+        if not name.endswith(KINDS):
+            kinds = " or ".join(KINDS)
+            raise Invalid({"name": f"{name[:NAME_CHARACTERS]!r} is no such file; allowed: {kinds}"})
+        self._name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[-NAME_CHARACTERS:].lstrip("-.")
+        self._settings = settings
+        self._check_size(declared_bytes)
+        self._size, self._digest = 0, hashlib.sha256()
+        self._path = settings.data / uploads.FOLDER / "incoming" / uuid.uuid4().hex
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        if isinstance(error, OSError | obstore.exceptions.BaseError):
+            # Where it is and why it fails is for the operator, not for whoever sends.
+            logger.warning("the upload %s: %s", self._name, error)
+            raise StorageUnreachable from error
+
+    def add(self, piece: bytes) -> None:
+        """Write the next bytes."""
+        self._size += len(piece)
+        self._check_size(self._size)
+        self._digest.update(piece)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            file.write(piece)
+
+    def keep(self) -> Stored:
+        """Put the whole file where checkpoints are put."""
+        if not self._size:
+            raise Invalid({"body": f"{self._name} is empty; allowed: a file of weights"})
+        sha256 = self._digest.hexdigest()
+        upload = f"{sha256}/{self._name}"
+        key = uploads.key(upload)
+        if self._settings.storage_url:
+            store = open_store(self._settings, retry_seconds=RETRY_SECONDS)
+            put_file(store, key, self._path)
+        else:
+            whole = self._settings.data / key
+            whole.parent.mkdir(parents=True, exist_ok=True)
+            self._path.replace(whole)
+        return Stored(upload, self._size, sha256)
+
+    def _check_size(self, size_bytes: int) -> None:
+        most = largest_bytes(self._settings)
+        if size_bytes > most:
+            allowed = f"at most {memory(most)}" if most else "none"
+            text = f"The file {self._name} is too large; allowed by HALFSTEP_UPLOAD_GIB: {allowed}."
+            raise HTTPException(413, text)
+
+
+def largest_bytes(settings: Settings) -> int:
+    """Return how large a file may be, 0 for none at all."""
+    return int(settings.upload_gib * 2**30)
+
+
+def tidy(settings: Settings, database: Database) -> None:
+    """Delete what no run starts from."""
+    with database.reading() as session:
+        kept = uploads.named(session)
+    uploads.delete_unused_here(settings, kept)
+    if settings.storage_url:
+        uploads.delete_unused(open_store(settings, retry_seconds=RETRY_SECONDS), kept)

@@ -1,0 +1,114 @@
+"""What fp8 makes of each layer's numbers, at the interval of headroom: their largest magnitudes,
+which the scales follow, and the share that is cast to 0 although it is not.
+
+By hooks that are there in those steps alone; beside torch.compile there are none.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from halfstep.parcel import Parcels
+from halfstep.run_config import RunConfig
+from halfstep.spool import Event
+from trainer.module_names import named
+from trainer.observers import Observer
+from trainer.watched import StepResult
+
+KINDS = ("activation", "weight", "gradient")
+
+
+class Fp8Ranges(Observer):
+    """Measures what is cast in the steps that are due."""
+
+    is_diagnosis = True
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        config: RunConfig[Any],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        is_looked_at = config.precision == "fp8" and not config.training.compile
+        self._every_steps = config.diagnosis.headroom_every_steps if is_looked_at else 0
+        self._names = dict(_in_fp8(modules)) if is_looked_at else {}
+        self._on_event = on_event
+        self._step = 0
+        self._is_set_aside = False
+        self._hooks: list[RemovableHandle] = []
+        self._found: dict[tuple[str, str], Tensor] = {}
+        self._parcels = Parcels()
+
+    def before_step(self, step: int) -> None:
+        """Hook in, if the step is due."""
+        self._step = step
+        if self._every_steps and step % self._every_steps == 0:
+            self._found = {}
+            self._hooks = [each.register_forward_hook(self._passed) for each in self._names]
+
+    def after_step(self, result: StepResult) -> None:
+        """Send off what was measured, and report what has arrived."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._found:
+            report = partial(self._report, self._step, list(self._found))
+            self._parcels.send(report, torch.stack([*self._found.values()]))
+            self._found = {}
+        self._parcels.report()
+
+    def drain(self) -> None:
+        """Wait for the device and report what is left."""
+        self._parcels.report(wait=True)
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Measure nothing meanwhile: what passes is no part of the step."""
+        self._is_set_aside = True
+        try:
+            yield
+        finally:
+            self._is_set_aside = False
+
+    def _passed(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if self._is_set_aside or not (layer.training and torch.is_grad_enabled()):
+            return
+        self._note(layer, "activation", inputs[0].to(output.dtype))
+        self._note(layer, "weight", layer.weight)  # type: ignore[arg-type]
+        if output.requires_grad:
+            output.register_hook(partial(self._note, layer, "gradient"))  # type: ignore[no-untyped-call]
+
+    def _note(self, layer: nn.Module, kind: str, tensor: Tensor) -> None:
+        from trainer.fp8 import ranges  # with torchao
+
+        if not self._hooks or not tensor.numel():
+            return
+        found = ranges(layer, kind, tensor)
+        before = self._found.get(key := (self._names[layer], kind), torch.zeros_like(found))
+        largest = torch.maximum(before[:1], found[:1])
+        self._found[key] = torch.cat([largest, before[1:] + found[1:]])
+
+    def _report(self, step: int, keys: list[tuple[str, str]], arrived: list[Tensor]) -> None:
+        modules: dict[str, dict[str, Any]] = {}
+        for (name, kind), (largest, lost, there) in zip(keys, arrived[0].tolist(), strict=True):
+            blank = {"name": name} | {
+                field: None for each in KINDS for field in (each, f"{each}_underflow")
+            }
+            module = modules.setdefault(name, blank)
+            module[kind] = largest
+            module[f"{kind}_underflow"] = lost / there if there else 0.0
+        self._on_event({"event": "fp8", "step": step, "modules": list(modules.values())})
+
+
+def _in_fp8(modules: Mapping[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the layers that multiply in fp8; of one that is there twice, its first name last."""
+    from torchao.float8.float8_linear import Float8Linear
+
+    for name, module in reversed(list(named(modules))):
+        if isinstance(module, Float8Linear):
+            yield module, name
