@@ -21,7 +21,7 @@ from app.rights import admit
 from db import accounts, rights
 from db.database import Database
 from db.errors import HalfstepError
-from db.rights import Standing
+from db.rights import Right, Standing
 from db.settings import Settings
 from db.tables import FULL, LARGEST_ID, WRITE, Run, SignInSession, User
 
@@ -55,6 +55,11 @@ class Visitor:
     user: User
     standing: Standing
     sign_in: SignInSession | None = None
+
+    def rights(self, run: Run) -> set[str]:
+        """What they may do to a run, for its page to offer no more."""
+        may = self.standing.may
+        return {str(right) for right in Right if may(right, run.project, run.owner_id)}
 
     @property
     def csrf_token(self) -> str:

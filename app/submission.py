@@ -11,7 +11,7 @@ from app.parameters import LARGEST_STEP, flaw, flaws, outsized
 from db import checkpoints, groups, labels, projects, rights, runs, workers
 from db.errors import Invalid, NotFound
 from db.idempotency import made_by
-from db.rights import Right
+from db.rights import Right, Standing
 from db.tables import LARGEST_ID, Project, Run, User
 
 LIMITS = {
@@ -69,8 +69,11 @@ def submit(
     if before is not None:
         return before
     checked = check(session, submission)
-    may_not = _check_command(user, submission)
-    if errors := checked.errors | check_project(session, user, submission.project) | may_not:
+    errors = checked.errors | _check_command(user, submission)
+    if rights.limits(session) is None:  # a sweep that goes on without its owner
+        standing = rights.standing(session, user)
+        errors |= check_project(session, standing, submission.project)
+    if errors:
         raise Invalid(errors)
     name = submission.name.strip()
     place: dict[str, Any] = {
@@ -100,19 +103,22 @@ def _check_command(user: User, submission: Submission) -> dict[str, str]:
     return {"command": "it needs a right of its own, which operators give; allowed: a recipe"}
 
 
-def check_project(session: Session, user: User, project: str) -> dict[str, str]:
+def check_project(session: Session, standing: Standing, project: str) -> dict[str, str]:
     """Say what is wrong with the project that somebody's run shall belong to."""
-    # A sweep goes on without a request of its owner's.
-    standing = rights.limits(session) or rights.standing(session, user)
     is_there = standing.may(Right.SUBMIT, project) and (
         project == projects.DEFAULT or session.get(Project, project) is not None
     )
     if is_there:
         return {}
-    known = [each.name for each in projects.listed(session, standing.projects)]
-    allowed = ", ".join(repr(each) for each in known if standing.may(Right.SUBMIT, each))
+    allowed = ", ".join(map(repr, may_submit_to(session, standing)))
     allowed = allowed or "none, for you have a role in no project that lets you submit"
     return {"project": f"{project[:100]!r} is not allowed; allowed: {allowed}"}
+
+
+def may_submit_to(session: Session, standing: Standing) -> list[str]:
+    """List the projects that somebody's run may belong to."""
+    known = projects.listed(session, standing.projects)
+    return [each.name for each in known if standing.may(Right.SUBMIT, each.name)]
 
 
 def _recipe_name(session: Session, submission: Submission) -> str:
@@ -215,6 +221,8 @@ def _check_place(session: Session, submission: Submission) -> dict[str, str]:
             errors[name] = f"it has {len(text)} characters; allowed: at most {most}"
         elif wrong := flaw(text):
             errors[name] = wrong
+    if "project" not in errors and (standing := rights.limits(session)) is not None:
+        errors |= check_project(session, standing, submission.project)
     if submission.parent_step is not None and submission.parent_id is None:
         message = f"{submission.parent_step} says nothing without parent_id"
         errors.setdefault("parent_step", f"{message}, the run whose checkpoint it is")

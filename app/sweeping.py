@@ -14,7 +14,7 @@ from app import better, schemas, search, tpe
 from app.parameters import LARGEST_INTEGER, flaw
 from app.schemas import Schema
 from app.search import GRID, KINDS, TPE, Space
-from app.submission import LENGTHS, Submission, check_project, submit
+from app.submission import LENGTHS, Submission, submit
 from app.submission import check as check_run
 from db import projects, sweeps, workers
 from db.database import Database, is_outage
@@ -169,8 +169,8 @@ def begin(
     if before is not None:
         return before
     checked = check(session, given)
-    if errors := checked.errors | check_project(session, user, given.project):
-        raise Invalid(errors)
+    if checked.errors:
+        raise Invalid(checked.errors)
     sweep = Sweep(
         name=given.name.strip() or f"{given.recipe} by {search.name_of(checked.space)}"[:100],
         owner_id=user.id,

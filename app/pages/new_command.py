@@ -14,7 +14,7 @@ from app.context import Db, Posted
 from app.pages.new_run import RUN_FIELDS, numbers
 from app.parameters import RunId
 from app.rendering import page
-from app.submission import Submission, check, submit
+from app.submission import Submission, check, may_submit_to, submit
 from db import runs, secrets, workers
 from db.errors import Conflict, Invalid
 
@@ -35,6 +35,7 @@ def new_command(
     if run.command is None:
         raise Conflict(f"Run {run.id} is no command.")
     values = {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
+    values["project"] = run.project
     values["devices_per_node"] = str(run.devices_per_node)
     form = command_form.shown(run.command, run.config)
     return _form(request, session, visitor, form, values)
@@ -54,6 +55,7 @@ def submit_command(request: Request, session: Db, posted: Posted, visitor: Signe
                 "config": config,
                 "name": values["name"],
                 "tags": values["tags"],
+                "project": values["project"],
                 **place,
             }
         )
@@ -89,6 +91,7 @@ def _form(
         known_secrets=secrets.names(session),
         offered=workers.recipes(session),
         offers_commands=workers.offer_commands(session),
+        projects=may_submit_to(session, visitor.standing),
         values=dict.fromkeys(RUN_FIELDS, "") | defaults | values,
         errors=errors or {},
     )

@@ -15,7 +15,7 @@ from app.auth import SignedIn, Visitor
 from app.context import Db, Posted
 from app.parameters import RunId, Step, Text
 from app.rendering import page
-from app.submission import Submission, check, submit
+from app.submission import Submission, check, may_submit_to, submit
 from app.uploads import largest_bytes
 from db import checkpoints, runs, workers
 from db.errors import Invalid, NotFound
@@ -38,12 +38,13 @@ FP32 = "modules.fp32"
 RUN_TITLES = {
     "name": "Name",
     "tags": "Tags",
+    "project": "Project",
     "devices_per_node": "Devices",
     "priority": "Priority",
     "after_id": "After run",
     "recipe": "Recipe",
 }
-RUN_FIELDS = ("name", "tags", *WHOLE_NUMBERS)
+RUN_FIELDS = ("name", "tags", "project", *WHOLE_NUMBERS)
 
 
 @router.get("/runs/new")
@@ -77,6 +78,7 @@ def new_run(
         is_same = recipe == run.recipe or recipe == _name(session, run.recipe)
         config = deepcopy(run.config) if is_same else {}
         values |= {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
+        values["project"] = run.project
         values["devices_per_node"] = str(run.devices_per_node)
         if fp32:
             schemas.put(config, FP32, [*schemas.get(config, FP32, []), fp32])
@@ -128,9 +130,8 @@ def submit_run(request: Request, session: Db, posted: Posted, visitor: SignedIn)
     try:
         config = forms.read(workers.recipe(session, recipe)["schema"], posted)
         place, errors = numbers(values)
-        submission = Submission(
-            recipe=recipe, config=config, name=values["name"], tags=values["tags"], **place
-        )
+        texts = {name: values[name] for name in ("name", "tags", "project")}
+        submission = Submission(recipe=recipe, config=config, **texts, **place)
         if errors:
             raise Invalid(errors | check(session, submission).errors)
         run = submit(session, visitor.user, submission)
@@ -192,6 +193,7 @@ def _form(
         workers_up=any(alive for _worker, alive in everyone),
         precision=forms.precision_input(schema, config, errors or {}) if chosen else None,
         field_sets=forms.field_sets(schema, config, errors or {}),
+        projects=may_submit_to(session, visitor.standing),
         values=dict.fromkeys(RUN_FIELDS, "") | values,
         errors=errors or {},
         titles={each.path: each.title for each in schemas.properties(schema)} | RUN_TITLES,

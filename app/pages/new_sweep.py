@@ -16,6 +16,7 @@ from app.parameters import Text
 from app.rendering import page
 from app.schemas import Property, Schema
 from app.search import GRID, KINDS
+from app.submission import may_submit_to
 from app.sweeping import SweepSubmission
 from db import workers
 from db.errors import Invalid, NotFound
@@ -35,6 +36,7 @@ FIELDS = {
     "seed": "0",
     "name": "",
     "tags": "",
+    "project": "",
     "priority": "0",
     "devices_per_node": "1",
 }
@@ -51,7 +53,9 @@ def new_sweep(request: Request, session: Db, visitor: SignedIn, recipe: Text = "
 @router.post("/sweeps/new")
 def from_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
     """Show it with what was typed into the form of a run."""
-    recipe, values = str(posted.get("recipe", "")), {"tags": str(posted.get("tags", ""))}
+    recipe, values = str(posted.get("recipe", "")), {
+        name: str(posted.get(name, ""))[:TYPED] for name in ("tags", "project")
+    }
     try:
         schema = workers.recipe(session, recipe)["schema"]
     except NotFound:
@@ -176,6 +180,7 @@ def _form(
         changed={f.path for f in fields if texts[f.path] != forms.input_text(f.default)},
         searchable={f.path for f in fields if search.is_searchable(f)},
         values=values,
+        projects=may_submit_to(session, visitor.standing),
         kinds=KIND_TITLES,
         lacking=None if tpe.is_installed() else tpe.NEEDED,
         goals=(MINIMISE, MAXIMISE),

@@ -62,6 +62,7 @@ def show_run(
         request,
         "run.html",
         visitor=visitor,
+        may=visitor.rights(run),
         tabs=TABS.items(),
         tab=tab if tab in TABS else next(iter(TABS)),
         run=summarise(session, run, owner, settings),
