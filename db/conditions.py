@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session, aliased
 
 from db.database import now
 from db.endings import Ending, ended_as
-from db.tables import ACTIVE, ENDED, LatestMetric, Run, RunSetting, Status, User
+from db.tables import ACTIVE, ENDED, LatestMetric, Run, RunSetting, RunStatus, Status, User
 
 COMPARISONS: MappingProxyType[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {
@@ -42,7 +42,19 @@ COMPARISONS: MappingProxyType[str, Callable[[Any, Any], Any]] = MappingProxyType
 SYNONYMS = MappingProxyType({"skips": "skipped", "speed": "steps_per_second"})
 SHORT_NAMES = MappingProxyType({"lr": "learning_rate"})
 
-_SECONDS = func.coalesce(Run.ended_at, now()) - Run.started_at
+
+def seconds_until(moment: Any) -> ColumnElement[Any]:
+    """Return for how long a run has gone on since its first start, its pauses left out."""
+    paused, later = aliased(RunStatus), aliased(RunStatus)
+    after = select(later.time).where(later.run_id == paused.run_id, later.id > paused.id)
+    resumed_at = after.order_by(later.id).limit(1).correlate(paused).scalar_subquery()
+    pauses = select(func.sum(func.coalesce(resumed_at, moment) - paused.time)).where(
+        paused.run_id == Run.id, paused.status == Status.PAUSED, paused.time >= Run.started_at
+    )
+    total = func.coalesce(pauses.correlate(Run).scalar_subquery(), 0.0)
+    return func.coalesce(Run.ended_at, moment) - Run.started_at - total
+
+
 #: Columns that are compared as numbers.
 NUMBERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
     {
@@ -54,7 +66,7 @@ NUMBERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
         "priority": Run.priority.expression,
         "steps_per_second": Run.steps_per_second.expression,
         "attempt": Run.attempt.expression,
-        "duration": _SECONDS,
+        "duration": seconds_until(now()),
         "stored_bytes": Run.stored_bytes.expression,
     }
 )
@@ -245,8 +257,7 @@ class Order:
         if name == "owner":
             return cls((User.name.expression, Run.id.expression), falls, _OWNER)
         if name == "duration":  # by one clock, or a run that trains would come again, a page later
-            ended_at = func.coalesce(Run.ended_at, session.scalars(select(now())).one())
-            seconds = func.coalesce(ended_at - Run.started_at, last)
+            seconds = func.coalesce(seconds_until(session.scalars(select(now())).one()), last)
             return cls((seconds, Run.id.expression), falls)
         if name in NUMBERS:
             return cls((func.coalesce(NUMBERS[name], last), Run.id.expression), falls)

@@ -31,8 +31,8 @@ def test_a_run_is_found_and_laid_out_with_the_keyboard(
     box.press("Tab")
     expect(box).to_have_value("-status:")
     box.press_sequentially("fail")
-    box.press("ArrowDown")
-    box.press("Enter")
+    expect(page.get_by_role("option", selected=True)).to_have_text("-status:failed")
+    box.press("Enter")  # finishes the word: as it is, it would be refused
     expect(box).to_have_value("-status:failed ")
     box.press_sequentially("batch_s")
     page.get_by_role("option", name="batch_size setting").click()
