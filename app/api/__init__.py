@@ -11,6 +11,7 @@ from app.api import (
     environment,
     estimates,
     export,
+    grouping,
     ingest,
     run_bin,
     runs,
@@ -31,6 +32,7 @@ router = APIRouter()
 modules = (
     streams,
     vocabulary,
+    grouping,
     runs,
     estimates,
     bulk,

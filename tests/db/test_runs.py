@@ -87,6 +87,7 @@ def test_a_pause_is_no_part_of_a_runs_duration(database: Database, running: Run,
     """It stands still meanwhile, and goes on from there; in filters, orders and rows alike."""
     with database.writing() as session:
         queue.seconds_since_start(session, session.get_one(Run, running.id))
+        session.get_one(Run, running.id).status = Status.PAUSED
         began = session.get_one(Run, running.id).started_at or 0.0
         for seconds, status in ((-5, "paused"), (100, "paused"), (400, "queued"), (500, "paused")):
             time = began + seconds
