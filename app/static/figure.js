@@ -145,10 +145,12 @@ export const figure = (points, view, colors, known, width) => {
   const all = rowsOf(points, view, colors, known, screen)
   const lines = all.flatMap((row) => row.traces.map(({ name, line, x, y }) =>
     ({ name, color: line.color, x, y, row: row.name, ...(row.name === 'scale' && { words: scaleText }) })))
-  const seen = all.map((row) => ({ ...row, traces: row.traces.filter(({ name }) => !view.hidden.includes(name)) })).filter(({ traces }) => traces.length)
-  const made = seen.length ? seen : [{ ...all[0], traces: [] }]
+  const { alone } = view
+  const asked = alone ? all.filter(({ name }) => name === alone.row).map((row) => ({ ...row, pixels: alone.pixels })) : all
+  const seen = asked.map((row) => ({ ...row, traces: row.traces.filter(({ name }) => !view.hidden.includes(name)) })).filter(({ traces }) => traces.length)
+  const made = seen.length ? seen : [{ ...all[0], pixels: alone?.pixels ?? all[0].pixels, traces: [] }]
   const ticks = ticksOf(screen.range, pixels, view.x !== 'time')
-  const inner = fit(made)
+  const inner = alone ? alone.pixels : fit(made)
   let top = inner
   const rows = made.map((row) => {
     const high = top

@@ -18,7 +18,7 @@ const csvOf = (lines, mode) => [['line', mode, 'value'], ...lines.flatMap(({ nam
 /**
  * @param {HTMLDetailsElement} menu
  * @param {string} name of the files
- * @param {{composed: () => any, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string|null) => void}} charts
+ * @param {{composed: () => any, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string|null) => void, fill: (row: string) => void}} charts fill: the screen
  * @param {{pinned: string[], collapsed: string[]}} arrangement
  * @param {() => void} onArrange
  */
@@ -52,6 +52,7 @@ export const createMenu = (menu, name, charts, arrangement, onArrange) => {
     const rows = composed.rows.map((row) => item(
       composed.titles[row],
       ...(composed.metrics.includes(row) ? [tick('Pin', arrangement.pinned, row, `Pin ${row}: it comes before all other metrics of this recipe, in this browser`)] : []),
+      button('Full screen', () => charts.fill(row)),
       button('PNG', () => charts.picture(`${name}-${row}`, 'png', row)),
       button('SVG', () => charts.picture(`${name}-${row}`, 'svg', row)),
       button('CSV', () => download(`${name}-${row.replaceAll('/', '-')}.csv`, 'text/csv', csvOf(composed.lines.filter((line) => line.row === row), charts.mode()))),
