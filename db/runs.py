@@ -541,7 +541,8 @@ def set_status(
     run.status, run.fault = status, fault
     if status in ENDED:
         run.ended_at = session.scalar(select(now()))
-        run.steps_per_second = pyramid.steps_per_second(session.connection(), run.id)
+        pace = pyramid.steps_per_second(session.connection(), run.id)
+        run.steps_per_second = pace or run.steps_per_second
     remark(session, run, reason, fault=fault)
 
 

@@ -343,9 +343,7 @@ def test_lines_are_told_hidden_arranged_and_saved(
     menu.click()
     page.locator("[data-rows] li", has_text="b/y").get_by_role("button", name="Full").press("Enter")
     until(lambda: page.evaluate(rows) == ["b/y"])
-    page.evaluate(
-        "document.exitFullscreen()"
-    )  # as Escape does on a screen
+    page.evaluate("document.exitFullscreen()")  # as Escape does on a screen
     until(lambda: "a/x" in page.evaluate(rows))
     menu.click()
     page.locator("[data-rows] li", has_text="b/y").get_by_label("Pin").check()
