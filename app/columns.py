@@ -103,7 +103,7 @@ def address(columns: Sequence[Column]) -> str:
 
 
 def list_address(**parts: object) -> str:
-    """Return an address of the list: filter, sort, columns and before, of which any may lack."""
+    """Return an address of the list; of filter, sort, columns, group and before any may lack."""
     wanted = {name: value for name, value in parts.items() if value}
     if wanted.get("sort") == NEWEST_FIRST:
         del wanted["sort"]

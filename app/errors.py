@@ -44,6 +44,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     Forbidden: 403,
     errors.NotYours: 403,
     errors.NotFound: 404,
+    errors.InTheBin: 404,
     errors.Conflict: 409,
     errors.Changed: 409,
     errors.Fenced: 409,
@@ -125,7 +126,8 @@ def _on_halfstep_error(request: Request, error: Exception) -> Response:
         place = {"words": [mistake.number for mistake in error.mistakes]}
     if isinstance(error, errors.Misplaced):
         place = {"sequence": error.sequence, "offset": error.offset}
-    return _answer(request, status, str(error), _code(type(error)), fields, place)
+    links = {"/bin": "To the bin"} if isinstance(error, errors.InTheBin) else {}
+    return _answer(request, status, str(error), _code(type(error)), fields, place, links)
 
 
 def _code(kind: type[Exception]) -> str:
@@ -135,6 +137,11 @@ def _code(kind: type[Exception]) -> str:
 
 def _on_bad_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what it is registered for
+    wrong = [each for each in error.errors() if each["loc"][0] == "path"]
+    if wrong and not _wants_json(request):  # an address that leads nowhere
+        what = str(wrong[0]["loc"][1]).removesuffix("_id")
+        text = f"There is no {what} {str(wrong[0]['input'])[:100]!r}."
+        return _answer(request, 404, text, _code(errors.NotFound))
     fields = {
         ".".join(map(str, each["loc"][1:])) or "body": f"{each['input']!r}: {each['msg']}"
         for each in error.errors()
@@ -172,7 +179,9 @@ def _answer(
     code: str,
     fields: dict[str, str] | None = None,
     place: Mapping[str, Any] = MappingProxyType({}),
+    links: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
+    """Answer with a problem, or with a page. links: what that leads to besides the runs."""
     message, title = _encodable(message), HTTPStatus(status).phrase
     if _wants_json(request):
         named = {_encodable(k): _encodable(v) for k, v in fields.items()} if fields else None
@@ -182,9 +191,8 @@ def _answer(
         content = problem.model_dump(exclude_none=True)
         return JSONResponse(content, status, headers, media_type=PROBLEM_TYPE)
     visitor = who_asked(request) if status != 503 else None
-    return page(
-        request, "error.html", visitor=visitor, status_code=status, title=title, message=message
-    )
+    said = {"title": title, "message": message, "links": links}
+    return page(request, "error.html", visitor=visitor, status_code=status, **said)
 
 
 def _encodable(text: str) -> str:

@@ -31,14 +31,16 @@ from db.conditions import (
     Created,
     EndedAs,
     Filter,
+    Has,
     InStatus,
+    InSweep,
     Term,
     Text,
     Word,
 )
 from db.endings import ENDINGS
 from db.errors import Invalid
-from db.tables import COMMAND, RECIPE, WATCH, Status
+from db.tables import COMMAND, LARGEST_ID, RECIPE, WATCH, Status
 
 MOST_WORDS = 20
 SOURCES = (RECIPE, COMMAND, WATCH)
@@ -58,6 +60,8 @@ KEYS = MappingProxyType(
         "project": "the name of a project",
         "source": ", ".join(SOURCES),
         "name": "a part of a run's name",
+        "sweep": "the number of a sweep",
+        "has": "a setting or metric, tag, project, precision, recipe or sweep",
     }
 )
 UNITS = MappingProxyType({"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0})
@@ -132,7 +136,7 @@ def notes(session: Session, terms: Filter, sort: str) -> list[str]:
 def names(terms: Filter) -> Iterator[str]:
     """Yield what the words of a filter compare that may be a setting or a metric."""
     for term in terms:
-        if isinstance(term.condition, Compared) and term.condition.name not in NUMBERS:
+        if isinstance(term.condition, Compared | Has) and term.condition.name not in _COLUMNS:
             yield term.condition.name
 
 
@@ -229,10 +233,21 @@ def _owner(key: str, value: str, me: str) -> Condition:
     return Text(key, me if value == "me" else value)
 
 
+def _sweep(_key: str, value: str, _me: str) -> Condition:
+    if not (value.isascii() and value.isdecimal() and 0 < int(value[:12]) <= LARGEST_ID):
+        raise _Misread(f"{value[:50]!r} is no sweep; allowed: its number, sweep:3")
+    return InSweep(int(value[:12]))
+
+
+def _has(_key: str, value: str, _me: str) -> Condition:
+    return InSweep() if value == "sweep" else Has(value)
+
+
 def _text(key: str, value: str, _me: str) -> Condition:
     return Text(key, value)
 
 
+_COLUMNS = {*NUMBERS, *TEXTS}
 _READERS: dict[str, Callable[[str, str, str], Condition]] = {
     **dict.fromkeys(TEXTS, _text),
     "status": _status,
@@ -240,6 +255,8 @@ _READERS: dict[str, Callable[[str, str, str], Condition]] = {
     "before": _created,
     "owner": _owner,
     "source": _source,
+    "sweep": _sweep,
+    "has": _has,
 }
 
 

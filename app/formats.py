@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from app.filters import quoted
+from db.scales import exponent
 
 
 def number(value: float | None) -> str:
@@ -39,13 +40,10 @@ def count(value: int) -> str:
 
 def scale(value: float | None) -> Markup:
     """A loss scale: powers of two as such, since the scaler halves and doubles."""
-    if value is None or value <= 0 or math.isinf(value):
+    power = None if value is None else exponent(value)
+    if power is None:
         return Markup(number(value))  # noqa: S704 - digits only
-    exponent = math.log2(value)
-    if exponent.is_integer() and abs(exponent) > 3:
-        power = str(int(exponent)).replace("-", "−")
-        return Markup("2<sup>{}</sup>").format(power)
-    return Markup(number(value))  # noqa: S704 - digits only
+    return Markup("2<sup>{}</sup>").format(str(power).replace("-", "−"))
 
 
 def duration(seconds: float | None) -> str:

@@ -114,5 +114,7 @@ def _named(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_text)]
-#: What runs are listed by: a column, a setting or a metric; with "-" before it, downwards.
-Sort = Annotated[str, AfterValidator(_named)]
+#: Of a column, a setting or a metric.
+Name = Annotated[str, AfterValidator(_named)]
+#: What runs are listed by: such a name; with "-" before it, downwards.
+Sort = Name

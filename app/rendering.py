@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined
 
 from app import formats
 from app.auth import Visitor
@@ -13,8 +13,11 @@ from app.documents import term
 from app.file_names import file_name
 from app.markdown import markdown
 
+_FOLDER = Path(__file__).parent / "templates"
+#: Read once: an upgrade replaces them under a server that is still the old one.
+_TEMPLATES = {path.name: path.read_text() for path in _FOLDER.iterdir()}
 _environment = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    loader=DictLoader(_TEMPLATES),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,

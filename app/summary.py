@@ -68,7 +68,9 @@ class RunSummary(BaseModel):
     scale: Number
     verdict: Annotated[RunVerdict | None, Field(description="Null where nothing is scaled")]
     is_scaled: Annotated[bool, Field(description="Whether it has a loss scale")]
-    steps_per_second: Number
+    steps_per_second: Annotated[
+        Number, Field(description="Of the latest steps; once it has ended, of all")
+    ]
     examples_per_second: Annotated[Number, Field(description="Null where they are not known")]
     tokens_per_second: Annotated[Number, Field(description="Null where a recipe has none")]
     utilisation: Annotated[
@@ -77,7 +79,9 @@ class RunSummary(BaseModel):
     data_wait: Annotated[
         DataWait | None, Field(description="Null where it is not known, and in lists")
     ] = None
-    seconds: Annotated[float | None, Field(description="Since the first start, until the end")]
+    seconds: Annotated[
+        float | None, Field(description="Since the first start, until the end, without pauses")
+    ]
     seconds_left: Annotated[float | None, Field(description="Estimate, at the present speed")]
     waiting: Annotated[str | None, Field(description="What a queued run waits for")]
     ahead: Annotated[int | None, Field(description="Queued runs that start before this one")]
@@ -154,6 +158,7 @@ def summarise_all(
     applied = runs.applied_of(session, some_runs)
     if moment is None:
         moment = session.scalars(select(now())).one()
+    durations = runs.durations(session, [run.id for run in some_runs], moment)
     return [
         RunSummary(
             **{name: getattr(run, name) for name in _COLUMNS},
@@ -164,7 +169,7 @@ def summarise_all(
             applied=applied[run.id],
             ending=ending(run, applied[run.id]),
             verdict=_verdict(judged.get(run.id)),
-            seconds=None if run.started_at is None else (run.ended_at or moment) - run.started_at,
+            seconds=durations[run.id],
             seconds_left=_seconds_left(run),
             silent_seconds=runs.silent_seconds(run, moment),
             **_throughput(run),
@@ -185,7 +190,7 @@ def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, Any
 
 
 def _throughput(run: Run) -> dict[str, float | None]:
-    """Return what a second brings, at the pace of the latest steps."""
+    """Return what a second brings."""
     work, pace = run.workload or {}, run.steps_per_second or 0.0
     flops, peak = float(work.get("flops") or 0), float(work.get("peak_flops") or 0)
     return {

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from db.endings import Ending, ending
+from db.scales import in_words
 from db.starvation import Starvation
 from db.tables import ACTIVE, ENDED, AlertRule, Run, Status
 from db.verdict import Verdict
@@ -94,7 +95,7 @@ def _scale_below(rule: AlertRule, facts: Facts) -> str | None:
     scale = facts.run.scale
     if facts.verdict is None or scale is None or scale >= _value(rule):
         return None
-    return f"has the loss scale {scale:g}, below {_value(rule):g}"
+    return f"has the loss scale {in_words(scale)}, below {in_words(_value(rule))}"
 
 
 def _skips(rule: AlertRule, facts: Facts) -> str | None:
@@ -153,7 +154,7 @@ CONDITIONS: dict[str, Condition] = {
     "paused": Condition("is paused", _status(Status.PAUSED)),
     "unreachable": Condition("cannot be reached", _status(Status.UNREACHABLE)),
     "diverged": Condition(
-        "finishes with a loss that is not finite",
+        "ends diverged: its last loss is not finite",
         _ending("diverged", "finished, but diverged: its last loss is not finite"),
         needs=frozenset({"applied"}),
     ),

@@ -16,10 +16,12 @@ from sqlalchemy import (
     Double,
     Select,
     and_,
+    case,
     false,
     func,
     literal,
     not_,
+    or_,
     select,
     union_all,
 )
@@ -27,7 +29,7 @@ from sqlalchemy.orm import Session, aliased
 
 from db.database import now
 from db.endings import Ending, ended_as
-from db.tables import ACTIVE, ENDED, LatestMetric, Run, RunSetting, Status, User
+from db.tables import ACTIVE, ENDED, LatestMetric, Run, RunSetting, RunStatus, Status, Trial, User
 
 COMPARISONS: MappingProxyType[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {
@@ -41,8 +43,27 @@ COMPARISONS: MappingProxyType[str, Callable[[Any, Any], Any]] = MappingProxyType
 #: How people also call what a column, or a setting, is called here.
 SYNONYMS = MappingProxyType({"skips": "skipped", "speed": "steps_per_second"})
 SHORT_NAMES = MappingProxyType({"lr": "learning_rate"})
+#: A first attempt that is in none of them has had no pause.
+_PERHAPS_PAUSED = (Status.PAUSED, Status.QUEUED, Status.CANCELLED)
 
-_SECONDS = func.coalesce(Run.ended_at, now()) - Run.started_at
+
+def seconds_until(moment: Any) -> ColumnElement[Any]:
+    """Return for how long a run has gone on since its first start, its pauses left out."""
+    paused, later = aliased(RunStatus), aliased(RunStatus)
+    after = select(later.time).where(later.run_id == paused.run_id, later.id > paused.id)
+    resumed_at = after.order_by(later.id).limit(1).correlate(paused).scalar_subquery()
+    pauses = select(func.sum(func.coalesce(resumed_at, moment) - paused.time)).where(
+        paused.run_id == Run.id, paused.status == Status.PAUSED, paused.time >= Run.started_at
+    )
+    total = func.coalesce(pauses.correlate(Run).scalar_subquery(), 0.0)
+    may_have_paused = or_(Run.attempt > 1, Run.status.in_(_PERHAPS_PAUSED))
+    return (
+        func.coalesce(Run.ended_at, moment)
+        - Run.started_at
+        - case((may_have_paused, total), else_=0.0)
+    )
+
+
 #: Columns that are compared as numbers.
 NUMBERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
     {
@@ -54,7 +75,7 @@ NUMBERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
         "priority": Run.priority.expression,
         "steps_per_second": Run.steps_per_second.expression,
         "attempt": Run.attempt.expression,
-        "duration": _SECONDS,
+        "duration": seconds_until(now()),
         "stored_bytes": Run.stored_bytes.expression,
     }
 )
@@ -154,6 +175,35 @@ class Text:
 
 
 @dataclass(frozen=True)
+class InSweep:
+    """A trial of a sweep, or, without its number, of any."""
+
+    sweep_id: int | None = None
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        trials = select(Trial.run_id)
+        if self.sweep_id is not None:
+            trials = trials.where(Trial.sweep_id == self.sweep_id)
+        return Run.id.in_(trials)
+
+
+@dataclass(frozen=True)
+class Has:
+    """Has one of TEXTS, a setting or a metric, whatever it is."""
+
+    name: str
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        if self.name in TEXTS and self.name != "owner":
+            return TEXTS[self.name] != ""
+        settings = select(RunSetting.run_id).where(_settings_called(self.name))
+        metrics = select(LatestMetric.run_id).where(LatestMetric.name == self.name)
+        return Run.id.in_(union_all(settings, metrics))
+
+
+@dataclass(frozen=True)
 class Compared:
     """A number by its name, or, where it is equal to a text that is none, a setting.
 
@@ -181,7 +231,7 @@ class Compared:
         return Run.id.in_(union_all(settings, metrics))
 
 
-Condition: TypeAlias = Word | InStatus | EndedAs | Created | Text | Compared
+Condition: TypeAlias = Word | InStatus | EndedAs | Created | Text | InSweep | Has | Compared
 
 
 @dataclass(frozen=True)
@@ -245,8 +295,7 @@ class Order:
         if name == "owner":
             return cls((User.name.expression, Run.id.expression), falls, _OWNER)
         if name == "duration":  # by one clock, or a run that trains would come again, a page later
-            ended_at = func.coalesce(Run.ended_at, session.scalars(select(now())).one())
-            seconds = func.coalesce(ended_at - Run.started_at, last)
+            seconds = func.coalesce(seconds_until(session.scalars(select(now())).one()), last)
             return cls((seconds, Run.id.expression), falls)
         if name in NUMBERS:
             return cls((func.coalesce(NUMBERS[name], last), Run.id.expression), falls)

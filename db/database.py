@@ -182,7 +182,9 @@ def _engine(url: str, backend: str) -> Engine:
 def _set_up_postgresql(connection: Any, _record: Any) -> None:
     # Not among the connection's options, which PgBouncer refuses.
     connection.autocommit = True
-    connection.execute(f"SET idle_in_transaction_session_timeout = {IDLE_MILLISECONDS}")
+    idle = f"SET idle_in_transaction_session_timeout = {IDLE_MILLISECONDS}"
+    # It would compile a query for seconds that then takes milliseconds.
+    connection.execute(f"{idle}; SET jit = off")
     connection.autocommit = False
 
 

@@ -19,6 +19,12 @@ class NotFound(HalfstepError):
     """There is no such thing."""
 
 
+class InTheBin(NotFound):
+    """The run was deleted, and can be restored."""
+
+    code = "not_found"
+
+
 class Conflict(HalfstepError):
     """The run's status does not allow this."""
 

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from db import artifacts, groups, histograms, precision_findings, series, weights_findings, workers
 from db.finding import Finding
+from db.scales import in_words
 from db.starvation import Starvation, starvation
 from db.tables import FLAGGED, RECIPE, SKIPPED, Run, ScalerEvent, Step, Worker
 from db.verdict import Verdict, verdict
@@ -156,10 +157,10 @@ def _small_scale(evidence: Evidence) -> Iterator[Finding]:
     if evidence.verdict and evidence.scale is not None and evidence.scale < 1:
         yield Finding(
             "The loss scale is below 1",
-            f"At {evidence.scale:g} it makes gradients smaller, so that they underflow. No smaller "
-            "scale will help: the overflow has another cause. Replay a skipped step to see which "
-            "module it is in; go back to a checkpoint from before the scale fell, with a smaller "
-            "learning rate, or set scaler.floor to 1 and scaler.stop_after_skips.",
+            f"At {in_words(evidence.scale)} it makes gradients smaller, so that they underflow. No "
+            "smaller scale will help: the overflow has another cause. Replay a skipped step to see "
+            "which module it is in; go back to a checkpoint from before the scale fell, with a "
+            "smaller learning rate, or set scaler.floor to 1 and scaler.stop_after_skips.",
             before=evidence.fell_at,
             remedies=("floor", "lower_rate"),
             part="skipped",

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, aliased
 
 from db import workers
 from db.runs import KEPT
-from db.tables import ACTIVE, COMMAND, ENDED, Run, RunNode, Status, Worker
+from db.tables import ACTIVE, ENDED, Run, RunNode, Status, Worker
 
 #: Why queued runs wait, the hardest obstacle first. not_offered: no worker that is up has the
 #: recipe, the precision or so many devices, or none takes commands.
@@ -87,13 +87,7 @@ def _queued(session: Session, up: list[Worker], full: set[int]) -> Counter[str]:
         able = [
             worker
             for worker in up
-            if len(worker.devices) >= devices
-            and (
-                worker.offers_commands
-                if source == COMMAND
-                else workers.offers(worker, recipe)
-                and precision in workers.precisions(worker.devices)
-            )
+            if len(worker.devices) >= devices and workers.takes(worker, source, recipe, precision)
         ]
         obstacles = {
             NO_WORKER: not up,

@@ -125,8 +125,20 @@ def rebuild(session: Session, run_id: int, *, since: int = 0) -> None:
 
 def count_skips(connection: Connection, run_id: int) -> int:
     """Count all skipped steps of a run."""
+    return int(_largest(connection, run_id).skips.sum())
+
+
+def steps_per_second(connection: Connection, run_id: int) -> float | None:
+    """Return the pace of all steps of a run, None where it has none."""
+    found = _largest(connection, run_id)
+    step_us = found.mean[:, [series.name for series in STEP_SERIES].index("step_us")]
+    total_us = float((step_us * found.steps).sum())
+    return 1e6 * int(found.steps.sum()) / total_us if total_us > 0 else None
+
+
+def _largest(connection: Connection, run_id: int) -> Summaries:
     top = SIZES[-1]
-    return int(read_buckets(connection, steps_of(run_id), [(top, 0, END)])[top].skips.sum())
+    return read_buckets(connection, steps_of(run_id), [(top, 0, END)])[top]
 
 
 def read_points(connection: Connection, source: Source, ranges: list[StepRange]) -> Points:

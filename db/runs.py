@@ -7,10 +7,11 @@ from typing import Any
 from sqlalchemy import func, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from db import rights, run_settings
-from db.conditions import Filter, Order
+from db import pyramid, rights, run_settings
+from db.conditions import Filter, Order, seconds_until
 from db.database import now
-from db.errors import Conflict, Invalid, NotFound
+from db.errors import Conflict, InTheBin, Invalid, NotFound
+from db.scales import in_words
 from db.tables import (
     ACTIVE,
     COMMAND,
@@ -196,7 +197,7 @@ def get(session: Session, run_id: int, *, lock: bool = False) -> Run:
     if run is None:
         raise NotFound(f"There is no run {run_id}.")
     if run.deleted_at is not None:
-        raise NotFound((GONE if run.erasing else IN_THE_BIN).format(run_id))
+        raise NotFound(GONE.format(run_id)) if run.erasing else InTheBin(IN_THE_BIN.format(run_id))
     return run
 
 
@@ -311,6 +312,12 @@ def newest_and_now(session: Session) -> tuple[int, float]:
     query = select(func.coalesce(func.max(Run.id), 0), now()).where(KEPT)
     newest, moment = session.execute(query).one()
     return newest, moment
+
+
+def durations(session: Session, run_ids: Collection[int], moment: float) -> dict[int, float | None]:
+    """Return for how many seconds runs have gone on, pauses left out; None before the start."""
+    query = select(Run.id, seconds_until(moment)).where(Run.id.in_(run_ids))
+    return {row[0]: row[1] for row in session.execute(query)}
 
 
 def statuses(session: Session, run_id: int) -> list[RunStatus]:
@@ -497,7 +504,7 @@ def request_scale(session: Session, run_id: int, user: User, scale: float) -> Re
         raise Conflict(f"Run {run_id} trains in {run.precision}, which has no loss scale.")
     if not run.config.get("scaler", {}).get("enabled", True):
         raise Conflict(f"Run {run_id} trains with scaler.enabled false: it has no loss scale.")
-    text = f"{user.name} asked for a loss scale of {scale:g} from the next step on"
+    text = f"{user.name} asked for a loss scale of {in_words(scale)} from the next step on"
     set_status(session, run, run.status, reason=text)
     return _request(session, run_id, user, "scale", scale)
 
@@ -540,6 +547,8 @@ def set_status(
     run.status, run.fault = status, fault
     if status in ENDED:
         run.ended_at = session.scalar(select(now()))
+        pace = pyramid.steps_per_second(session.connection(), run.id)
+        run.steps_per_second = pace or run.steps_per_second
     remark(session, run, reason, fault=fault)
 
 

@@ -217,6 +217,7 @@ class SavedView(Table):
     filter: Mapped[str]
     sort: Mapped[str]
     columns: Mapped[str]
+    group: Mapped[str] = mapped_column(default="", server_default="")
 
 
 class ApiToken(Table):

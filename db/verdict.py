@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
+from db.scales import in_words
 from db.tables import FLAGGED, Run, ScalerEvent, Step
 
 WINDOW = 1000
@@ -83,14 +84,14 @@ def judge(figures: Figures, *, growth_interval: int | None = None) -> Verdict:
     if growth_interval:
         allowed = max(allowed, min(EXPECTED * 100 / (growth_interval + 1), BEARABLE_RATE))
     found, window = figures, min(figures.attempts, 500)
-    small_scale = found.scale is not None and found.scale < 1
+    scale = "" if found.scale is None else in_words(found.scale)
     if found.scale == 0 or (found.applied_500 == 0 and found.attempts >= CALIBRATING_FOR):
         word = "dead"
         reason = f"{found.applied_500} of the last {window} steps changed the weights"
-        reason += f"; the scale is {found.scale:g}" if found.scale is not None else ""
-    elif small_scale:
+        reason += f"; the scale is {scale}" if scale else ""
+    elif found.scale is not None and found.scale < 1:
         word = "collapsing"
-        reason = f"the scale is {found.scale:g}, below 1, where it shrinks gradients; "
+        reason = f"the scale is {scale}, below 1, where it shrinks gradients; "
         reason += _skipped(found)
     elif not found.settled and found.attempts <= CALIBRATING_FOR:
         word = "calibrating"

@@ -1,4 +1,4 @@
-"""Saved views: under which filter, order and columns a person looks at the list of runs."""
+"""Saved views: with which filter, order, columns and grouping a person looks at the runs."""
 
 from collections.abc import Sequence
 
@@ -25,6 +25,7 @@ def save(
     filter: str,  # noqa: A002 - as the address calls it
     sort: str,
     columns: str,
+    group: str = "",
 ) -> SavedView:
     """Save a view, in place of one's own of the same name. Raises Invalid."""
     if not 0 < len(name) <= NAME_CHARACTERS:
@@ -39,7 +40,7 @@ def save(
             raise Invalid({"name": f"you have {MOST} views; allowed: no more"})
         view = SavedView(user_id=user.id, name=name)
         session.add(view)
-    view.filter, view.sort, view.columns = filter, sort, columns
+    view.filter, view.sort, view.columns, view.group = filter, sort, columns, group
     session.flush()
     return view
 

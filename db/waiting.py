@@ -84,7 +84,7 @@ def _queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
 def reason(run: Run, queue: Queue, *, runs_per_user: int = 0) -> str:
     """Say in words what a queued run waits for, the hardest obstacle first."""
     if not queue.workers:
-        return "no worker is up"
+        return "no worker reports at the moment"
     able, obstacle = _able(run, queue.workers)
     if obstacle:
         return obstacle
@@ -106,16 +106,14 @@ def reason(run: Run, queue: Queue, *, runs_per_user: int = 0) -> str:
 
 def _able(run: Run, up: list[Worker]) -> tuple[list[Worker], str]:
     """Return the workers that can take a run as far as its kind goes, or why there are none."""
-    if run.source == COMMAND:
-        able = [worker for worker in up if worker.offers_commands]
-        return able, "" if able else "no worker that is up offers commands (HALFSTEP_COMMANDS=yes)"
-    able = [worker for worker in up if workers.offers(worker, run.recipe)]
+    able = [each for each in up if workers.takes(each, run.source, run.recipe, run.precision)]
+    if not able and run.source == COMMAND:
+        return [], "no worker that is up offers commands (HALFSTEP_COMMANDS=yes)"
+    if not able and any(workers.offers(worker, run.recipe) for worker in up):
+        return [], f"no worker that is up has devices for {run.precision}"
     if not able:
         return [], f"no worker that is up offers the recipe {run.recipe}"
-    able = [worker for worker in able if run.precision in workers.precisions(worker.devices)]
-    if not able:
-        return [], f"no worker that is up has devices for {run.precision}"
-    if memory_gib := _memory_gib(run):
+    if run.source != COMMAND and (memory_gib := _memory_gib(run)):
         largest_gib = max(workers.device_memory_bytes(each.devices) for each in able) / GIB
         if largest_gib < memory_gib:
             text = f"it needs devices of {memory_gib:g} GiB"

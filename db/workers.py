@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, defer
 from db.database import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
-from db.tables import Run, Worker
+from db.tables import COMMAND, Run, Worker
 
 #: A worker that has not been seen for so long is shown as gone.
 SILENCE_SECONDS = 15.0
@@ -179,6 +179,13 @@ def has_tf32(session: Session, recipe: str) -> bool:
 def offers(worker: Worker, recipe: str) -> bool:
     """Tell whether a worker can run a recipe."""
     return recipe in worker.recipe_names
+
+
+def takes(worker: Worker, source: str, recipe: str, precision: str) -> bool:
+    """Tell whether a worker can run this, as far as its kind goes."""
+    if source == COMMAND:
+        return worker.offers_commands
+    return offers(worker, recipe) and precision in precisions(worker.devices)
 
 
 def offer_commands(session: Session) -> bool:

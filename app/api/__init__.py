@@ -12,6 +12,7 @@ from app.api import (
     environment,
     estimates,
     export,
+    grouping,
     ingest,
     people,
     projects,
@@ -35,6 +36,7 @@ router = APIRouter()
 modules = (
     streams,
     vocabulary,
+    grouping,
     runs,
     estimates,
     bulk,

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from app import columns, filters
 from app.auth import SignedIn
 from app.context import Db
-from app.parameters import RowId, Sort, Text
+from app.parameters import Name, RowId, Sort, Text
 from db import views
 
 router = APIRouter(prefix="/views", tags=["runs"])
@@ -21,6 +21,9 @@ class View(BaseModel):
     filter: Annotated[str, Field(description="As the list takes it")] = ""
     sort: Sort = "-id"
     columns: Annotated[Text, Field(description="With commas between them; empty: the usual")] = ""
+    group: Annotated[Name, Field(description="What runs are grouped by; empty: each by itself")] = (
+        ""
+    )
 
 
 class Saved(View):

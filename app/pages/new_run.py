@@ -44,7 +44,8 @@ RUN_TITLES = {
     "after_id": "After run",
     "recipe": "Recipe",
 }
-RUN_FIELDS = ("name", "tags", "project", *WHOLE_NUMBERS)
+#: filled_from: the run whose settings the form had at first.
+RUN_FIELDS = ("name", "tags", "project", "filled_from", *WHOLE_NUMBERS)
 
 
 @router.get("/runs/new")
@@ -80,6 +81,7 @@ def new_run(
         values |= {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
         values["project"] = run.project
         values["devices_per_node"] = str(run.devices_per_node)
+        values["filled_from"] = str(run.id) if is_same else ""
         if fp32:
             schemas.put(config, FP32, [*schemas.get(config, FP32, []), fp32])
             values["compared_with"] = str(run.id)

@@ -53,9 +53,10 @@ def new_sweep(request: Request, session: Db, visitor: SignedIn, recipe: Text = "
 @router.post("/sweeps/new")
 def from_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
     """Show it with what was typed into the form of a run."""
-    recipe, values = str(posted.get("recipe", "")), {
-        name: str(posted.get(name, ""))[:TYPED] for name in ("tags", "project")
-    }
+    recipe, values = (
+        str(posted.get("recipe", "")),
+        {name: str(posted.get(name, ""))[:TYPED] for name in ("tags", "project")},
+    )
     try:
         schema = workers.recipe(session, recipe)["schema"]
     except NotFound:

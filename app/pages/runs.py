@@ -4,18 +4,20 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
+from sqlalchemy.orm import Session
 
-from app import columns, filters
+from app import better, columns, filters, grouping
 from app.auth import SignedIn
 from app.columns import BUILT_IN, NEWEST_FIRST
 from app.context import Db, TheSettings
 from app.disk import disk
 from app.news import list_cursor
-from app.parameters import RowId, RunId, Sort, Text
+from app.parameters import Name, RowId, RunId, Sort, Text
 from app.rendering import page
 from app.summary import summarise_all
 from db import run_bin, runs, series, views, waiting
 from db.conditions import Filter
+from db.grouping import GROUPED_BY, Grouped, grouped
 from db.waiting import Queue
 
 router = APIRouter()
@@ -32,6 +34,7 @@ def list_runs(
     typed: Annotated[str, Query(alias="filter")] = "",
     sort: Sort = NEWEST_FIRST,
     chosen: Annotated[Text, Query(alias="columns")] = "",
+    group: Name = "",
     before: RunId | None = None,
     ended: RowId = 0,
     deleted: RowId | None = None,
@@ -39,6 +42,7 @@ def list_runs(
     """Show the runs, newest first; filter, order and columns are in the address.
 
     A filter that cannot be understood is marked, and nothing is listed.
+    group: what they are grouped by, if anything; the groups have the columns that hold numbers.
     ended: how many of those that were to be cancelled had ended already.  deleted: a run that was
     deleted just now.
     """
@@ -52,7 +56,7 @@ def list_runs(
         mistakes = error.mistakes
     rows = (
         []
-        if mistakes
+        if mistakes or group
         else runs.newest(session, conditions=terms, sort=sort, before=before, limit=PAGE_SIZE)
     )
     (newest, moment), queue = runs.newest_and_now(session), Queue.read(session)
@@ -60,6 +64,12 @@ def list_runs(
     lines = series.sparklines(session, [run for run, _owner in rows])
     values = columns.values(session, [run.id for run, _owner in rows], shown)
     present = {"filter": typed, "sort": sort, "columns": columns.address(shown), "before": before}
+    present["group"] = group
+    figures = grouping.figures(shown)
+    names = [column.sort for column in figures]
+    found = Grouped([], 0, "")
+    if group and not mistakes:
+        found = grouped(session, group, names=names, conditions=terms, sort=sort)
 
     def at(**changes: object) -> str:
         """Return the address of the list with something otherwise."""
@@ -80,12 +90,20 @@ def list_runs(
         is_worker_up=bool(queue.workers),
         filter=typed,
         mistakes=mistakes,
-        notes=[] if mistakes else filters.notes(session, terms, sort),
+        notes=[] if mistakes else _notes(session, terms, sort, group),
         total=0 if mistakes else runs.count(session, terms),
         sort=sort,
         columns=shown,
         others=[each for each in BUILT_IN.values() if each not in shown],
         chosen=columns.address(shown),
+        group=group,
+        groups=found,
+        narrowed_filters=[
+            grouping.narrowed(typed, group, found.path, each.value) for each in found.groups
+        ],
+        figures=figures,
+        best={name: better.lowest(name, []) for name in names},
+        grouped_by=GROUPED_BY,
         at=at,
         address_of=columns.list_address,
         views=views.listed(session, visitor.user),
@@ -96,3 +114,9 @@ def list_runs(
         bin=run_bin.contents(session),
         disk=disk(settings),
     )
+
+
+def _notes(session: Session, terms: Filter, sort: str, group: str) -> list[str]:
+    if not group:
+        return filters.notes(session, terms, sort)
+    return [*grouping.notes(session, group), *filters.notes(session, terms, NEWEST_FIRST)]

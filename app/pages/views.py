@@ -9,7 +9,7 @@ from app import columns, filters
 from app.auth import SignedIn
 from app.columns import list_address
 from app.context import Db
-from app.parameters import RowId, Sort, Text
+from app.parameters import Name, RowId, Sort, Text
 from db import views
 
 router = APIRouter(prefix="/views")
@@ -23,11 +23,12 @@ def save_view(
     typed: Annotated[str, Form(alias="filter")] = "",
     sort: Annotated[Sort, Form()] = "-id",
     chosen: Annotated[Text, Form(alias="columns")] = "",
+    group: Annotated[Name, Form()] = "",
 ) -> RedirectResponse:
     """Save what the list shows under a name."""
     filters.read(typed, me=visitor.user.name)
     columns.chosen(chosen)
-    place = {"filter": typed, "sort": sort, "columns": chosen}
+    place = {"filter": typed, "sort": sort, "columns": chosen, "group": group}
     views.save(session, visitor.user, name.strip(), **place)
     return RedirectResponse(list_address(**place), status_code=303)
 
@@ -36,5 +37,5 @@ def save_view(
 def delete_view(view_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Delete a view, and show what it showed, so that it can be saved again."""
     view = views.delete(session, visitor.user, view_id)
-    place = {"filter": view.filter, "sort": view.sort, "columns": view.columns}
+    place = {name: getattr(view, name) for name in ("filter", "sort", "columns", "group")}
     return RedirectResponse(list_address(**place), status_code=303)

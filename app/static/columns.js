@@ -50,6 +50,14 @@ const offer = async () => {
   form.querySelector('datalist').replaceChildren(...[...metrics, ...settings].map((name) => new Option(name)))
 }
 
+const group = document.querySelector('#group-by')
+/** Settings to group by. */
+const offerSettings = async () => {
+  const { settings } = await (await fetched('/api/v1/runs/vocabulary')).json()
+  document.querySelector('#group-names').append(...settings.map((name) => new Option(name)))
+}
+group?.addEventListener('focus', offerSettings, { once: true })
+
 if (form) {
   form.addEventListener('change', (event) => { if (event.target.matches('[type=checkbox]')) write() })
   form.addEventListener('click', (event) => {

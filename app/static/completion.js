@@ -44,6 +44,16 @@ export const proposals = (words, typed) => {
   }))
 }
 
+/** Keys whose values are all known: any other is refused. */
+const CLOSED = ['status', 'source']
+
+/** Whether a part of a line is no word yet, so that Enter had better finish it. @param {Vocabulary} words @param {string} typed up to the cursor */
+export const isUnfinished = (words, typed) => {
+  const [, key, value] = typed.match(/^-?([a-z]+):(.*)$/s) ?? []
+  if (!key || !(key in words.keys)) return false
+  return !value || (CLOSED.includes(key) && !(words.values[key] ?? []).includes(plain(value)))
+}
+
 /** Those that begin with a text, then those that have it elsewhere. @param {string[]} values @param {string} text */
 const found = (values, text) => {
   const [wanted, has] = [text.toLowerCase(), (value) => value.toLowerCase()]

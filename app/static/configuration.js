@@ -1,4 +1,5 @@
 // The table of settings, searched by words and by what differs; both are in the address.
+import { isFound } from 'find_setting'
 
 /**
  * @param {HTMLElement} section
@@ -10,14 +11,13 @@ export const createConfiguration = (section, onChange) => {
   const rows = [...section.querySelectorAll('.config tbody tr')]
 
   const filter = () => {
-    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean)
+    const sought = search.value.trim()
     for (const row of rows) {
-      const text = row.textContent.toLowerCase()
-      row.hidden = !words.every((word) => text.includes(word)) || (onlyChanged.checked && !row.matches('.changed'))
+      row.hidden = !isFound(sought, row.textContent) || (onlyChanged.checked && !row.matches('.changed'))
     }
     const shown = rows.filter((row) => !row.hidden).length
-    found.textContent = words.length || onlyChanged.checked ? `${shown} of ${rows.length} settings` : ''
-    onChange({ setting: search.value.trim(), changed: onlyChanged.checked ? 'yes' : '' })
+    found.textContent = sought || onlyChanged.checked ? `${shown} of ${rows.length} settings` : ''
+    onChange({ setting: sought, changed: onlyChanged.checked ? 'yes' : '' })
   }
   const query = new URLSearchParams(location.search)
   search.value = query.get('setting') ?? ''

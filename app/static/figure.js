@@ -127,6 +127,9 @@ const fit = (rows) => {
   return Math.round(sum * share + gaps)
 }
 
+/** Whether there is something to see in a row: axes of nothing would show numbers of nothing. @param {{traces: any[]}} row */
+const isEmpty = ({ traces }) => traces.every(({ y }) => y.every((value) => value === null))
+
 /** A row's share of the figure. @param {number} low @param {number} high @param {number} inner all in pixels @returns {[number, number]} */
 const placed = (low, high, inner) => [low / inner, high / inner]
 
@@ -142,10 +145,12 @@ export const figure = (points, view, colors, known, width) => {
   const all = rowsOf(points, view, colors, known, screen)
   const lines = all.flatMap((row) => row.traces.map(({ name, line, x, y }) =>
     ({ name, color: line.color, x, y, row: row.name, ...(row.name === 'scale' && { words: scaleText }) })))
-  const seen = all.map((row) => ({ ...row, traces: row.traces.filter(({ name }) => !view.hidden.includes(name)) })).filter(({ traces }) => traces.length)
-  const made = seen.length ? seen : [{ ...all[0], traces: [] }]
+  const { alone } = view
+  const asked = alone ? all.filter(({ name }) => name === alone.row).map((row) => ({ ...row, pixels: alone.pixels })) : all
+  const seen = asked.map((row) => ({ ...row, traces: row.traces.filter(({ name }) => !view.hidden.includes(name)) })).filter(({ traces }) => traces.length)
+  const made = seen.length ? seen : [{ ...all[0], pixels: alone?.pixels ?? all[0].pixels, traces: [] }]
   const ticks = ticksOf(screen.range, pixels, view.x !== 'time')
-  const inner = fit(made)
+  const inner = alone ? alone.pixels : fit(made)
   let top = inner
   const rows = made.map((row) => {
     const high = top
@@ -160,7 +165,7 @@ export const figure = (points, view, colors, known, width) => {
     showlegend: false, hovermode: 'x', dragmode: 'zoom',
     yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
     xaxis: {
-      anchor: `y${rows.length + 1}`, gridcolor: colors.grid, ...AXIS,
+      ...(rows.every(isEmpty) && { visible: false }), anchor: `y${rows.length + 1}`, gridcolor: colors.grid, ...AXIS,
       showticklabels: false, ...(ticks.length && { tickmode: 'array', tickvals: ticks, ticktext: ticks.map(tickText) }),
       showspikes: true, spikemode: 'across', spikesnap: 'cursor', spikethickness: -2, spikedash: 'solid', spikecolor: colors.edge,
       ...(screen.range[0] < screen.range[1] && { range: screen.range, autorange: false }),
@@ -169,13 +174,13 @@ export const figure = (points, view, colors, known, width) => {
       text: row.title, x: 0, xref: 'paper', xanchor: 'left', y: row.domain[1], yref: 'paper', yanchor: 'bottom',
       yshift: 3, showarrow: false, font: { color: colors.text, size: 12.5 },
     })),
-    shapes: /** @type {object[]} */ (rows.some(({ name }) => name === 'scale') ? [{ type: 'rect', layer: 'below', xref: 'paper', x0: 0, x1: 1, yref: `y${rows.findIndex(({ name }) => name === 'scale') + 2}`, y0: 1e-38, y1: 1,
+    shapes: /** @type {object[]} */ (rows.some((row) => row.name === 'scale' && !isEmpty(row)) ? [{ type: 'rect', layer: 'below', xref: 'paper', x0: 0, x1: 1, yref: `y${rows.findIndex(({ name }) => name === 'scale') + 2}`, y0: 1e-38, y1: 1,
       fillcolor: colors.skip, opacity: 0.13, line: { width: 0 } }] : []),
   }
   const data = []
   rows.forEach((row, i) => {
     layout[`yaxis${i + 2}`] = {
-      domain: row.domain, gridcolor: colors.grid, ...AXIS, automargin: false, ...row.axis,
+      domain: row.domain, gridcolor: colors.grid, ...AXIS, automargin: false, ...row.axis, ...(isEmpty(row) && { visible: false }),
       ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
     }
     for (const trace of row.traces) data.push({ ...trace, yaxis: `y${i + 2}` })

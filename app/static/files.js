@@ -18,7 +18,7 @@ const csvOf = (lines, mode) => [['line', mode, 'value'], ...lines.flatMap(({ nam
 /**
  * @param {HTMLDetailsElement} menu
  * @param {string} name of the files
- * @param {{composed: () => any, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string|null) => void}} charts
+ * @param {{composed: () => any, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string|null) => void, fill: (row: string) => void}} charts fill: the screen
  * @param {{pinned: string[], collapsed: string[]}} arrangement
  * @param {() => void} onArrange
  */
@@ -30,8 +30,8 @@ export const createMenu = (menu, name, charts, arrangement, onArrange) => {
     return made
   }
   /** A box that puts a name into a list, or takes it out. */
-  const tick = (label, list, each) => {
-    const made = document.createElement('label')
+  const tick = (label, list, each, title) => {
+    const made = Object.assign(document.createElement('label'), { title })
     const input = Object.assign(document.createElement('input'), { type: 'checkbox', checked: list.includes(each) })
     input.addEventListener('change', () => {
       if (input.checked) list.push(each)
@@ -51,13 +51,14 @@ export const createMenu = (menu, name, charts, arrangement, onArrange) => {
     if (!composed) return
     const rows = composed.rows.map((row) => item(
       composed.titles[row],
-      ...(composed.metrics.includes(row) ? [tick('first', arrangement.pinned, row)] : []),
+      ...(composed.metrics.includes(row) ? [tick('Pin', arrangement.pinned, row, `Pin ${row}: it comes before all other metrics of this recipe, in this browser`)] : []),
+      button('Full screen', () => charts.fill(row)),
       button('PNG', () => charts.picture(`${name}-${row}`, 'png', row)),
       button('SVG', () => charts.picture(`${name}-${row}`, 'svg', row)),
       button('CSV', () => download(`${name}-${row.replaceAll('/', '-')}.csv`, 'text/csv', csvOf(composed.lines.filter((line) => line.row === row), charts.mode()))),
     ))
     const prefixes = [...new Set([...composed.metrics.map(prefixOf), ...arrangement.collapsed])].sort()
-    const groups = prefixes.map((prefix) => item(`Metrics ${prefix ? `${prefix}…` : 'of no group'}`, tick('folded away', arrangement.collapsed, prefix)))
+    const groups = prefixes.map((prefix) => item(`Metrics ${prefix ? `${prefix}…` : 'of no group'}`, tick('folded away', arrangement.collapsed, prefix, 'Not drawn, in this browser')))
     box.replaceChildren(
       item('All charts', button('PNG', () => charts.picture(name, 'png', null)), button('SVG', () => charts.picture(name, 'svg', null))),
       ...rows, ...groups,

@@ -1,7 +1,7 @@
 // Completes the words of the list's filter: keys, what they can be, names of settings and metrics.
 // A combobox as ARIA describes it: the focus stays in the box, aria-activedescendant names the word.
 import { fetched } from 'answers'
-import { proposals, wordAt } from 'completion'
+import { isUnfinished, proposals, wordAt } from 'completion'
 
 const box = document.querySelector('#filter')
 const list = document.querySelector('#filter-words')
@@ -17,7 +17,8 @@ const close = () => {
   box.removeAttribute('aria-activedescendant')
 }
 
-const propose = async () => {
+/** @param {boolean} [first] whether to point at the first of them */
+const propose = async (first = false) => {
   vocabulary ??= fetched('/api/v1/runs/vocabulary').then((answer) => answer.json())
   let words
   try {
@@ -37,6 +38,7 @@ const propose = async () => {
   active = -1
   box.setAttribute('aria-expanded', 'true')
   box.removeAttribute('aria-activedescendant')
+  if (first || isUnfinished(words, typed)) point(0)
 }
 
 const item = ({ text, hint }, i) => {
@@ -73,7 +75,7 @@ const take = (i) => {
 }
 
 const keys = {
-  ArrowDown: () => (list.hidden ? propose() : point(active + 1)),
+  ArrowDown: () => (list.hidden ? propose(true) : point(active + 1)),
   ArrowUp: () => (list.hidden ? propose() : point(active < 0 ? shown.length - 1 : active - 1)),
   Enter: () => active >= 0 && (take(active), true),
   Tab: () => !list.hidden && active >= 0 && (take(active), true),
@@ -84,8 +86,7 @@ if (box) {
   for (const [name, value] of Object.entries({ role: 'combobox', 'aria-expanded': 'false', 'aria-controls': 'filter-words', 'aria-autocomplete': 'list' })) {
     box.setAttribute(name, value)
   }
-  box.addEventListener('input', propose)
-  box.addEventListener('click', propose)
+  for (const name of ['input', 'click']) box.addEventListener(name, () => propose())
   box.addEventListener('blur', close)
   box.addEventListener('keydown', (event) => {
     // A key that does nothing here does what it always does: Enter filters, Tab goes on, Esc clears.

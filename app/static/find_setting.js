@@ -1,7 +1,7 @@
 // Finds settings of a long form by words of their name, title or description; the others wait hidden,
 // and are sent all the same.
 
-/** Whether all words are in a text. @param {string} sought @param {string} text */
+/** Whether all words are in a text, as all of none are. @param {string} sought @param {string} text */
 export const isFound = (sought, text) => {
   const lower = text.toLowerCase()
   return sought.toLowerCase().split(/\s+/).every((word) => lower.includes(word))

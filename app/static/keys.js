@@ -15,8 +15,14 @@ wish.addEventListener('change', () => { kept(() => (wish.checked ? localStorage.
 
 const links = () => [...document.querySelectorAll('[data-rows] .name a')]
 const row = () => document.activeElement?.closest('[data-rows] tr')
-/** Where the cursor was, should nothing have the focus any more. @type {string|undefined} */
-let last
+/** Where the cursor was, should nothing have the focus any more, also before somebody came back to the page. @type {string|undefined} */
+let last = history.state?.cursor
+document.addEventListener('focusin', ({ target }) => {
+  if (!target.matches('[data-rows] .name a')) return
+  last = target.href
+  history.replaceState({ ...history.state, cursor: last }, '')
+})
+links().find(({ href }) => href === last)?.focus({ preventScroll: true })
 
 /** The focus is the cursor: it stays in its row while others come and go, and is read out. @param {number} step 1: down, -1: up */
 const move = (step) => {
@@ -24,9 +30,7 @@ const move = (step) => {
   const at = all.findIndex((link) => row()?.contains(link))
   const known = at >= 0 ? at : all.findIndex((link) => link.href === last)
   const wanted = known < 0 ? (step > 0 ? 0 : all.length - 1) : known + (at < 0 ? 0 : step)
-  const link = all[Math.min(Math.max(wanted, 0), all.length - 1)]
-  link?.focus()
-  last = link?.href
+  all[Math.min(Math.max(wanted, 0), all.length - 1)]?.focus()
 }
 
 const showKeys = () => {

@@ -1,15 +1,36 @@
 // The list of runs: live rows, and the boxes for bulk actions.
-import { inTurn } from 'answers'
+import { insisted, inTurn } from 'answers'
+import { localTimes } from 'formats'
 import { follow } from 'live'
 import { replaceRows } from 'rows'
 import { createSelection, refetchRows } from 'selection'
 import { still } from 'still'
 
-const list = document.querySelector('[data-list]')
-const body = document.querySelector('[data-rows]')
+/** What a page without any run shows. @type {Found|null} */
+const empty = document.querySelector('.empty')
+/** Undefined while there is no run. @type {Found|undefined} */
+let body
+let countTicked = () => {}
 /** Run ids: the newest that there is, and that this page was fetched after. */
-let newest = Number(body?.dataset.newest)
-let shown = newest
+let [newest, shown] = [0, 0]
+
+/** @param {Found} list */
+const begin = (list) => {
+  /** @type {Found} */
+  const rows = list.querySelector('[data-rows]')
+  body = rows
+  newest = shown = Math.max(newest, Number(rows.dataset.newest))
+  countTicked = createSelection(list, () => refetchRows(rows))
+}
+
+/** The first run comes in place of the advice, unless a key is about to press what that offers. @param {Found} list */
+const showFirst = (list) => {
+  localTimes(list)
+  empty.before(list)
+  if (empty.matches(':focus-within')) empty.addEventListener('focusout', () => setTimeout(() => empty.remove()), { once: true })
+  else empty.remove()
+  begin(list)
+}
 
 /** @param {boolean} isUp */
 const showWorkers = (isUp) => {
@@ -20,21 +41,27 @@ const showWorkers = (isUp) => {
 const refresh = inTurn(async () => {
   if (newest <= shown) return
   const asked = newest
-  await refetchRows(body)
+  if (body) {
+    await refetchRows(body)
+  } else if (empty) {
+    const answer = await insisted(location.href)
+    const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
+    const list = page.querySelector('[data-list]')
+    const [total, fresh] = [document.querySelector('[data-total]'), page.querySelector('[data-total]')]
+    if (list) still(() => { total?.replaceWith(document.adoptNode(fresh)); showFirst(document.adoptNode(list)) })
+  }
   shown = asked
 })
 
-if (list) {
-  const countTicked = createSelection(list, () => refetchRows(body))
-  follow('/api/v1/runs/live', body.dataset.cursor, (news) => {
-    still(() => { showWorkers(news.is_worker_up); replaceRows(body, Object.values(news.rows).join('')); countTicked() })
-    newest = news.newest
-    refresh()
-  }, { columns: body.dataset.columns })
-} else {
-  const empty = document.querySelector('.empty')
-  follow('/api/v1/runs/live', empty?.dataset.cursor ?? '0', (news) => {
-    still(() => showWorkers(news.is_worker_up))
-    if (news.newest > 0 && !location.search) location.reload()
+const list = document.querySelector('[data-list]')
+if (list) begin(list)
+const { cursor = '0', columns = '' } = (body ?? empty)?.dataset ?? {}
+follow('/api/v1/runs/live', cursor, (news) => {
+  still(() => {
+    showWorkers(news.is_worker_up)
+    if (body) replaceRows(body, Object.values(news.rows).join(''))
+    countTicked()
   })
-}
+  newest = news.newest
+  refresh()
+}, { columns })

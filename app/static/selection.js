@@ -23,7 +23,7 @@ export const refetchRows = async (body) => {
   const answer = await insisted(location.href)
   const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
   const fresh = page.querySelector('[data-rows]')
-  if (!fresh) return location.reload()
+  if (!fresh) return still(() => location.reload())
   still(() => {
     matchRows(body, document.adoptNode(fresh))
     const disk = page.querySelector('[data-disk]')

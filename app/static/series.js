@@ -10,6 +10,8 @@ import { createStrip } from 'strip'
 
 /** An overview that live steps made so long is fetched anew. */
 const POINTS_KEPT = 10000
+/** Pixels that a full screen has beside and below a row's own; and the least that a row gets. */
+const [AROUND, LEAST] = [110, 200]
 
 /**
  * @param {HTMLElement} section
@@ -50,9 +52,26 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
     showView()
     draw()
   })
+  /** Asked for, but not there yet. @type {string|null} */
+  let filling = null
+  /** @param {string} row */
+  const fillScreen = (row) => {
+    filling = row
+    if (document.fullscreenElement === section) showAlone()
+    else section.requestFullscreen()
+  }
+  const showAlone = () => {
+    const isFull = document.fullscreenElement === section
+    const above = part('plot').getBoundingClientRect().top + section.scrollTop
+    view.alone = isFull && filling ? { row: filling, pixels: Math.max(innerHeight - above - AROUND, LEAST) } : null
+    if (!isFull) filling = null
+    draw()
+  }
+  section.addEventListener('fullscreenchange', showAlone)
+  addEventListener('resize', () => { if (view.alone) showAlone() })
   const { arrangement, keep } = arrangementOf(recipe)
   Object.assign(view, arrangement)
-  createMenu(part('menu'), name, { composed: charts.composed, mode: () => view.x, picture: charts.savePicture }, arrangement, () => {
+  createMenu(part('menu'), name, { composed: charts.composed, mode: () => view.x, picture: charts.savePicture, fill: fillScreen }, arrangement, () => {
     keep()
     draw()
   })

@@ -4,8 +4,12 @@ const WORDS = {
   queued: 'In the queue',
   starting: 'Starting: its process loads torch, the recipe and the data',
   running: 'Running; no step was heard of yet',
+  pausing: 'Pausing before its first step',
   paused: 'Paused before its first step',
+  stopping: 'Stopping before its first step',
+  unreachable: 'Its worker cannot be reached, and no step was heard of yet',
 }
+const OVER = 'No step was recorded' // whenever that was
 
 /** @param {number} seconds */
 const duration = (seconds) => (seconds < 100 ? `${Math.floor(seconds)} s` : `${Math.floor(seconds / 60)} min`)
@@ -17,18 +21,23 @@ export const createStarting = (section) => {
   const article = section.closest('[data-run]')
   let status = article.dataset.status
   let since = performance.now() - 1000 * Number(article.dataset.statusSeconds)
+  let timer = 0
   const say = () => {
+    clearTimeout(timer)
     if (said.hidden) return
-    const [words, seconds] = [WORDS[status] ?? '', `, ${duration((performance.now() - since) / 1000)}`]
+    const words = WORDS[status] ?? OVER
     if (part('words').textContent !== words) part('words').textContent = words
-    part('seconds').textContent = words && seconds
-    setTimeout(say, 1000)
+    part('seconds').textContent = status in WORDS ? `, ${duration((performance.now() - since) / 1000)}` : ''
+    if (status in WORDS) timer = setTimeout(say, 1000)
   }
   /** @param {{status: string, step: number}} run */
   const show = (run) => {
-    if (run.status !== status) [status, since] = [run.status, performance.now()]
-    const isHidden = run.step > 0 || !(status in WORDS)
-    if (said.hidden !== isHidden) said.hidden = isHidden
+    const isNew = run.status !== status
+    if (isNew) [status, since] = [run.status, performance.now()]
+    const isHidden = run.step > 0
+    if (said.hidden === isHidden && !isNew) return
+    said.hidden = isHidden
+    say()
   }
   say()
   return { show }

@@ -44,7 +44,7 @@ def test_a_command_is_queued_and_comes_back_as_it_was_submitted(
     assert answer.status_code == 201, answer.text
     run = answer.json()
     assert (run["name"], run["source"], run["recipe"]) == ("train", "command", "")
-    assert run["waiting"] == "no worker is up"
+    assert run["waiting"] == "no worker reports at the moment"
     found = script.get(f"/api/v1/runs/{run['id']}")
     assert found.json()["config"] == {"lr": 0.1, "name": "it"}
     assert found.json()["command"]["secrets"] == ["API_KEY"]

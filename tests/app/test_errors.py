@@ -6,6 +6,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from app import rendering
 from app.errors import STATUS_CODES
 from app.main import create_app
 from db import errors
@@ -35,11 +36,31 @@ def test_api_answers_json_and_pages_answer_html(browser: TestClient) -> None:
         "detail": "There is no run 9.",
         "code": "not_found",
     }
-    for path, message in (("/runs/9", "There is no run 9."), ("/nowhere", "Not Found")):
+    for path, message in (
+        ("/runs/9", "There is no run 9."),
+        ("/runs/abc", "There is no run &#39;abc&#39;."),
+        (f"/sweeps/{2**64}", "There is no sweep &#39;18446744073709551616&#39;."),
+        ("/nowhere", "Not Found"),
+    ):
         page = browser.get(path)
         assert page.status_code == 404
         assert message in page.text
         assert '<nav aria-label="Main">' in page.text  # one finds back
+
+
+def test_files_that_an_upgrade_takes_away_are_missed_by_nobody(
+    browser: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server goes on with the templates and scripts that it began with."""
+
+    def refuse(path: object, *_: object, **__: object) -> None:
+        raise FileNotFoundError(path)
+
+    rendering._environment.cache.clear()  # type: ignore[union-attr]
+    monkeypatch.setattr("builtins.open", refuse)
+    page = browser.get("/account").text
+    monkeypatch.undo()
+    assert "Sign out" in page
 
 
 def test_an_error_that_nobody_foresaw_is_an_answer_like_others(
@@ -98,13 +119,13 @@ def test_strangers_learn_nothing_about_a_silent_database(
 def test_no_address_is_an_internal_error(
     running: Run, browser: TestClient, path: str, field: str, message: str
 ) -> None:
-    """Page and API name the parameter, its value and what is allowed."""
+    """Page and API name the parameter, its value and what is allowed; of an address the value."""
     answer = browser.get(f"/api/v1/{path}")
     assert answer.status_code == 422
     assert message in answer.json()["errors"][field]
     page = browser.get(f"/{path}")
-    assert page.status_code == 422
-    assert field in page.text
+    assert page.status_code == (404 if field == "run_id" else 422)
+    assert field.removesuffix("_id") in page.text
 
 
 @pytest.mark.parametrize("wrong", ["x", "", "0", "²", "9" * 30, "\0"])

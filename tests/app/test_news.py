@@ -119,7 +119,7 @@ def test_a_queued_run_tells_what_it_waits_for(
         assert run["run"]["waiting"] in rows["rows"][str(second.id)]
         return f"{run['run']['ahead']}: {run['run']['waiting']}"
 
-    assert told() == "1: no worker is up"
+    assert told() == "1: no worker reports at the moment"
     offer_digits(database)
     assert told() == "1: 1 ahead of it"
     with database.writing() as session:

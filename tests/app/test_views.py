@@ -17,7 +17,13 @@ def test_a_view_is_saved_shown_and_deleted(browser: TestClient) -> None:
     assert f'href="{address.replace("&", "&amp;")}" aria-current="page"' in page
     assert "Delete the view slow" in page
     [kept] = browser.get("/api/v1/views").json()
-    assert kept == view | {"id": 1, "name": "slow"}
+    assert kept == view | {"id": 1, "name": "slow", "group": ""}
+    grouping = {"name": "rates", "group": "lr", "columns": "name,loss"}
+    grouped = browser.post("/views", data=grouping).headers["location"]
+    assert grouped == "/runs?columns=name%2Closs&group=lr"
+    page = browser.get(grouped).text
+    assert f'href="{grouped.replace("&", "&amp;")}" aria-current="page"' in page
+    assert browser.post("/views/2/deletion").headers["location"] == grouped
     browser.post("/views", data=view | {"filter": ""})
     assert [each["filter"] for each in browser.get("/api/v1/views").json()] == [""]
     assert browser.post("/views/1/deletion").headers["location"] == address.replace(

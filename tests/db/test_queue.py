@@ -282,7 +282,7 @@ def test_what_a_run_waits_for_is_said(
 ) -> None:
     """A run that no worker can take says so, instead of waiting for ever in silence."""
     with database.writing() as session:
-        assert why(session, submit(session, ada)) == "no worker is up"
+        assert why(session, submit(session, ada)) == "no worker reports at the moment"
     add_worker(database, "w1", [DIGITS], [CPU])
     with database.writing() as session:
         assert reason in why(session, submit(session, ada, **changes))

@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from db import checkpoints, queue, runs, waiting
-from db.conditions import InStatus, Term, Word
+from db.conditions import Compared, InStatus, Term, Word
 from db.database import Database
 from db.errors import Conflict, Invalid, NotFound
-from db.tables import Run, Status, User, Worker
+from db.tables import Run, RunStatus, Status, User, Worker
 from tests.db.conftest import claim, config, submit
 from tests.db.telemetry_made import make_steps, record
 
@@ -82,6 +83,30 @@ def test_pause_and_resume(database: Database, running: Run, ada: User) -> None:
         assert runs.pause(session, running.id, ada).status == Status.PAUSED
 
 
+def test_a_pause_is_no_part_of_a_runs_duration(database: Database, running: Run, ada: User) -> None:
+    """It stands still meanwhile, and goes on from there; in filters, orders and rows alike."""
+    with database.writing() as session:
+        queue.seconds_since_start(session, session.get_one(Run, running.id))
+        session.get_one(Run, running.id).status = Status.PAUSED
+        began = session.get_one(Run, running.id).started_at or 0.0
+        for seconds, status in ((-5, "paused"), (100, "paused"), (400, "queued"), (500, "paused")):
+            time = began + seconds
+            session.add(RunStatus(run_id=running.id, attempt=1, status=status, time=time))
+        other = submit(session, ada)
+    with database.reading() as session:
+        seconds = runs.durations(session, [running.id, other.id], began + 9000)
+        assert seconds == {running.id: pytest.approx(200), other.id: None}
+        assert seconds == runs.durations(session, [running.id, other.id], began + 9999)
+    with database.writing() as session:  # now, after all of that
+        session.execute(update(RunStatus).values(time=RunStatus.time - 1000))
+        session.execute(update(Run).values(started_at=Run.started_at - 1000))
+    with database.reading() as session:
+        for sign, value, found in ((">", 199.0, [running.id]), (">", 201.0, [])):
+            longer = Term(Compared("duration", sign, value, ""))
+            listed = runs.newest(session, conditions=[longer], sort="-duration")
+            assert [run.id for run, _owner in listed] == found
+
+
 @pytest.mark.parametrize(
     "act", [runs.cancel, runs.pause, runs.resume, runs.request_checkpoint], ids=lambda f: f.__name__
 )
@@ -121,7 +146,7 @@ def test_a_scale_set_by_hand_stands_in_the_history(
     with database.writing() as session:
         runs.request_scale(session, running.id, ada, 512.0)
         last = runs.statuses(session, running.id)[-1]
-    asked = "ada asked for a loss scale of 512 from the next step on"
+    asked = "ada asked for a loss scale of 2^9 from the next step on"
     assert (last.status, last.reason) == ("running", asked)
 
 

@@ -92,15 +92,21 @@ def test_steps_run_again_within_a_batch_replace_the_earlier(
 
 
 def test_run_shows_its_latest_figures(database: Database, running: Run) -> None:
-    """The run's row has the last step's loss and scale, and the pace of the last steps."""
-    steps = make_steps([3.0, 2.0])
-    steps["step_us"] = 4000
-    record(database, running, steps)
+    """The run's row has the last step's loss and scale, and the pace of the last steps; of all of
+    them once it has ended.
+    """
+    fast, steps = make_steps([3.0] * 300), make_steps([3.0] * 199 + [2.0], first=301)
+    fast["step_us"], steps["step_us"] = 1000, 4000
+    record(database, running, fast, steps)
     with database.reading() as session:
         run = session.get_one(Run, running.id)
-        assert (run.step, run.loss, run.scale) == (2, 2.0, 2.0**20)
+        assert (run.step, run.loss, run.scale) == (500, 2.0, 2.0**20)
         assert run.steps_per_second == 250
         assert run.revision > running.revision
+    with database.writing() as session:
+        queue.end(session, running.id, 1, Status.FINISHED)
+        pace = session.get_one(Run, running.id).steps_per_second
+        assert pace == pytest.approx(500 / (0.3 + 0.8))
 
 
 def test_log_lines_and_samples_are_kept(database: Database, running: Run) -> None:

@@ -27,7 +27,7 @@ SEARCH = list(range(1, 7))  # the skips that lead from 2^24 down to 2^18
         (400, [*SEARCH, *range(391, 401)], 2.0**8, "collapsing", "last 10 steps were all skipped"),
         (400, [*range(302, 401, 2), 301], 64.0, "collapsing", "more than half of the last"),
         (400, [100], 0.5, "collapsing", "the scale is 0.5, below 1"),
-        (40, list(range(1, 41)), 2.0**-24, "collapsing", "below 1"),
+        (40, list(range(1, 41)), 2.0**-24, "collapsing", "the scale is 2^-24, below 1"),
         (190, list(range(1, 191)), 2.0**30, "calibrating", "190 of the last 190"),
         (600, list(range(50, 601)), 2.0**16, "dead", "0 of the last 500 steps changed"),
         (300, list(range(201, 301)), 0.0, "dead", "the scale is 0"),

@@ -65,6 +65,7 @@ FULL = (
     "/api/v1/docs",
     "/help/glossary",
     "/help/amp",
+    "/runs?group=batch_size&columns=loss,val/accuracy",
     "/runs/999",
 )
 ON_A_PHONE = ("/runs", "/recipes", "/runs/1", "/runs/new?recipe=digits", "/help/amp")

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, Route, expect
 from db import runs
 from db.database import Database
 from db.recording import Recording
-from db.tables import Run
+from db.tables import Run, Status
 from tests.browser import open_tab
 from tests.db.telemetry_made import make_events, make_metric, make_steps, record
 from tests.e2e.conftest import refuse_once
@@ -301,7 +301,12 @@ def test_lines_are_told_hidden_arranged_and_saved(
         make_metric(20, value, name) for name, value in (("a/x", 1.0), ("b/y", 2.0), ("lr", 3.0))
     ]
     page.goto("/runs/1")
-    expect(page.locator("[data-starting]")).to_contain_text("no step was heard of yet")
+    said = page.locator("[data-starting]")
+    expect(said).to_contain_text("no step was heard of yet")
+    for status, words in ((Status.PAUSING, "Pausing before"), (Status.RUNNING, "no step was")):
+        with database.writing() as session:
+            runs.set_status(session, session.get_one(Run, 1), status)
+        expect(said).to_contain_text(words)
     losses = [2.0 + step / 1000 for step in range(20)]
     record(database, running, make_steps(losses, skipped=[7]), events=metrics)
     page.wait_for_selector("[data-drawn='20']")
@@ -323,7 +328,7 @@ def test_lines_are_told_hidden_arranged_and_saved(
     page.wait_for_url("**/runs/1?hide=lr")
     until(lambda: "Learning rate" not in page.evaluate(rows))
 
-    menu = page.get_by_text("Rows and files…")
+    menu = page.get_by_text("Pin, files…")
     menu.click()
     with page.expect_download() as started:
         page.locator("[data-rows] li", has_text="Loss").first.get_by_role(
@@ -336,7 +341,12 @@ def test_lines_are_told_hidden_arranged_and_saved(
         page.locator("[data-rows] li", has_text="b/y").get_by_role("button", name="SVG").click()
     assert "b/y" in started.value.path().read_text()
     menu.click()
-    page.locator("[data-rows] li", has_text="b/y").get_by_label("first").check()
+    page.locator("[data-rows] li", has_text="b/y").get_by_role("button", name="Full").press("Enter")
+    until(lambda: page.evaluate(rows) == ["b/y"])
+    page.evaluate("document.exitFullscreen()")  # as Escape does on a screen
+    until(lambda: "a/x" in page.evaluate(rows))
+    menu.click()
+    page.locator("[data-rows] li", has_text="b/y").get_by_label("Pin").check()
     menu.click()
     page.locator("[data-rows] li", has_text="Metrics a/").get_by_label("folded").check()
     until(lambda: "a/x" not in page.evaluate(rows) and "b/y" in page.evaluate(rows))

@@ -92,3 +92,8 @@ def test_a_cursor_opens_its_run(database: Database, ada: User, running: Run, pag
         page.keyboard.press("j")
     page.keyboard.press("Enter")
     page.wait_for_url("**/runs/1")
+    page.go_back()
+    page.wait_for_selector("[role=combobox]")
+    page.wait_for_function(f"{CURSOR} === '1'")
+    page.keyboard.press("k")
+    assert page.evaluate(CURSOR) == "2"

@@ -31,8 +31,8 @@ def test_a_run_is_found_and_laid_out_with_the_keyboard(
     box.press("Tab")
     expect(box).to_have_value("-status:")
     box.press_sequentially("fail")
-    box.press("ArrowDown")
-    box.press("Enter")
+    expect(page.get_by_role("option", selected=True)).to_have_text("-status:failed")
+    box.press("Enter")  # finishes the word: as it is, it would be refused
     expect(box).to_have_value("-status:failed ")
     box.press_sequentially("batch_s")
     page.get_by_role("option", name="batch_size setting").click()
@@ -74,8 +74,19 @@ def test_a_run_is_found_and_laid_out_with_the_keyboard(
         "aria-current", "page"
     )
     assert names(page) == ["small"]
-    box = page.get_by_role("combobox")
+    page.get_by_role("button", name="Group").press("Enter")
+    page.get_by_label("or any setting").fill("batch_size")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**group=batch_size")
+    assert names(page) == ["7"]  # the filter stays
+    page.get_by_role("link", name="Steps/s").press("Enter")
+    page.wait_for_url("**sort=-steps_per_second*group=batch_size")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**training.batch_size%3D7*")
+    assert names(page) == ["small"]
+    box = page.get_by_role("combobox", name="Filter the runs")
     box.fill("status:fialed")
     box.press("Enter")
     expect(page.locator("mark")).to_have_text("status:fialed")
-    expect(page.get_by_role("combobox")).to_have_value("status:fialed")
+    expect(page.get_by_role("combobox", name="Filter the runs")).to_have_value("status:fialed")

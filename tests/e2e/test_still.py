@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from db import checkpoints, queue, workers
+from db import checkpoints, queue, runs, workers
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
@@ -250,6 +250,33 @@ def test_nothing_shifts_while_a_run_runs(
     assert page.evaluate("window.shifts") == []
 
 
+def test_the_first_run_takes_no_click_from_the_empty_list(
+    database: Database, ada: User, page: Page
+) -> None:
+    """It comes in while a link is pressed, which is followed all the same; then it is live."""
+    page.goto("/runs")
+    page.evaluate(NOTE_CLICKS.replace("\n}", "\n}, { once: true }"))
+    choose = page.get_by_role("link", name="Choose a recipe")
+    choose.hover()
+    page.mouse.down()
+    with page.expect_response(lambda answer: answer.url.endswith("/runs")):
+        submit(database, ada)
+    page.mouse.up()
+    row = page.locator("tr[data-key='1']")
+    expect(row).to_contain_text("queued")
+    assert page.evaluate("window.clicked") == "/runs/new"
+    expect(page.locator("[data-total]")).to_have_text("1 run")
+    page.keyboard.press("j")  # and leaves the link, which nothing has taken away
+    expect(page.locator(".empty")).to_have_count(0)
+    page.keyboard.press("x")
+    expect(page.locator("[data-ticked]")).to_have_text("1 selected")
+    submit(database, ada)
+    expect(page.locator("tr[data-key]")).to_have_count(2)
+    with database.writing() as session:
+        runs.cancel(session, 1, ada)
+    expect(row).to_contain_text("cancelled")
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_list_says_whether_a_worker_is_up_and_moves_nothing(
     database: Database, ada: User, page: Page, width: int
@@ -258,7 +285,7 @@ def test_the_list_says_whether_a_worker_is_up_and_moves_nothing(
     page.set_viewport_size({"width": width, "height": 900})
     submit(database, ada)
     page.goto("/runs")
-    missing = page.get_by_text("No worker is up, so nothing will train.")
+    missing = page.get_by_text("No worker reports, so nothing trains for now.")
     expect(missing).to_be_visible()
     page.evaluate(WATCH_SHIFTS)
     worker_id = offer_digits(database)

@@ -114,7 +114,7 @@ def test_queued_run_says_what_it_waits_for(
     """The place in the queue and the reason are in the run."""
     submit(database, ada)
     run = script.get("/api/v1/runs/1").json()
-    assert (run["ahead"], run["waiting"]) == (0, "no worker is up")
+    assert (run["ahead"], run["waiting"]) == (0, "no worker reports at the moment")
 
 
 def test_actions_ask_the_training(database: Database, running: Run, script: TestClient) -> None:

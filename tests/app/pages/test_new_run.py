@@ -97,6 +97,10 @@ def test_clone_has_what_the_other_run_had(
     config: dict[str, Any] = CONFIG | {"precision": "bf16", "scaler": {"init_scale": 2.0}}
     run = submit(database, ada, config=config, name="good", tags="x")
     page = browser.get("/runs/new", params={"from": run.id}).text
+    said = f'Filled in with the settings of <a href="/runs/{run.id}">run {run.id}</a>'
+    assert said in page
+    again = {"recipe": "digits", "priority": "high", "filled_from": str(run.id)}
+    assert said in browser.post("/runs", data=again).text
     assert 'name="precision" value="bf16" checked' in page
     assert 'name="scaler.init_scale" value="2"' in page
     assert 'value="good"' in page

@@ -35,6 +35,7 @@ def test_deleted_on_its_page_and_undone(ended: int, browser: TestClient) -> None
     assert f'data-key="{ended}"' in browser.get("/bin").text
     gone = browser.get(f"/runs/{ended}")
     assert (gone.status_code, "It is in the bin" in gone.text) == (404, True)
+    assert '<a class="button primary" href="/bin">To the bin</a>' in gone.text
     answer = browser.post(f"/runs/{ended}/restoration")
     assert answer.headers["location"] == f"/runs/{ended}"
     assert undo not in browser.get(f"/runs?deleted={ended}").text

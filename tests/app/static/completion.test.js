@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { proposals, wordAt } from 'completion'
+import { isUnfinished, proposals, wordAt } from 'completion'
 
 const words = {
   keys: { status: 'how it stands', tag: 'a tag' },
@@ -43,4 +43,9 @@ test('a name that is no key is quoted; of a number nothing is proposed', () => {
 test('of a thousand names some are shown', () => {
   const settings = Array.from({ length: 1000 }, (_, i) => `setting${i}`)
   assert.equal(proposals({ ...words, settings }, 'setting').length, 50)
+})
+
+test('a word that a filter would refuse is unfinished', () => {
+  const some = ['status:', '-status:fai', 'tag:', 'status:failed', 'tag:pl', 'lo', 'loss>', 'a:']
+  assert.deepEqual(some.filter((typed) => isUnfinished(words, typed)), ['status:', '-status:fai', 'tag:'])
 })

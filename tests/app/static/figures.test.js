@@ -22,6 +22,14 @@ test('rows are those that there are numbers for, or will be', () => {
   assert.deepEqual(titles(pointsOf({}), { scaled: false, timed: false }), ['Loss', 'Gradient norm', 'Learning rate', 'Step'])
 })
 
+test('a row without numbers has no axes', () => {
+  const none = Object.fromEntries(NAMES.map((name) => [name, []]))
+  const { layout } = figure(pointsOf({ ...none, loss: [1, null, 3] }), view, {}, { scaled: true, timed: false }, 800)
+  assert.deepEqual(['yaxis2', 'yaxis3', 'yaxis4', 'xaxis'].map((axis) => layout[axis].visible), [undefined, false, false, undefined])
+  const nothing = figure(pointsOf(none), view, {}, { scaled: true, timed: false }, 800).layout
+  assert.deepEqual([nothing.xaxis.visible, nothing.yaxis2.visible, nothing.shapes], [false, false, []])
+})
+
 test('a metric that comes in shrinks the others, and the figure keeps its height', () => {
   const measured = (count) => Object.fromEntries(Array.from({ length: count }, (_, i) => [`m${i}`, { x: [1], y: [1], mean_x: [] }]))
   const heightOf = (count) => figure(pointsOf({}, measured(count)), view, {}, { scaled: true, timed: true }, 800).layout.height
