@@ -42,12 +42,13 @@ def command(function: Callable[..., None]) -> Callable[[list[str]], None]:
     def typed(words: list[str]) -> None:
         cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         cli.command()(function)
-        _run(cli, words, function.__name__)
+        run_typed(cli, words, function.__name__)
 
     return typed
 
 
-def _run(cli: typer.Typer, words: list[str], name: str) -> None:
+def run_typed(cli: typer.Typer, words: list[str], name: str) -> None:
+    """Run what was typed after a command's name; a mistake ends in one clear sentence."""
     try:
         cli(words, prog_name=f"halfstep {name}")
     except HalfstepError as error:
@@ -92,7 +93,7 @@ def server() -> None:
 @command
 def link(user: Annotated[str, typer.Argument(help="Name of the user, new or known")]) -> None:
     """Print a link that signs a user in once, within a day."""
-    settings, database = _open_installed()
+    settings, database = open_installed()
     _print_link(settings, database, user)
 
 
@@ -115,14 +116,14 @@ def storage(words: list[str]) -> None:
     cli.command("runs")(_list_storage)
     cli.command("prune")(_prune_storage)
     cli.command("check")(_check_storage)
-    _run(cli, words, "storage")
+    run_typed(cli, words, "storage")
 
 
 def _list_storage(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="So many runs at most")] = 20,
 ) -> None:
     """List runs by what their checkpoints and artifacts take, the largest first."""
-    settings, database = _open_installed()
+    settings, database = open_installed()
     with database.reading() as session:
         largest = runs.newest(session, sort="-stored_bytes", limit=limit)
         count, total = runs.count(session), runs.stored_bytes(session)
@@ -159,7 +160,7 @@ def _prune_storage(
     """
     if checkpoints is None and logs is None:
         raise Invalid({"--checkpoints, --logs": "none is told; allowed: at least one of them"})
-    settings, database = _open_installed()
+    settings, database = open_installed()
     rules = pruning.Rules(checkpoint_days=checkpoints, log_days=logs)
     with database.reading() as session:
         found = list(pruning.plan(session, rules))
@@ -184,7 +185,7 @@ def _check_storage(
     mend: Annotated[bool, typer.Option(help="Delete what does not match")] = False,
 ) -> None:
     """List rows and files that do not match; exit with 1 if any is left."""
-    settings, database = _open_installed()
+    settings, database = open_installed()
     store = open_store(settings)
     with database.reading() as session:
         found = mismatches(session, store, deep=deep)
@@ -200,7 +201,7 @@ def _check_storage(
 @command
 def backup(folder: Annotated[Path, typer.Argument(help="A new folder to write")]) -> None:
     """Back up database and checkpoints, while everything runs."""
-    settings, database = _open_installed(migrates=False)
+    settings, database = open_installed(migrates=False)
     if not database.is_current():  # what is backed up is what there is
         raise Conflict(f"{database.name} is not of this version: `halfstep migrate` changes that.")
     saved = back_up(database, open_store(settings), folder)
@@ -220,7 +221,7 @@ def restore(folder: Annotated[Path, typer.Argument(help="A folder that `backup` 
 @command
 def rebuild(run: Annotated[int, typer.Argument(help="Number of the run")]) -> None:
     """Sum up a run's steps and metrics for its charts anew."""
-    _settings, database = _open_installed()
+    _settings, database = open_installed()
     with database.writing() as session:
         row = runs.get(session, run, lock=True)  # its recorder waits meanwhile
         pyramid.rebuild(session, run)
@@ -237,8 +238,8 @@ def _open() -> tuple[Settings, Database]:
     return settings, database
 
 
-def _open_installed(*, migrates: bool = True) -> tuple[Settings, Database]:
-    """The same where an installation is already; elsewhere it would make a new one, and empty.
+def open_installed(*, migrates: bool = True) -> tuple[Settings, Database]:
+    """Do the same where an installation is already; elsewhere it would make a new one, and empty.
 
     Raises NotFound.
     """
@@ -301,9 +302,19 @@ def _stop_with(worker: "subprocess.Popen[bytes]", server: "Server") -> None:
     server.should_exit = True
 
 
-def _print_link(settings: Settings, database: Database, user: str = OPERATOR) -> None:
+def _print_link(settings: Settings, database: Database, name: str | None = None) -> None:
+    """Print a link for somebody, or else for the first operator."""
     with database.writing() as session:
-        token = accounts.make_link_token(session, accounts.user_named(session, user))
+        who = accounts.first_operator(session) if name is None else None
+        who = who or accounts.user_named(session, name or OPERATOR)
+        if who.deactivated_at is not None:
+            raise Conflict(f"{who.name} was shut out: `halfstep user change {who.name} activate`.")
+        token = accounts.make_link_token(session, who)
+    print_link(settings, token)
+
+
+def print_link(settings: Settings, token: str) -> None:
+    """Print what signs somebody in once."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
     host = f"[{host}]" if ":" in host else host
     typer.echo(f"\n  Halfstep: http://{host}:{settings.port}/?token={token}\n")

@@ -46,7 +46,8 @@ _TABLE: dict[str, str] = {
         pages.documents.show_first pages.documents.show_document
         api.streams.watch_list api.vocabulary.get_vocabulary
         api.uploads.upload_weights
-        api.runs.list_runs api.runs.submit_run api.estimates.estimate api.bulk.act_on_runs
+        api.runs.list_runs api.runs.submit_run api.grouping.list_groups api.estimates.estimate
+        api.bulk.act_on_runs
         api.run_bin.list_bin api.sweeps.list_sweeps api.sweeps.begin_sweep
         api.comparison.get_group api.comparison.get_comparison api.comparison.get_series_of_runs
         api.views.list_views api.views.save_view api.views.delete_view

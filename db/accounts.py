@@ -64,6 +64,12 @@ def find_user(session: Session, name: str) -> User | None:
     return session.scalar(select(User).where(User.key == key_of(name)))
 
 
+def first_operator(session: Session) -> User | None:
+    """Return the first of those who may do everything."""
+    query = select(User).where(User.is_operator, IS_ACTIVE).order_by(User.id)
+    return session.scalar(query.limit(1))
+
+
 def make_user(session: Session, name: str, *, is_operator: bool = False) -> User:
     """Make an account, which nobody can sign in to yet. Raises Invalid."""
     name = checked_name(name, most=NAME_CHARACTERS)

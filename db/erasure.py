@@ -21,7 +21,7 @@ from db.database import Database, now
 from db.run_bin import DAY_SECONDS, IN_BIN
 from db.settings import Settings
 from db.storage import delete_file
-from db.tables import Run, Trial
+from db.tables import Deed, Run, Trial
 from db.tables import Table as Base
 
 #: Rows of a transaction: SQLite has one writer, which others must not wait for.
@@ -65,9 +65,9 @@ def erase(
 def tables() -> list[Table]:
     """List the tables whose rows are a run's own, those that others point to last.
 
-    What a sweep has tried is the sweep's: it would try that point again.
+    What a sweep has tried is the sweep's: it would try that point again. Who did what stays told.
     """
-    others = {Trial.__tablename__}
+    others = {Trial.__tablename__, Deed.__tablename__}
     tables = reversed(Base.metadata.sorted_tables)
     return [table for table in tables if "run_id" in table.columns and table.name not in others]
 

@@ -43,11 +43,15 @@ def make(session: Session, name: str) -> Project:
 
 def found_or_made(session: Session, name: str) -> Project:
     """Return a project, made now if there is none. Raises Invalid."""
+    if (project := session.get(Project, name)) is not None:
+        return project
+    project = Project(name=checked_name(name, most=NAME_CHARACTERS))
     try:
         with session.begin_nested():
-            return session.get(Project, name) or make(session, name)
+            session.add(project)
     except IntegrityError:  # somebody else has made it meanwhile
-        return get(session, name)
+        return get(session, project.name)
+    return project
 
 
 def members(session: Session, name: str) -> list[tuple[User, str]]:

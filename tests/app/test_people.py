@@ -10,10 +10,12 @@ from sqlalchemy.exc import DatabaseError
 from starlette.testclient import TestClient
 
 from app.auth import cookie_name
+from app.user_command import user
 from db import accounts, people, projects
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.rights import MAINTAINER, MEMBER, VIEWER
+from db.settings import Settings
 from db.tables import ApiToken, Deed, User
 from tests.app.conftest import submit
 
@@ -215,6 +217,43 @@ def test_other_browsers_are_signed_out(
     assert browser.post("/account/sign-ins/deletion").status_code == 303
     assert other.get("/runs").status_code == 303
     assert browser.get("/runs").status_code == 200
+
+
+def test_accounts_are_kept_from_a_terminal(
+    database: Database,
+    settings: Settings,
+    ada: User,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Made with a link, given a role, shut out; what cannot be ends in a sentence."""
+    monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
+    monkeypatch.setenv("HALFSTEP_DATABASE_URL", settings.database_url)
+    for words in (
+        ["add", "carol", "--role", "viewer"],
+        ["role", "carol", "maintainer"],
+        ["role", "ada", "viewer"],
+        ["role", "ada", "none"],
+        ["change", "carol", "commands"],
+        ["change", "carol", "deactivate"],
+        ["list"],
+    ):
+        with pytest.raises(SystemExit) as end:
+            user(words)
+        assert not end.value.code, words
+    told = capsys.readouterr().out
+    assert "/?token=" in told
+    assert "ada: operator\n" in told
+    assert "carol: maintainer of the first project, may run commands, deactivated\n" in told
+    for words, message in (
+        (["add", "CAROL"], "looks as 'carol'"),
+        (["role", "nobody", "viewer"], "no account"),
+        (["role", "ada", "king"], "'king' is not allowed"),
+        (["change", "ada", "dance"], "'dance' is not allowed"),
+        (["change", "ada", "remove"], "last operator"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            user(words)
 
 
 def test_commands_need_a_right_of_their_own(

@@ -42,7 +42,7 @@ def test_a_new_password_ends_whatever_let_its_user_in_before(
         of_bob, _row = accounts.make_api_token(session, bob, "bob's")
     assert browser.post("/account/password", data={"password": "a long secret"}).status_code == 303
     assert script.get("/api/v1/runs").status_code == 401
-    assert stranger.get("/", params={"token": link}).headers["location"].startswith("/sign-in")
+    assert stranger.post("/", data={"token": link}).headers["location"].startswith("/sign-in")
     bearer = {"Authorization": f"Bearer {of_bob}"}
     assert stranger.get("/api/v1/runs", headers=bearer).status_code == 200
 
@@ -162,4 +162,4 @@ def test_a_token_that_writes_is_made_and_named_as_such(browser: TestClient) -> N
     assert "<td>gpu-7</td><td>send watched runs</td>" in made.text
     wrong = browser.post("/account/tokens", data={"name": "x", "kind": "root"})
     assert wrong.status_code == 422
-    assert "&#39;root&#39; is not allowed; allowed: full, write" in wrong.text
+    assert "&#39;root&#39; is not allowed; allowed: full, read, submit, steer, write" in wrong.text

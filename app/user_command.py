@@ -1,0 +1,89 @@
+"""`halfstep user`: who may sign in, from a terminal of the server's machine."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from sqlalchemy.orm import Session
+
+from app.commands import open_installed, print_link, run_typed
+from db import accounts, people, projects
+from db.errors import Invalid
+from db.rights import MEMBER
+from db.settings import Settings
+
+Name = Annotated[str, typer.Argument(help="Name of the user")]
+Project = Annotated[str, typer.Option(help="A project; empty: the one that there always is")]
+
+
+def user(words: list[str]) -> None:
+    """Who may sign in: `user add`, `list`, `role` and `change`."""
+    cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    cli.command("add")(_add)
+    cli.command("list")(_list)
+    cli.command("role")(_give_role)
+    cli.command("change")(_change)
+    run_typed(cli, words, "user")
+
+
+@contextmanager
+def _installed() -> Iterator[tuple[Settings, Session]]:
+    """Give the settings and a session, whose changes are committed if nothing is raised."""
+    settings, database = open_installed()
+    try:
+        with database.writing() as session:
+            yield settings, session
+    finally:
+        database.dispose()
+
+
+def _add(
+    name: Name,
+    role: Annotated[str, typer.Option(help="viewer, member or maintainer")] = MEMBER,
+    project: Project = projects.DEFAULT,
+    operator: Annotated[bool, typer.Option("--operator", help="May do everything")] = False,
+) -> None:
+    """Make an account, and print the link that signs it in, once."""
+    with _installed() as (settings, session):
+        made = people.invite(session, name, project=project, role=role)
+        made.is_operator = operator
+        token = accounts.make_link_token(session, made)
+    print_link(settings, token)
+
+
+def _list() -> None:
+    """List the accounts, with their roles."""
+    with _installed() as (_settings, session):
+        for who, roles in people.listed(session):
+            told = [f"{role} of {name or 'the first project'}" for name, role in roles.items()]
+            told = ["operator"] if who.is_operator else told
+            told += ["may run commands"] if who.runs_commands else []
+            told += ["deactivated"] if who.deactivated_at is not None else []
+            typer.echo(f"{who.name}: {', '.join(told) or 'no role'}")
+
+
+def _give_role(
+    name: Name,
+    role: Annotated[str, typer.Argument(help="viewer, member, maintainer, or none")],
+    project: Project = projects.DEFAULT,
+) -> None:
+    """Give a role in a project, in place of the one before; `none` takes it away."""
+    with _installed() as (_settings, session):
+        who = people.named(session, name)
+        if role == "none":
+            projects.take_role(session, who, project)
+        else:
+            projects.set_role(session, who, project, role)
+
+
+def _change(
+    name: Name,
+    change: Annotated[str, typer.Argument(help=", ".join(people.CHANGES))],
+) -> None:
+    """Change an account: shut it out, let it in again, remove it, make it an operator, or not."""
+    if change not in people.CHANGES:
+        allowed = ", ".join(people.CHANGES)
+        raise Invalid({"change": f"{change[:100]!r} is not allowed; allowed: {allowed}"})
+    with _installed() as (_settings, session):
+        people.CHANGES[change](session, people.named(session, name))  # type: ignore[index]
