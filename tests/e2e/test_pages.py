@@ -333,6 +333,9 @@ def test_pages_fit_their_width(
         "/recipes/digits",
         "/alerts",
         "/account",
+        "/people",
+        "/projects",
+        "/deeds",
         "/api/v1/docs",
     ):
         page.goto(path)
