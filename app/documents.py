@@ -18,7 +18,10 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 #: By their addresses, in the order in which they are listed.
-NAMES = ("glossary", "amp", "recipes", "commands", "watch", "client", "alerts", "teams", "operations")
+NAMES = (
+    *("glossary", "amp", "recipes", "commands", "watch", "client"),
+    *("alerts", "teams", "operations"),
+)
 _DOCUMENT = re.compile(r"(\w+)\.md(#[\w-]+)?")
 _SETTINGS = re.compile(r"Settings?: ")
 
