@@ -58,6 +58,7 @@ export const createSelection = (list, refetch) => {
 
   const refresh = () => {
     const [all, chosen] = [boxes(), ticked()]
+    for (const button of list.querySelectorAll('button[data-one]')) button.disabled = false
     const ids = chosen.map((box) => box.value)
     for (const box of list.querySelectorAll('[data-tick-all]')) {
       box.checked = chosen.length > 0 && chosen.length === all.length

@@ -107,7 +107,7 @@ def test_all_killed_at_once_then_up_again(site: Site, moments: random.Random) ->
         with up(**environment) as (process, link):
             base = link.split("/?")[0]
             until(lambda: answers(base))
-            browser.get(link)
+            browser.post(base, data={"token": link.partition("token=")[2]})
             site.wait_for_step(first, moments.randrange(STEPS // 10, STEPS // 2))
             for each in [*psutil.Process(process.pid).children(recursive=True), process]:
                 os.kill(each.pid, signal.SIGKILL)

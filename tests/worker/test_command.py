@@ -300,7 +300,8 @@ def test_several_devices_are_a_gang_of_torchruns(site: Site) -> None:
     code = site.data / "rank.py"
     code.write_text(
         "import os, sys\n"
-        "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1:])\n"
+        "rank, ranks = os.environ['RANK'], os.environ['WORLD_SIZE']\n"
+        "os.write(1, f'rank {rank} of {ranks} {sys.argv[1:]}\\n'.encode())  # a line stays whole\n"
         "if os.environ['RANK'] == '1' and os.environ['HALFSTEP_ATTEMPT'] == '1':\n"
         "    os.kill(os.getpid(), 9)\n"
     )
