@@ -44,6 +44,10 @@ class NotForSending(HalfstepError):
     """This token may not send watched runs: make another one on the account page."""
 
 
+class NoPasswords(HalfstepError):
+    """This server takes no passwords: sign in by its provider of identities, or a link."""
+
+
 class WriteOnly(HalfstepError):
     """This token may send watched runs and nothing else: make a full one on the account page."""
 

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.auth import (
     Forgery,
+    NoPasswords,
     NotForScripts,
     NotForSending,
     SignInNeeded,
@@ -29,6 +30,7 @@ from app.brake import TooManyTries
 from app.filters import BadFilter
 from app.rendering import page
 from app.rights import Forbidden
+from app.sso import SsoFailed
 from db import errors, secrets
 from db.database import is_outage
 
@@ -40,6 +42,8 @@ STATUS_CODES: dict[type[Exception], int] = {
     Forgery: 403,
     NotForScripts: 403,
     WriteOnly: 403,
+    NoPasswords: 403,
+    SsoFailed: 502,
     NotForSending: 403,
     Forbidden: 403,
     errors.NotYours: 403,

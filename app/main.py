@@ -13,6 +13,7 @@ from app.compact import Compact
 from app.context import INGESTING, TURNS
 from app.live import Live
 from app.security import BodyLimit, Heads, KnownHosts, SecurityHeaders
+from app.sso import Provider
 from db.database import Database
 from db.settings import Settings
 
@@ -47,6 +48,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.turns = asyncio.Semaphore(TURNS)
     app.state.ingesting = ThreadPoolExecutor(INGESTING, thread_name_prefix="ingest")
     app.state.noting = set()
+    app.state.sso = Provider(settings) if settings.oidc_issuer else None
     app.state.live = Live()
     app.state.brake = Brake()
     app.state.assets = assets.Assets()

@@ -18,12 +18,13 @@ Project = Annotated[str, typer.Option(help="A project; empty: the one that there
 
 
 def user(words: list[str]) -> None:
-    """Who may sign in: `user add`, `list`, `role` and `change`."""
+    """Who may sign in: `user add`, `list`, `role`, `change` and `subject`."""
     cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     cli.command("add")(_add)
     cli.command("list")(_list)
     cli.command("role")(_give_role)
     cli.command("change")(_change)
+    cli.command("subject")(_set_subject)
     run_typed(cli, words, "user")
 
 
@@ -87,3 +88,14 @@ def _change(
         raise Invalid({"change": f"{change[:100]!r} is not allowed; allowed: {allowed}"})
     with _installed() as (_settings, session):
         people.CHANGES[change](session, people.named(session, name))  # type: ignore[index]
+
+
+def _set_subject(
+    name: Name,
+    subject: Annotated[
+        str, typer.Argument(help="The provider's issuer and number of them; empty: none")
+    ],
+) -> None:
+    """Let a provider of identities sign an account in: "https://provider 1234"."""
+    with _installed() as (_settings, session):
+        people.set_subject(session, people.named(session, name), subject.strip())

@@ -64,6 +64,26 @@ def find_user(session: Session, name: str) -> User | None:
     return session.scalar(select(User).where(User.key == key_of(name)))
 
 
+def user_of_subject(session: Session, subject: str, name: str) -> User:
+    """Return whom a provider of identities knows by this subject, made now if there is nobody.
+
+    A name that another account has is not taken over: its owner may be somebody else. Raises
+    Refused.
+    """
+    user = session.scalar(select(User).where(User.subject == subject))
+    if user is None:
+        shown = "".join(each for each in name.strip() if each.isprintable())[:NAME_CHARACTERS]
+        try:
+            user = make_user(session, shown)
+        except Invalid as error:
+            message = f"There is an account {shown!r} that is not yet the provider's. An operator "
+            raise Refused(f"{message}lets it be: halfstep user subject.") from error
+        user.subject = subject
+    if user.deactivated_at is not None:
+        raise Refused("This account was shut out. Ask an operator.")
+    return user
+
+
 def first_operator(session: Session) -> User | None:
     """Return the first of those who may do everything."""
     query = select(User).where(User.is_operator, IS_ACTIVE).order_by(User.id)

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db import accounts, projects
-from db.errors import NotFound
+from db.errors import Invalid, NotFound
 from db.tables import Membership, User
 
 
@@ -51,6 +51,14 @@ def invite(session: Session, name: str, *, project: str, role: str) -> User:
     user = accounts.make_user(session, name)
     projects.set_role(session, user, project, role)
     return user
+
+
+def set_subject(session: Session, user: User, subject: str) -> None:
+    """Let a provider of identities sign somebody in. Raises Invalid if it signs another one in."""
+    other = session.scalar(select(User).where(User.subject == subject, User.id != user.id))
+    if other is not None:
+        raise Invalid({"subject": f"it is {other.name!r}'s; allowed: another one"})
+    user.subject = subject or None
 
 
 def make_operator(session: Session, user: User) -> None:

@@ -44,6 +44,26 @@ class Settings(BaseSettings):
     alerts_private: Annotated[
         bool, Field(description="Whether alerts may go to addresses of the server's own network")
     ] = False
+    passwords: Annotated[
+        bool, Field(description="Whether people may sign in by password; links always work")
+    ] = True
+    oidc_issuer: Annotated[
+        str, Field(description="Of single sign-on: the provider's address; empty: there is none")
+    ] = ""
+    oidc_client_id: Annotated[str, Field(description="What the provider knows this server by")] = ""
+    oidc_client_secret: Annotated[
+        SecretStr, Field(description="What this server proves that with")
+    ] = SecretStr("")
+    oidc_scopes: Annotated[str, Field(description="What the provider is asked for")] = (
+        "openid profile email"
+    )
+    oidc_groups_claim: Annotated[
+        str, Field(description="The provider's claim that has somebody's groups")
+    ] = "groups"
+    oidc_roles: Annotated[
+        str,
+        Field(description="What groups may: group=role@project, with commas; * is everybody"),
+    ] = ""
     metrics_token: Annotated[
         SecretStr,
         Field(description="What Prometheus sends to read /metrics; empty: there are none"),

@@ -128,7 +128,8 @@ class Table(DeclarativeBase):
 class User(Table):
     """Somebody who may sign in, or might before.
 
-    key: the name as it is compared, so that no two look alike; see db.accounts.
+    key: the name as it is compared, so that no two look alike; see db.names.
+    subject: what a provider of identities knows them by, its issuer before it.
     is_operator: everything is allowed, users and workers included.  runs_commands: command lines
     may be queued, where a worker offers them.
     deactivated_at: since when they may not sign in; removed_at: since when they are gone for good,
@@ -141,6 +142,7 @@ class User(Table):
     name: Mapped[str] = mapped_column(unique=True)
     key: Mapped[str] = mapped_column(unique=True)
     password_hash: Mapped[str | None]
+    subject: Mapped[str | None] = mapped_column(unique=True)
     is_operator: Mapped[bool] = mapped_column(default=False, server_default=false())
     runs_commands: Mapped[bool] = mapped_column(default=False, server_default=false())
     deactivated_at: Mapped[float | None]

@@ -3,18 +3,32 @@
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Form, Request, Response
+from fastapi import APIRouter, Depends, Form, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from app.auth import Forgery, SignedIn, cookie_name, local_path, sign_in
+from app.auth import Forgery, NoPasswords, SignedIn, cookie_name, local_path, sign_in
 from app.brake import TooManyTries, client_of
 from app.context import Db, TheBrake, TheDatabase, TheSettings
 from app.parameters import Text
 from app.rendering import page
-from db import accounts
-from db.errors import Refused
+from app.sso import MINUTES, Provider, SsoFailed
+from db import accounts, roles_of_groups
+from db.errors import NotFound, Refused
+from db.settings import Settings
 
 router = APIRouter()
+
+SSO_COOKIE = "halfstep-sso"
+
+
+def _provider(request: Request) -> Provider:
+    found: Provider | None = request.app.state.sso
+    if found is None:
+        raise NotFound("This server has no provider of identities.")
+    return found
+
+
+TheProvider = Annotated[Provider, Depends(_provider)]
 
 #: What the page may say of a refusal elsewhere, by the code in its address.
 PROBLEMS = {"link": accounts.LINK_REFUSED}
@@ -49,10 +63,82 @@ def redeem_link(
 
 
 @router.get("/sign-in")
-def sign_in_page(request: Request, next: str = "/", problem: str = "") -> Response:  # noqa: A002
+def sign_in_page(
+    request: Request,
+    settings: TheSettings,
+    next: str = "/",  # noqa: A002
+    problem: str = "",
+) -> Response:
     """Ask for name and password. problem: a code of PROBLEMS."""
     known = PROBLEMS.get(problem, "")
-    return page(request, "sign_in.html", next=local_path(next), problem=known, name="")
+    return _sign_in_page(request, settings, target=local_path(next), problem=known)
+
+
+def _sign_in_page(
+    request: Request,
+    settings: Settings,
+    *,
+    target: str = "/",
+    problem: str = "",
+    name: str = "",
+    status_code: int = 200,
+) -> Response:
+    return page(
+        request,
+        "sign_in.html",
+        status_code=status_code,
+        next=target,
+        problem=problem,
+        name=name,
+        has_passwords=settings.passwords,
+        has_sso=bool(settings.oidc_issuer),
+    )
+
+
+@router.get("/sign-in/sso")
+def begin_sso(request: Request, sso: TheProvider, next: str = "/") -> Response:  # noqa: A002
+    """Lead to the provider of identities."""
+    address, cookie = sso.begin(local_path(next))
+    response = RedirectResponse(address, status_code=303)
+    # Lax: the provider's redirect brings it back.
+    response.set_cookie(
+        SSO_COOKIE,
+        cookie,
+        max_age=MINUTES * 60,
+        httponly=True,
+        samesite="lax",
+        secure=request.url.scheme == "https",
+        path="/sign-in/sso",
+    )
+    return response
+
+
+@router.get("/sign-in/sso/answer")
+def finish_sso(
+    request: Request,
+    database: TheDatabase,
+    settings: TheSettings,
+    sso: TheProvider,
+    code: Text = "",
+    state: Text = "",
+    error: Text = "",
+) -> Response:
+    """Sign in whom the provider has, with the roles of their groups."""
+    try:
+        if error or not code:
+            raise SsoFailed(f"The provider refused: {error[:100] or 'it sent no code'}.")
+        claims, target = sso.finish(request.cookies.get(SSO_COOKIE, ""), state, code)
+        response: Response = RedirectResponse(local_path(target), status_code=303)
+        with database.writing() as session:
+            user = accounts.user_of_subject(session, claims.subject, claims.name)
+            roles_of_groups.apply(
+                session, user, roles_of_groups.parsed(settings.oidc_roles), claims.groups
+            )
+            sign_in(request, response, session, user)
+    except (SsoFailed, Refused) as failure:
+        response = _sign_in_page(request, settings, problem=str(failure), status_code=401)
+    response.delete_cookie(SSO_COOKIE, path="/sign-in/sso")
+    return response
 
 
 @router.post("/sign-in")
@@ -60,6 +146,7 @@ def sign_in_with_password(
     request: Request,
     database: TheDatabase,
     brake: TheBrake,
+    settings: TheSettings,
     name: Annotated[Text, Form()] = "",
     password: Annotated[str, Form()] = "",
     next: Annotated[str, Form()] = "/",  # noqa: A002
@@ -70,6 +157,8 @@ def sign_in_with_password(
     before the transaction that writes the new session.
     """
     _check_came_from_here(request)
+    if not settings.passwords:
+        raise NoPasswords
     target = local_path(next)
     client = client_of(request, name)
     try:
@@ -77,11 +166,11 @@ def sign_in_with_password(
         with database.reading() as session:
             user = accounts.check_password(session, name, password)
     except (Refused, TooManyTries) as error:
-        answer = page(
+        answer = _sign_in_page(
             request,
-            "sign_in.html",
+            settings,
             status_code=429 if isinstance(error, TooManyTries) else 401,
-            next=target,
+            target=target,
             problem=str(error),
             name=name,
         )

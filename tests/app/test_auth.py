@@ -21,6 +21,8 @@ from tests.site import until
 PUBLIC = {"/", "/sign-in", "/healthz", "/static/{name}", "/api/{_rest:unversioned}"}
 #: Where a token of its own opens it, and nothing else does: tests/app/test_metrics.py.
 PUBLIC |= {"/metrics"}
+#: Where a provider of identities signs in: tests/app/test_sso.py.
+PUBLIC |= {"/sign-in/sso", "/sign-in/sso/answer"}
 
 
 def _routes(app: FastAPI) -> list[tuple[str, str]]:
