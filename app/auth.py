@@ -17,7 +17,8 @@ from starlette.concurrency import run_in_threadpool
 
 from app import deeds
 from app.context import SAFE_METHODS, Db, Posted, TheDatabase
-from app.rights import admit
+from app.in_flight import InFlight, flight_of
+from app.rights import admit, kind_of
 from db import accounts, rights
 from db.database import Database
 from db.errors import HalfstepError
@@ -76,7 +77,8 @@ def _signed_in(
             accounts.note_use(session, token)
         elif not known.is_noted:
             _note_later(request, database, token, background)
-        return _noted(request, session, _admitted(request, session, known.user, token=known), known)
+        visitor = _admitted(request, session, known.user, token, known=known)
+        return _noted(request, session, visitor, known)
     visitor = _by_cookie(request, session, str(posted.get("csrf_token", "")))
     return _noted(request, session, visitor)
 
@@ -100,21 +102,26 @@ def _by_cookie(request: Request, session: Session, posted_token: str = "") -> Vi
         sent = request.headers.get("x-csrf-token") or posted_token
         if not hmac.compare_digest(sent.encode(), sign_in.csrf_token.encode()):
             raise Forgery
-    return _admitted(request, session, user, sign_in)
+    return _admitted(request, session, user, secret, sign_in)
 
 
 def _admitted(
     request: Request,
     session: Session,
     user: User,
+    secret: str,
     sign_in: SignInSession | None = None,
-    token: accounts.KnownToken | None = None,
+    known: accounts.KnownToken | None = None,
 ) -> Visitor:
-    """Let somebody in as far as they may, who sees no more than that from here on."""
-    kind, only = (token.kind, token.project) if token else (FULL, None)
+    """Let somebody in as far as they may, who sees no more than that from here on, and no longer
+    than the secret that they came with lets them in.
+    """
+    kind, only = (known.kind, known.project) if known else (FULL, None)
     standing = rights.standing(session, user, kind=kind, only=only)
     rights.limit(session, standing)
     admit(request, session, user, kind)
+    in_flight: InFlight = request.app.state.in_flight
+    in_flight.admit(flight_of(request), standing, secret, kind_of(request.scope["endpoint"]))
     return Visitor(user, standing, sign_in)
 
 
@@ -179,7 +186,8 @@ def _whose_upload(request: Request, database: Database, token: str | None) -> tu
         if token is None:
             return _by_cookie(request, session).user, True
         known = _full_token(session, token)
-        return _admitted(request, session, known.user, token=known).user, known.is_noted
+        visitor = _admitted(request, session, known.user, token, known=known)
+        return visitor.user, known.is_noted
 
 
 #: Who uploads weights: a browser, or a script with a full token.

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
 from app.brake import Brake
+from app.in_flight import InFlight
 from app.live import Live
 from db.database import Database
 from db.settings import Settings
@@ -27,8 +28,20 @@ Done = TypeVar("Done")
 
 
 async def _turn(request: Request) -> AsyncIterator[None]:
-    async with request.app.state.turns:
-        yield
+    in_flight: InFlight = request.app.state.in_flight
+    client = _client(request)
+    in_flight.queue(client)
+    try:
+        async with request.app.state.turns:
+            yield
+    finally:
+        in_flight.unqueue(client)
+
+
+def _client(request: Request) -> str:
+    """Return what somebody's requests are counted by before it is known whose they are."""
+    address = request.client.host if request.client else ""
+    return request.headers.get("authorization") or request.headers.get("cookie") or address
 
 
 Turn = Annotated[None, Depends(_turn, scope="function")]

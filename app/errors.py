@@ -27,6 +27,7 @@ from app.auth import (
 )
 from app.brake import TooManyTries
 from app.filters import BadFilter
+from app.in_flight import ShutOut, TooManyAtOnce
 from app.rendering import page
 from app.rights import Forbidden
 from db import errors, secrets
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 STATUS_CODES: dict[type[Exception], int] = {
     SignInNeeded: 401,
+    ShutOut: 401,
     errors.Refused: 401,
     Forgery: 403,
     NotForScripts: 403,
@@ -52,6 +54,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     errors.Invalid: 422,
     BadFilter: 422,
     TooManyTries: 429,
+    TooManyAtOnce: 429,
     secrets.Unreadable: 500,
     errors.DatabaseUnreachable: 503,
     errors.StorageUnreachable: 503,
@@ -125,7 +128,10 @@ def _on_halfstep_error(request: Request, error: Exception) -> Response:
         place = {"words": [mistake.number for mistake in error.mistakes]}
     if isinstance(error, errors.Misplaced):
         place = {"sequence": error.sequence, "offset": error.offset}
-    return _answer(request, status, str(error), _code(type(error)), fields, place)
+    answer = _answer(request, status, str(error), _code(type(error)), fields, place)
+    if isinstance(error, TooManyTries | TooManyAtOnce):
+        answer.headers["Retry-After"] = str(error.seconds)
+    return answer
 
 
 def _code(kind: type[Exception]) -> str:

@@ -11,6 +11,7 @@ from app import api, assets, downloads, errors, metrics, pages
 from app.brake import Brake
 from app.compact import Compact
 from app.context import INGESTING, TURNS
+from app.in_flight import Flights, InFlight
 from app.live import Live
 from app.security import BodyLimit, Heads, KnownHosts, SecurityHeaders
 from db.database import Database
@@ -48,11 +49,13 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.ingesting = ThreadPoolExecutor(INGESTING, thread_name_prefix="ingest")
     app.state.noting = set()
     app.state.live = Live()
+    app.state.in_flight = InFlight(database)
     app.state.brake = Brake()
     app.state.assets = assets.Assets()
     app.add_middleware(errors.Failures)
     app.add_middleware(Compact)
     app.add_middleware(BodyLimit)
+    app.add_middleware(Flights, in_flight=app.state.in_flight)
     app.add_middleware(Heads)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(KnownHosts, settings=settings)
