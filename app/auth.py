@@ -93,7 +93,7 @@ def _full_token(session: Session, token: str) -> accounts.KnownToken:
 
 
 def _by_cookie(request: Request, session: Session, posted_token: str = "") -> Visitor:
-    secret = request.cookies.get(cookie_name(request.app.state.settings), "")
+    secret = request.cookies.get(cookie_of(request), "")
     found = accounts.find_session(session, secret)
     if found is None:
         raise SignInNeeded
@@ -204,7 +204,7 @@ def who_asked(request: Request) -> Visitor | None:
     """Return whose browser it is, for a page that tells of an error: asked anew, as there may have
     been no sign-in, and what a failed request has read is gone with its transaction.
     """
-    secret = request.cookies.get(cookie_name(request.app.state.settings), "")
+    secret = request.cookies.get(cookie_of(request), "")
     if not secret:
         return None
     database: Database = request.app.state.database
@@ -261,13 +261,27 @@ def sign_in(
     """Start a session and give its secret to the browser."""
     secret, _row = accounts.start_session(session, user, by_link=by_link)
     response.set_cookie(
-        cookie_name(request.app.state.settings),
+        cookie_of(request),
         secret,
         max_age=int(accounts.SESSION_SECONDS),
         httponly=True,
         samesite="lax",
-        secure=request.url.scheme == "https",
+        secure=is_secure(request),
     )
+
+
+def cookie_of(request: Request) -> str:
+    """Return what this browser's cookie is called: over TLS no other host can set one that counts.
+
+    A page on plain HTTP, or on another name of the same domain, cannot set a `__Host-` cookie.
+    """
+    name = cookie_name(request.app.state.settings)
+    return f"__Host-{name}" if is_secure(request) else name
+
+
+def is_secure(request: Request) -> bool:
+    """Tell whether the browser came over TLS, which a trusted proxy may have ended."""
+    return request.url.scheme == "https"
 
 
 def cookie_name(settings: Settings) -> str:

@@ -25,6 +25,6 @@ def note(session: Session, user: User, request: Request, token: str | None) -> N
             token=token,
             deed=f"{request.method} {request.url.path}"[:CHARACTERS],
             run_id=int(run_id) if run_id else None,
-            address=request.client.host if request.client else "",
+            address=request.client.host[:64] if request.client else "",
         )
     )

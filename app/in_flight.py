@@ -9,7 +9,8 @@ cursor or the range where it was.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
 from types import MappingProxyType
@@ -69,6 +70,26 @@ class Flight:
         self.is_over = True
         if self.has_started and self.task is not None:
             self.task.cancel()
+
+
+class Queue:
+    """Turns at something that is dear: so many at once, and so many who wait."""
+
+    def __init__(self, at_once: int, most: int, doing: str) -> None:
+        self._turns, self._most, self._doing = asyncio.Semaphore(at_once), most, doing
+        self._count = 0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn and have it. Raises TooManyAtOnce."""
+        if self._count >= self._most:
+            raise TooManyAtOnce(f"Too many {self._doing} at once. Try again in a moment.")
+        self._count += 1
+        try:
+            async with self._turns:
+                yield
+        finally:
+            self._count -= 1
 
 
 class InFlight:

@@ -10,8 +10,8 @@ from fastapi import APIRouter, FastAPI
 from app import api, assets, downloads, errors, metrics, pages
 from app.brake import Brake
 from app.compact import Compact
-from app.context import INGESTING, TURNS
-from app.in_flight import Flights, InFlight
+from app.context import HASHING, INGESTING, MOST_HASHING, TURNS
+from app.in_flight import Flights, InFlight, Queue
 from app.live import Live
 from app.security import BodyLimit, Heads, KnownHosts, SecurityHeaders
 from db.database import Database
@@ -47,6 +47,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.database = database
     app.state.turns = asyncio.Semaphore(TURNS)
     app.state.ingesting = ThreadPoolExecutor(INGESTING, thread_name_prefix="ingest")
+    app.state.hashing = Queue(HASHING, MOST_HASHING, "passwords are verified")
     app.state.noting = set()
     app.state.live = Live()
     app.state.in_flight = InFlight(database)

@@ -14,6 +14,8 @@ from db.settings import Settings
 
 #: Nothing that people send comes near: a configuration is a few kB.
 BODY_BYTES = 1 << 20
+#: For a year a browser that has come over TLS comes in no other way.
+HSTS = "max-age=31536000"
 #: A piece of a watched run's spool or files.
 PIECE_BYTES = 32 << 20
 
@@ -58,6 +60,8 @@ class SecurityHeaders:
                 headers["Referrer-Policy"] = "same-origin"
                 headers["Cross-Origin-Opener-Policy"] = "same-origin"
                 headers.setdefault("Cache-Control", "no-store")
+                if scope["scheme"] == "https":
+                    headers["Strict-Transport-Security"] = HSTS
             await send(message)
 
         await self.app(scope, receive, send_with_headers)
