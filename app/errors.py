@@ -142,7 +142,7 @@ def _code(kind: type[Exception]) -> str:
 def _on_bad_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what it is registered for
     fields = {
-        ".".join(map(str, each["loc"][1:])) or "body": f"{each['input']!r}: {each['msg']}"
+        ".".join(map(str, each["loc"][1:])) or "body": f"{each['input']!r:.200}: {each['msg']}"
         for each in error.errors()
     }
     message = "; ".join(f"{k}: {v}" for k, v in fields.items())

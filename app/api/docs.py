@@ -63,10 +63,10 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 def _refusals(method: str, operation: dict[str, Any]) -> list[int]:
     """List the status codes of an operation's errors."""
-    found = [401, 422, 503]
+    found = [400, 401, 403, 413, 422, 429, 503]
     if any(each["in"] == "path" for each in operation.get("parameters", ())):
         found.append(404)
-    return found if method in ("get", "head") else [*found, 403, 409]
+    return found if method in ("get", "head") else [*found, 409]
 
 
 def _shapes(operation: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """Requests that last end with what let them in, and nobody has too many of them."""
 
+import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -153,6 +154,32 @@ def test_nobody_has_too_many_open_at_once(
                 return answer.status_code == 200
 
         until(is_let_in)
+
+
+def test_turns_have_a_queue_with_an_end() -> None:
+    """So many passwords are verified at once, so many wait, and one more is sent away."""
+
+    async def play() -> None:
+        queue, gate, inside = in_flight.Queue(2, 4, "passwords"), asyncio.Event(), []
+
+        async def take(number: int) -> None:
+            async with queue.turn():
+                inside.append(number)
+                await gate.wait()
+
+        async with asyncio.timeout(60):
+            tasks = [asyncio.ensure_future(take(number)) for number in range(4)]
+            while len(inside) < 2 or queue._count < 4:
+                await asyncio.sleep(0)
+            with pytest.raises(in_flight.TooManyAtOnce, match="Too many passwords"):
+                await take(4)
+            assert inside == [0, 1]
+            gate.set()
+            await asyncio.gather(*tasks)
+            await take(5)
+        assert inside == [0, 1, 2, 3, 5]
+
+    asyncio.run(play())
 
 
 def test_requests_that_wait_are_counted_by_what_they_came_with(app: FastAPI) -> None:
