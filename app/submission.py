@@ -11,6 +11,7 @@ from app.parameters import LARGEST_STEP, flaw, flaws, outsized
 from db import checkpoints, groups, labels, projects, rights, runs, workers
 from db.errors import Invalid, NotFound
 from db.idempotency import made_by
+from db.names import cleaned
 from db.rights import Right
 from db.tables import LARGEST_ID, Project, Run, User
 
@@ -72,11 +73,11 @@ def submit(
     may_not = _check_command(user, submission)
     if errors := checked.errors | check_project(session, user, submission.project) | may_not:
         raise Invalid(errors)
-    name = submission.name.strip()
+    name = cleaned(submission.name)
     place: dict[str, Any] = {
         "owner": user,
         "config": checked.config,
-        "tags": ", ".join(filter(None, map(str.strip, submission.tags.split(",")))),
+        "tags": ", ".join(filter(None, map(cleaned, submission.tags.split(",")))),
         "project": submission.project,
         "priority": submission.priority,
         "devices_per_node": submission.devices_per_node,

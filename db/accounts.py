@@ -253,13 +253,12 @@ def make_api_token(
         session.get(Project, project) is None or (seen is not None and project not in seen)
     ):
         raise Invalid({"project": f"there is no project {project[:100]!r}; allowed: one of yours"})
-    if not 1 <= len(name.strip()) <= 64:
-        raise Invalid({"name": f"{name!r} has {len(name)} characters; 1 to 64 are allowed"})
+    name = checked_name(name, most=NAME_CHARACTERS)
     token = f"hs_{secrets.token_urlsafe(32)}"
     mine = select(func.count()).where(ApiToken.user_id == user.id)
     if (session.scalar(mine) or 0) >= MOST_TOKENS:
         raise Invalid({"name": f"you have {MOST_TOKENS} tokens; allowed: no more, revoke some"})
-    row = ApiToken(token_hash=hash_of(token), user_id=user.id, name=name.strip(), kind=kind)
+    row = ApiToken(token_hash=hash_of(token), user_id=user.id, name=name, kind=kind)
     row.project = project
     row.expires_at = None if days is None else _moment(session) + days * DAY
     session.add(row)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from db import artifacts
 from db.database import Database
 from db.tables import Run, User
 from tests.app.conftest import submit
+from tests.app.uploading import Uploader, write_token
 
 ZEROS = "0" * 5000
 CODE = HTTPStatus(413).name.lower()  # Python 3.13 calls it by its new name
@@ -113,6 +115,31 @@ def test_a_configuration_holds_no_file(running: Run, script: TestClient) -> None
         assert answer.status_code == 422, path
         assert "training.dataset: " in answer.json()["detail"], path
         assert len(answer.content) < 2000
+
+
+def test_a_name_is_what_is_seen_of_it(
+    database: Database, ada: User, running: Run, browser: TestClient, tmp_path: Path
+) -> None:
+    """Of runs, watched ones too, and of sweeps what nobody sees becomes a blank; where a person
+    alone gives names, it is refused.
+    """
+    wild, seen = "\x1b[31mbest\u202egnp\u200b", "[31mbest gnp"
+    made = browser.post(
+        "/api/v1/runs", json={"recipe": "digits", "name": wild, "tags": wild}
+    ).json()
+    assert (made["name"], made["tags"]) == (seen, [seen])
+    edited = browser.patch("/api/v1/runs/1", json={"name": wild, "tags": [wild]}).json()
+    assert (edited["name"], edited["tags"]) == (seen, [seen])
+    sweep = {"recipe": "digits", "space": {"training.batch_size": [8]}, "goal": "minimise"}
+    assert browser.post("/api/v1/sweeps", json=sweep | {"name": wild}).json()["name"] == seen
+    uploader = Uploader(browser, write_token(database, ada), tmp_path)
+    assert uploader.begin(name=wild, tags=[wild], project="").status_code == 200
+    watched = browser.get(f"/api/v1/runs/{uploader.run}").json()
+    assert (watched["name"], watched["tags"]) == (seen, [seen])
+    for path, body in (("views", {"filter": ""}), ("tokens", {})):
+        answer = browser.post(f"/api/v1/{path}", json=body | {"name": wild})
+        assert answer.status_code == 422, path
+        assert "which nobody sees" in answer.json()["detail"]
 
 
 def publish(database: Database, run: Run, key: str, body: bytes) -> None:

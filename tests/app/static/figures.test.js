@@ -4,6 +4,7 @@ import { test } from 'node:test'
 import { figure, lossAxis, scaleAxis } from 'figure'
 import { lostAt } from 'heat'
 import { Points } from 'points'
+import { parallelFigure } from 'parallel'
 import { trialsFigure } from 'trials'
 
 const NAMES = ['loss', 'scale', 'grad_norm', 'grad_norm_clipped', 'lr', 'elapsed_ms', 'step_us', 'data_us']
@@ -20,6 +21,23 @@ test('rows are those that there are numbers for, or will be', () => {
   const unknown = pointsOf({ data_us: [null, null, null] })
   assert.deepEqual(titles(unknown, { scaled: true, timed: true }), ['Loss', 'Loss scale', 'Gradient norm', 'Learning rate'])
   assert.deepEqual(titles(pointsOf({}), { scaled: false, timed: false }), ['Loss', 'Gradient norm', 'Learning rate', 'Step'])
+})
+
+test('what somebody called something is no markup, wherever Plotly is told of it', () => {
+  const name = '<a href="https://evil.example">x</a> %{x} &lt;'
+  const measured = { [name]: { x: [1], y: [1], mean_x: [] } }
+  const trial = { number: 1, run_id: 1, name, state: 'complete', value: 1 }
+  for (const made of [
+    figure(pointsOf({}, measured), view, {}, { scaled: true, timed: true }, 800),
+    parallelFigure({ ids: ['1'], labels: { 1: name }, columns: new Map([[name, [name]]]), settings: [name], up: name }, {}),
+    trialsFigure({ trials: [trial], metric: name, goal: 'minimise' }, {}),
+  ]) {
+    const { layout, data } = made
+    const said = JSON.stringify([layout, data.map(({ hoverinfo, name: called, ...trace }) => [trace, hoverinfo ? '' : called])])
+    assert.ok(said.includes('&lt;a'))
+    assert.ok(!said.includes('<a'))
+    assert.ok(!said.includes('%{x} &'))
+  }
 })
 
 test('a metric that comes in shrinks the others, and the figure keeps its height', () => {
