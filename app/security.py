@@ -20,6 +20,8 @@ BODY_BYTES = 1 << 20
 JSON_DEPTH = 32
 #: Brackets, and texts, whose brackets do not count. Without backtracking, whatever is sent.
 _NESTING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
+#: The hash of an empty style sheet, as Plotly makes one to put rules into.
+EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 #: For a year a browser that has come over TLS comes in no other way.
 HSTS = "max-age=31536000"
 #: A piece of a watched run's spool or files.
@@ -32,7 +34,8 @@ def content_security_policy(nonce: str) -> str:
         (
             "default-src 'none'",
             f"script-src 'self' 'nonce-{nonce}'",
-            "style-src 'self' 'unsafe-inline'",  # Plotly sets styles on its elements
+            f"style-src-elem 'self' {EMPTY_STYLE}",
+            "style-src-attr 'unsafe-inline'",  # Plotly sets styles on its elements
             "img-src 'self' data: blob:",  # Plotly's picture of a chart
             "connect-src 'self'",
             "media-src 'self'",  # sounds that a script logged
