@@ -12,7 +12,7 @@ PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-faults test-frameworks image-test gpu lint bench screenshots lock
+.PHONY: help up test test-security test-faults test-frameworks image-test gpu lint bench screenshots lock
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,6 +24,9 @@ test: $(VENV)/.installed-test ## Run lint, types, import contracts and every tes
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/node --import ./tests/app/static/names.js --test --test-reporter=dot 'tests/app/static/*.test.js'
 	$(BIN)/pytest --numprocesses 4 --dist loadgroup
+
+test-security: $(VENV)/.installed-test ## Send the whole API 40,000 requests that nobody would, on both databases, and watch the server's memory
+	HALFSTEP_FUZZ_ROUNDS=20 $(BIN)/pytest tests/app/test_fuzz.py --numprocesses 2
 
 test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes, then all in the browser; over an hour
 	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults tests/e2e

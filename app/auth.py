@@ -17,7 +17,8 @@ from starlette.concurrency import run_in_threadpool
 
 from app import deeds
 from app.context import SAFE_METHODS, Db, Posted, TheDatabase
-from app.rights import admit
+from app.in_flight import InFlight, flight_of
+from app.rights import admit, kind_of
 from db import accounts, rights
 from db.database import Database
 from db.errors import HalfstepError
@@ -85,7 +86,8 @@ def _signed_in(
             accounts.note_use(session, token)
         elif not known.is_noted:
             _note_later(request, database, token, background)
-        return _noted(request, session, _admitted(request, session, known.user, token=known), known)
+        visitor = _admitted(request, session, known.user, token, known=known)
+        return _noted(request, session, visitor, known)
     visitor = _by_cookie(request, session, str(posted.get("csrf_token", "")))
     return _noted(request, session, visitor)
 
@@ -100,7 +102,7 @@ def _full_token(session: Session, token: str) -> accounts.KnownToken:
 
 
 def _by_cookie(request: Request, session: Session, posted_token: str = "") -> Visitor:
-    secret = request.cookies.get(cookie_name(request.app.state.settings), "")
+    secret = request.cookies.get(cookie_of(request), "")
     found = accounts.find_session(session, secret)
     if found is None:
         raise SignInNeeded
@@ -109,21 +111,26 @@ def _by_cookie(request: Request, session: Session, posted_token: str = "") -> Vi
         sent = request.headers.get("x-csrf-token") or posted_token
         if not hmac.compare_digest(sent.encode(), sign_in.csrf_token.encode()):
             raise Forgery
-    return _admitted(request, session, user, sign_in)
+    return _admitted(request, session, user, secret, sign_in)
 
 
 def _admitted(
     request: Request,
     session: Session,
     user: User,
+    secret: str,
     sign_in: SignInSession | None = None,
-    token: accounts.KnownToken | None = None,
+    known: accounts.KnownToken | None = None,
 ) -> Visitor:
-    """Let somebody in as far as they may, who sees no more than that from here on."""
-    kind, only = (token.kind, token.project) if token else (FULL, None)
+    """Let somebody in as far as they may, who sees no more than that from here on, and no longer
+    than the secret that they came with lets them in.
+    """
+    kind, only = (known.kind, known.project) if known else (FULL, None)
     standing = rights.standing(session, user, kind=kind, only=only)
     rights.limit(session, standing)
     admit(request, session, user, kind)
+    in_flight: InFlight = request.app.state.in_flight
+    in_flight.admit(flight_of(request), standing, secret, kind_of(request.scope["endpoint"]))
     return Visitor(user, standing, sign_in)
 
 
@@ -188,7 +195,8 @@ def _whose_upload(request: Request, database: Database, token: str | None) -> tu
         if token is None:
             return _by_cookie(request, session).user, True
         known = _full_token(session, token)
-        return _admitted(request, session, known.user, token=known).user, known.is_noted
+        visitor = _admitted(request, session, known.user, token, known=known)
+        return visitor.user, known.is_noted
 
 
 #: Who uploads weights: a browser, or a script with a full token.
@@ -205,7 +213,7 @@ def who_asked(request: Request) -> Visitor | None:
     """Return whose browser it is, for a page that tells of an error: asked anew, as there may have
     been no sign-in, and what a failed request has read is gone with its transaction.
     """
-    secret = request.cookies.get(cookie_name(request.app.state.settings), "")
+    secret = request.cookies.get(cookie_of(request), "")
     if not secret:
         return None
     database: Database = request.app.state.database
@@ -262,13 +270,27 @@ def sign_in(
     """Start a session and give its secret to the browser."""
     secret, _row = accounts.start_session(session, user, by_link=by_link)
     response.set_cookie(
-        cookie_name(request.app.state.settings),
+        cookie_of(request),
         secret,
         max_age=int(accounts.SESSION_SECONDS),
         httponly=True,
         samesite="lax",
-        secure=request.url.scheme == "https",
+        secure=is_secure(request),
     )
+
+
+def cookie_of(request: Request) -> str:
+    """Return what this browser's cookie is called: over TLS no other host can set one that counts.
+
+    A page on plain HTTP, or on another name of the same domain, cannot set a `__Host-` cookie.
+    """
+    name = cookie_name(request.app.state.settings)
+    return f"__Host-{name}" if is_secure(request) else name
+
+
+def is_secure(request: Request) -> bool:
+    """Tell whether the browser came over TLS, which a trusted proxy may have ended."""
+    return request.url.scheme == "https"
 
 
 def cookie_name(settings: Settings) -> str:

@@ -5,18 +5,34 @@ of something, would stay for ever and take a file descriptor with him.
 """
 
 import asyncio
+from typing import Any
 
 import h11
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from app.in_flight import ABORT
 
 #: From the first sign of somebody to the last byte of what he asks; a body has a megabyte at most.
 REQUEST_SECONDS = 30.0
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP, with a time limit on each request's arrival. An answer may take as long as it likes."""
+    """HTTP, with a time limit on each request's arrival. An answer may take as long as it likes,
+    and may be broken off.
+    """
 
     _limit: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        app = self.app
+
+        async def app_that_can_abort(scope: Scope, receive: Receive, send: Send) -> None:
+            extensions = {**scope.get("extensions", {}), ABORT: self.transport.abort}
+            await app({**scope, "extensions": extensions}, receive, send)
+
+        self.app = app_that_can_abort
 
     @property
     def waits(self) -> bool:

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
 from app.brake import Brake
+from app.in_flight import InFlight, Queue
 from app.live import Live
 from db.database import Database
 from db.settings import Settings
@@ -22,15 +23,39 @@ TURNS = 30
 #: Pieces of watched runs that are worked on at once, beside those, in threads of their own: of the
 #: forty each would keep the memory that its largest piece took.
 INGESTING = 3
+#: Passwords that are verified at once, each of which takes 64 MiB and all cores.
+HASHING = 4
+#: And those that wait for it.
+MOST_HASHING = 100
 
 Done = TypeVar("Done")
 
 
 async def _turn(request: Request) -> AsyncIterator[None]:
-    async with request.app.state.turns:
+    in_flight: InFlight = request.app.state.in_flight
+    client = _client(request)
+    in_flight.queue(client)
+    try:
+        async with request.app.state.turns:
+            yield
+    finally:
+        in_flight.unqueue(client)
+
+
+async def _hashing(request: Request) -> AsyncIterator[None]:
+    queue: Queue = request.app.state.hashing
+    async with queue.turn():
         yield
 
 
+def _client(request: Request) -> str:
+    """Return what somebody's requests are counted by before it is known whose they are."""
+    address = request.client.host if request.client else ""
+    return request.headers.get("authorization") or request.headers.get("cookie") or address
+
+
+#: Comes before the turn with the database, which nobody is to hold while others are hashed.
+Hashing = Annotated[None, Depends(_hashing, scope="function")]
 Turn = Annotated[None, Depends(_turn, scope="function")]
 
 

@@ -93,7 +93,7 @@ def _send(
     headers = {
         "ETag": etag,
         "Accept-Ranges": "bytes",
-        "Cache-Control": "private, no-cache",
+        "Cache-Control": "no-store",
         "Content-Disposition": f'attachment; filename="{name}"',
         "Content-Type": OCTETS,
     } | more_headers

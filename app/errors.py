@@ -28,6 +28,7 @@ from app.auth import (
 )
 from app.brake import TooManyTries
 from app.filters import BadFilter
+from app.in_flight import ShutOut, TooManyAtOnce
 from app.rendering import page
 from app.rights import Forbidden
 from app.sso import SsoFailed
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 STATUS_CODES: dict[type[Exception], int] = {
     SignInNeeded: 401,
+    ShutOut: 401,
     errors.Refused: 401,
     Forgery: 403,
     NotForScripts: 403,
@@ -57,6 +59,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     errors.Invalid: 422,
     BadFilter: 422,
     TooManyTries: 429,
+    TooManyAtOnce: 429,
     secrets.Unreadable: 500,
     errors.DatabaseUnreachable: 503,
     errors.StorageUnreachable: 503,
@@ -131,7 +134,10 @@ def _on_halfstep_error(request: Request, error: Exception) -> Response:
     if isinstance(error, errors.Misplaced):
         place = {"sequence": error.sequence, "offset": error.offset}
     links = {"/bin": "To the bin"} if isinstance(error, errors.InTheBin) else {}
-    return _answer(request, status, str(error), _code(type(error)), fields, place, links)
+    answer = _answer(request, status, str(error), _code(type(error)), fields, place, links)
+    if isinstance(error, TooManyTries | TooManyAtOnce):
+        answer.headers["Retry-After"] = str(error.seconds)
+    return answer
 
 
 def _code(kind: type[Exception]) -> str:
@@ -147,7 +153,7 @@ def _on_bad_request(request: Request, error: Exception) -> Response:
         text = f"There is no {what} {str(wrong[0]['input'])[:100]!r}."
         return _answer(request, 404, text, _code(errors.NotFound))
     fields = {
-        ".".join(map(str, each["loc"][1:])) or "body": f"{each['input']!r}: {each['msg']}"
+        ".".join(map(str, each["loc"][1:])) or "body": f"{each['input']!r:.200}: {each['msg']}"
         for each in error.errors()
     }
     message = "; ".join(f"{k}: {v}" for k, v in fields.items())

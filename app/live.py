@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 #: A viewer that is so many messages behind is sent away; its browser comes back with its cursor.
 MESSAGES_WAITING = 50
 RECONNECT_MS = 1000
-#: After so long a browser comes back with its cursor, and is asked anew whether it is signed in.
-LIFETIME_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,10 @@ class Live:
         viewers.add(viewer)
         if subject not in self._tasks:
             self._tasks[subject] = asyncio.create_task(self._follow(subject, look, seconds))
-        end = asyncio.get_running_loop().call_later(LIFETIME_SECONDS, viewer.end)
         try:
             while (news := await viewer.news.get()) is not None:
                 yield ServerSentEvent(raw_data=news.data, id=news.cursor)
         finally:
-            end.cancel()
             viewers.discard(viewer)
 
     def close(self) -> None:

@@ -10,7 +10,8 @@ from fastapi import APIRouter, FastAPI
 from app import api, assets, downloads, errors, metrics, pages
 from app.brake import Brake
 from app.compact import Compact
-from app.context import INGESTING, TURNS
+from app.context import HASHING, INGESTING, MOST_HASHING, TURNS
+from app.in_flight import Flights, InFlight, Queue
 from app.live import Live
 from app.security import BodyLimit, Heads, KnownHosts, SecurityHeaders
 from app.sso import Provider
@@ -47,14 +48,17 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.database = database
     app.state.turns = asyncio.Semaphore(TURNS)
     app.state.ingesting = ThreadPoolExecutor(INGESTING, thread_name_prefix="ingest")
+    app.state.hashing = Queue(HASHING, MOST_HASHING, "passwords are verified")
     app.state.noting = set()
     app.state.sso = Provider(settings) if settings.oidc_issuer else None
     app.state.live = Live()
+    app.state.in_flight = InFlight(database)
     app.state.brake = Brake()
     app.state.assets = assets.Assets()
     app.add_middleware(errors.Failures)
     app.add_middleware(Compact)
     app.add_middleware(BodyLimit)
+    app.add_middleware(Flights, in_flight=app.state.in_flight)
     app.add_middleware(Heads)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(KnownHosts, settings=settings)

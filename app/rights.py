@@ -11,6 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.context import SAFE_METHODS
+from app.in_flight import DOWNLOAD, EXPORT, STREAM
 from db import rights
 from db.errors import HalfstepError, NotFound
 from db.rights import DEEDS, RIGHTS_OF_TOKENS, Right
@@ -141,6 +142,16 @@ ASKING = MappingProxyType(
         Right.STEER: ("api.bulk.act_on_runs",),
     }
 )
+
+
+def kind_of(endpoint: object) -> str:
+    """Return as what a request counts that may last, or nothing."""
+    name = name_of(endpoint)
+    if name.startswith("api.") and ".watch_" in name:
+        return STREAM
+    if ".export_" in name:
+        return EXPORT
+    return DOWNLOAD if NEEDS.get(name) == Right.DOWNLOAD else ""
 
 
 def admit(request: Request, session: Session, user: User, kind: str = FULL) -> None:

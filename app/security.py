@@ -1,10 +1,12 @@
 """Headers that every answer carries, the names that the server answers to, the size of requests."""
 
 import ipaddress
+import re
 import secrets
 import socket
 from urllib.parse import urlsplit
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
@@ -14,6 +16,14 @@ from db.settings import Settings
 
 #: Nothing that people send comes near: a configuration is a few kB.
 BODY_BYTES = 1 << 20
+#: Objects and lists within each other; configurations have a limit of their own.
+JSON_DEPTH = 32
+#: Brackets, and texts, whose brackets do not count. Without backtracking, whatever is sent.
+_NESTING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
+#: The hash of an empty style sheet, as Plotly makes one to put rules into.
+EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+#: For a year a browser that has come over TLS comes in no other way.
+HSTS = "max-age=31536000"
 #: A piece of a watched run's spool or files.
 PIECE_BYTES = 32 << 20
 
@@ -24,7 +34,8 @@ def content_security_policy(nonce: str) -> str:
         (
             "default-src 'none'",
             f"script-src 'self' 'nonce-{nonce}'",
-            "style-src 'self' 'unsafe-inline'",  # Plotly sets styles on its elements
+            f"style-src-elem 'self' {EMPTY_STYLE}",
+            "style-src-attr 'unsafe-inline'",  # Plotly sets styles on its elements
             "img-src 'self' data: blob:",  # Plotly's picture of a chart
             "connect-src 'self'",
             "media-src 'self'",  # sounds that a script logged
@@ -57,7 +68,10 @@ class SecurityHeaders:
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers["Referrer-Policy"] = "same-origin"
                 headers["Cross-Origin-Opener-Policy"] = "same-origin"
+                headers["Cross-Origin-Resource-Policy"] = "same-origin"
                 headers.setdefault("Cache-Control", "no-store")
+                if scope["scheme"] == "https":
+                    headers["Strict-Transport-Security"] = HSTS
             await send(message)
 
         await self.app(scope, receive, send_with_headers)
@@ -135,20 +149,36 @@ class BodyLimit:
             return
         is_piece = scope["method"] == "PUT" and scope["path"].startswith("/api/v1/ingest/")
         most = PIECE_BYTES if is_piece else BODY_BYTES
-        declared = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        declared, kind = headers.get("content-length", ""), headers.get("content-type", "")
         says_too_much = declared.isdecimal() and (len(declared) > 18 or int(declared) > most)
-        received = 0
+        is_json, text, received = "json" in kind and not is_piece, bytearray(), 0
 
         async def receive_within_limit() -> Message:
             nonlocal received
             message: Message = {} if says_too_much else await receive()
             received += len(message.get("body", b""))
             if says_too_much or received > most:
-                text = f"The request is too large; allowed: at most {most:,} bytes."
-                raise HTTPException(413, text)
+                detail = f"The request is too large; allowed: at most {most:,} bytes."
+                raise HTTPException(413, detail)
+            if is_json:
+                text.extend(message.get("body", b""))
+                if not message.get("more_body") and await run_in_threadpool(is_deep, text):
+                    detail = f"The JSON is too deep; allowed: {JSON_DEPTH} values in each other."
+                    raise HTTPException(413, detail)
             return message
 
         await self.app(scope, receive_within_limit, send)
+
+
+def is_deep(text: bytes | bytearray) -> bool:
+    """Tell whether JSON nests deeper than is allowed, before anything recurses into it."""
+    depth = 0
+    for token in _NESTING.finditer(text):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(token[0], 0)
+        if depth > JSON_DEPTH:
+            return True
+    return False
 
 
 def _is_address(name: str) -> bool:

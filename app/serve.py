@@ -41,6 +41,9 @@ class Server(uvicorn.Server):
             log_level="warning",
             access_log=False,  # addresses may hold a sign-in token
             http=PatientProtocol,
+            # Nobody else is believed, loopback included: uvicorn would believe that by default.
+            proxy_headers=bool(settings.proxies),
+            forwarded_allow_ips=settings.proxies,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         super().__init__(config)

@@ -11,6 +11,7 @@ from app.parameters import LARGEST_STEP, flaw, flaws, outsized
 from db import checkpoints, groups, labels, projects, rights, runs, workers
 from db.errors import Invalid, NotFound
 from db.idempotency import made_by
+from db.names import cleaned
 from db.rights import Right, Standing
 from db.tables import LARGEST_ID, Project, Run, User
 
@@ -75,11 +76,11 @@ def submit(
         errors |= check_project(session, standing, submission.project)
     if errors:
         raise Invalid(errors)
-    name = submission.name.strip()
+    name = cleaned(submission.name)
     place: dict[str, Any] = {
         "owner": user,
         "config": checked.config,
-        "tags": ", ".join(filter(None, map(str.strip, submission.tags.split(",")))),
+        "tags": ", ".join(filter(None, map(cleaned, submission.tags.split(",")))),
         "project": submission.project,
         "priority": submission.priority,
         "devices_per_node": submission.devices_per_node,

@@ -20,6 +20,7 @@ from db import projects, sweeps, workers
 from db.database import Database, is_outage
 from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.idempotency import made_by
+from db.names import cleaned
 from db.sweeps import LOSS, MAXIMISE, MINIMISE, PAUSED, RUNNING
 from db.tables import Sweep, User
 
@@ -172,7 +173,7 @@ def begin(
     if checked.errors:
         raise Invalid(checked.errors)
     sweep = Sweep(
-        name=given.name.strip() or f"{given.recipe} by {search.name_of(checked.space)}"[:100],
+        name=cleaned(given.name) or f"{given.recipe} by {search.name_of(checked.space)}"[:100],
         owner_id=user.id,
         project=given.project,
         recipe=given.recipe,

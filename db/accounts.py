@@ -2,11 +2,12 @@
 
 import hashlib
 import secrets
+from collections.abc import Collection, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pwdlib import PasswordHash
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, literal, null, select, union_all, update
 from sqlalchemy.orm import Session
 
 from db import projects, rights
@@ -14,7 +15,7 @@ from db.database import now
 from db.errors import Conflict, Invalid, Refused
 from db.names import checked_name, key_of
 from db.paging import Page, page
-from db.rights import MEMBER
+from db.rights import MEMBER, Standing
 from db.tables import (
     FULL,
     TOKENS,
@@ -180,7 +181,7 @@ def make_link_token(session: Session, user: User) -> str:
     token = secrets.token_urlsafe(32)
     session.execute(delete(SignInLink).where(SignInLink.expires_at < now()))
     session.add(
-        SignInLink(token_hash=_hash(token), user_id=user.id, expires_at=now() + LINK_SECONDS)
+        SignInLink(token_hash=hash_of(token), user_id=user.id, expires_at=now() + LINK_SECONDS)
     )
     return token
 
@@ -189,7 +190,7 @@ def redeem_link_token(session: Session, token: str) -> User:
     """Return the user whom a link signs in; the link is spent. Raises Refused."""
     user_id = session.scalar(
         delete(SignInLink)
-        .where(SignInLink.token_hash == _hash(token), SignInLink.expires_at > now())
+        .where(SignInLink.token_hash == hash_of(token), SignInLink.expires_at > now())
         .returning(SignInLink.user_id)
     )
     if user_id is None:
@@ -213,7 +214,7 @@ def start_session(
     """Sign a browser in; return the secret for its cookie and the session."""
     secret = secrets.token_urlsafe(32)
     row = SignInSession(
-        token_hash=_hash(secret),
+        token_hash=hash_of(secret),
         user_id=user.id,
         csrf_token=secrets.token_urlsafe(32),
         by_link=by_link,
@@ -230,7 +231,7 @@ def find_session(session: Session, secret: str) -> tuple[User, SignInSession] | 
     query = (
         select(User, SignInSession)
         .join(SignInSession, SignInSession.user_id == User.id)
-        .where(SignInSession.token_hash == _hash(secret), SignInSession.expires_at > now())
+        .where(SignInSession.token_hash == hash_of(secret), SignInSession.expires_at > now())
         .where(IS_ACTIVE)
     )
     row = session.execute(query).one_or_none()
@@ -252,7 +253,7 @@ def end_sign_ins(session: Session, user: User, *, but: SignInSession) -> None:
 
 def end_session(session: Session, secret: str) -> None:
     """Sign a browser out."""
-    session.execute(delete(SignInSession).where(SignInSession.token_hash == _hash(secret)))
+    session.execute(delete(SignInSession).where(SignInSession.token_hash == hash_of(secret)))
 
 
 def make_api_token(
@@ -278,13 +279,12 @@ def make_api_token(
         session.get(Project, project) is None or (seen is not None and project not in seen)
     ):
         raise Invalid({"project": f"there is no project {project[:100]!r}; allowed: one of yours"})
-    if not 1 <= len(name.strip()) <= 64:
-        raise Invalid({"name": f"{name!r} has {len(name)} characters; 1 to 64 are allowed"})
+    name = checked_name(name, most=NAME_CHARACTERS)
     token = f"hs_{secrets.token_urlsafe(32)}"
     mine = select(func.count()).where(ApiToken.user_id == user.id)
     if (session.scalar(mine) or 0) >= MOST_TOKENS:
         raise Invalid({"name": f"you have {MOST_TOKENS} tokens; allowed: no more, revoke some"})
-    row = ApiToken(token_hash=_hash(token), user_id=user.id, name=name.strip(), kind=kind)
+    row = ApiToken(token_hash=hash_of(token), user_id=user.id, name=name, kind=kind)
     row.project = project
     row.expires_at = None if days is None else _moment(session) + days * DAY
     session.add(row)
@@ -324,10 +324,36 @@ def find_api_token(session: Session, token: str) -> KnownToken | None:
     recent = func.coalesce(ApiToken.used_at > now() - USE_NOTED_SECONDS, False)
     columns = (ApiToken.name, ApiToken.kind, ApiToken.project)
     query = select(User, *columns, recent).join(ApiToken, ApiToken.user_id == User.id)
-    query = query.where(ApiToken.token_hash == _hash(token), IS_ACTIVE)
+    query = query.where(ApiToken.token_hash == hash_of(token), IS_ACTIVE)
     query = query.where(func.coalesce(ApiToken.expires_at > now(), True))
     row = session.execute(query).one_or_none()
     return None if row is None else KnownToken(*row[:4], bool(row[4]))
+
+
+def standings(session: Session, hashes: Collection[str]) -> dict[str, Standing]:
+    """Return what each session or token, by the hash of its secret, lets somebody do now.
+
+    Those that let nobody in any more are not in it.
+    """
+    sign_in, token = SignInSession, ApiToken
+    whose = (User.id, User.is_operator)
+    queries = (
+        select(sign_in.token_hash, *whose, literal(FULL), null())
+        .join(User, User.id == sign_in.user_id)
+        .where(sign_in.token_hash.in_(hashes), sign_in.expires_at > now(), IS_ACTIVE),
+        select(token.token_hash, *whose, token.kind, token.project)
+        .join(User, User.id == token.user_id)
+        .where(token.token_hash.in_(hashes), func.coalesce(token.expires_at > now(), True))
+        .where(IS_ACTIVE),
+    )
+    rows: Sequence[Any] = session.execute(union_all(*queries)).all()
+    roles = rights.held(session, {row[1] for row in rows if not row[2]})
+    return {
+        hash_: Standing(
+            user_id, is_operator, roles.get(user_id, {}), rights.RIGHTS_OF_TOKENS[kind], only
+        )
+        for hash_, user_id, is_operator, kind, only in rows
+    }
 
 
 def _moment(session: Session) -> float:
@@ -336,7 +362,7 @@ def _moment(session: Session) -> float:
 
 def note_use(session: Session, token: str) -> None:
     """Write down that a token is used now."""
-    used = update(ApiToken).where(ApiToken.token_hash == _hash(token))
+    used = update(ApiToken).where(ApiToken.token_hash == hash_of(token))
     session.execute(used.values(used_at=now()))
 
 
@@ -346,6 +372,7 @@ def _hash_of_nobodys() -> str:
     return _passwords.hash(secrets.token_urlsafe(16))
 
 
-def _hash(secret: str) -> str:
+def hash_of(secret: str) -> str:
+    """Return what is kept of a session's or a token's secret."""
     # Secrets are 256 random bits, so a fast hash is enough: there is nothing to guess.
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -17,6 +17,8 @@ from db.series import json_number
 from db.tables import Metric, ScalerEvent, Step
 
 PAGE_ROWS = 20_000
+#: What a text begins with that spreadsheets would work out.
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 #: What can be exported, and the columns that order it.
 EXPORTS: dict[str, tuple[FromClause, tuple[str, ...]]] = {
@@ -27,7 +29,10 @@ EXPORTS: dict[str, tuple[FromClause, tuple[str, ...]]] = {
 
 
 def as_csv(database: Database, run_id: int, name: str) -> Iterator[bytes]:
-    """Yield one of EXPORTS as CSV: NaN and infinities by name, culprits apart by spaces."""
+    """Yield one of EXPORTS as CSV: NaN and infinities by name, culprits apart by spaces.
+
+    A text that would be a formula has a ' before it.
+    """
     columns = _columns(name)
     yield _csv([[column.name for column in columns]])
     written = [_IN_CSV.get(column.type.python_type, _as_it_is) for column in columns]
@@ -93,6 +98,13 @@ def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
     return text.getvalue().encode()
 
 
+def _as_text(text: str | None) -> str | None:
+    """Return what a spreadsheet takes for text too, and for no formula, in one row."""
+    if not text:
+        return text
+    return ("'" if text.startswith(FORMULAS) else "") + text.replace("\r", " ")
+
+
 def _as_it_is(value: Any) -> Any:
     return value
 
@@ -112,7 +124,8 @@ def _names(culprits: list[dict[str, Any]]) -> list[str]:
 _IN_CSV: dict[type, Callable[[Any], Any]] = {
     float: _in_words,
     int: _in_words,
-    object: lambda culprits: " ".join(_names(culprits)),
+    object: lambda culprits: _as_text(" ".join(_names(culprits))),
+    str: _as_text,
 }
 _IN_PARQUET: dict[type, Callable[[Any], Any]] = {float: _nan_for_null, object: _names}
 

@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 
 from db import runs
 from db.errors import Changed, Invalid
+from db.names import cleaned
 from db.tables import Run, User
 
 #: Characters; of tags, all together with what is between them.
@@ -70,9 +71,9 @@ def _retag(session: Session, run_id: int, user: User, tag: str, *, is_wanted: bo
 def _checked(field: str, value: str | Sequence[str]) -> tuple[str, str]:
     """Return a value as it is kept, and what is wrong with it."""
     if isinstance(value, str):
-        text = value.strip() if field == "name" else value.replace("\r\n", "\n").rstrip()
+        text = value.replace("\r\n", "\n").rstrip() if field == "note" else cleaned(value)
     else:
-        text = ", ".join(_parts(value))
+        text = ", ".join(_parts([cleaned(tag) for tag in value]))
         if wrong := next((tag for tag in value if "," in tag), None):
             return text, f"{wrong[:100]!r} has a comma; allowed: texts without"
     if field == "name" and not text:

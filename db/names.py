@@ -15,6 +15,17 @@ def key_of(name: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", seen).casefold().split())
 
 
+def cleaned(name: str) -> str:
+    """Return what a run is called, of which scripts make what they like: a blank for each character
+    that nobody sees, but for those that nobody can keep, which are refused elsewhere.
+    """
+    kept = ("\0", *map(chr, range(0xD800, 0xE000)))
+    shown = (
+        " " if unicodedata.category(each) in UNSEEN and each not in kept else each for each in name
+    )
+    return "".join(shown).strip()
+
+
 def checked_name(name: str, *, most: int, field: str = "name") -> str:
     """Return a name without blanks at its ends. Raises Invalid if it cannot be one."""
     name = unicodedata.normalize("NFC", name.strip())

@@ -78,6 +78,15 @@ class Standing:
             return (self.only,) if self.is_operator or self.only in self.rights else ()
         return None if self.is_operator else tuple(sorted(self.rights))
 
+    def covers(self, other: "Standing") -> bool:
+        """Tell whether nothing that another standing allowed is missing."""
+        if self.is_operator or other.is_operator:
+            return self.is_operator
+        return all(
+            rights <= self.rights.get(project, frozenset())
+            for project, rights in other.rights.items()
+        )
+
     def may(self, right: Right, project: str, owner_id: int | None = None) -> bool:
         """Tell whether something is allowed in a project. owner_id: whose run it is done to."""
         if right not in self.most or self.only not in (None, project):
@@ -109,14 +118,23 @@ def standing(
     most = RIGHTS_OF_TOKENS[kind]
     if user.is_operator:
         return Standing(user.id, is_operator=True, rights={}, most=most, only=only)
-    query = select(Membership.project, Membership.role, Project.viewers_download)
-    query = query.join(Project, Project.name == Membership.project)
-    rows = session.execute(query.where(Membership.user_id == user.id))
-    rights = {
-        project: RIGHTS_OF[role] | ({Right.DOWNLOAD} if viewers_download else set())
-        for project, role, viewers_download in rows
-    }
+    rights = held(session, [user.id])[user.id]
     return Standing(user.id, is_operator=False, rights=rights, most=most, only=only)
+
+
+def held(session: Session, user_ids: Collection[int]) -> dict[int, dict[str, frozenset[Right]]]:
+    """Return what their roles allow to each of these people, by project."""
+    query = select(
+        Membership.user_id, Membership.project, Membership.role, Project.viewers_download
+    )
+    query = query.join(Project, Project.name == Membership.project)
+    found: dict[int, dict[str, frozenset[Right]]] = {each: {} for each in user_ids}
+    for user_id, project, role, viewers_download in session.execute(
+        query.where(Membership.user_id.in_(user_ids))
+    ):
+        also = {Right.DOWNLOAD} if viewers_download else set()
+        found[user_id][project] = RIGHTS_OF[role] | also
+    return found
 
 
 def seen_by(session: Session, user_ids: Collection[int]) -> dict[int, set[str] | None]:

@@ -1,9 +1,11 @@
 """Settings that server and worker share, from HALFSTEP_* environment variables."""
 
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from db.errors import Invalid
@@ -30,6 +32,12 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=1, le=65535, description="Port that the server binds to")] = 8000
     host_names: Annotated[
         str, Field(description="Further names that browsers may use for the server, with commas")
+    ] = ""
+    trusted_proxies: Annotated[
+        str,
+        Field(
+            description="Addresses or networks, with commas, whose X-Forwarded-For and -Proto count"
+        ),
     ] = ""
     public_url: Annotated[
         str, Field(description="Address by which people open the server, for links in alerts")
@@ -119,6 +127,17 @@ class Settings(BaseSettings):
         float, Field(gt=0, description="Time that a stopping worker gives its runs to checkpoint")
     ] = 30.0
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, text: str) -> str:
+        for each in filter(None, map(str.strip, text.split(","))):
+            try:
+                ip_network(each)
+            except ValueError as error:
+                message = f"{each!r} is none; allowed: addresses or networks, as 10.0.0.0/8"
+                raise PydanticCustomError("proxies", "{message}", {"message": message}) from error
+        return text
+
     @model_validator(mode="after")
     def _fill(self) -> Self:
         self.data = self.data.resolve()
@@ -144,6 +163,11 @@ class Settings(BaseSettings):
     def address(self) -> str:
         """Return what links begin with that leave the server."""
         return self.public_url.rstrip("/") or f"http://{self.host}:{self.port}"
+
+    @property
+    def proxies(self) -> list[str]:
+        """Return the addresses and networks of proxies that are believed."""
+        return [each for each in map(str.strip, self.trusted_proxies.split(",")) if each]
 
     @property
     def secrets_key(self) -> Path:

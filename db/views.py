@@ -6,6 +6,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.errors import Invalid, NotFound
+from db.names import checked_name
 from db.tables import SavedView, User
 
 MOST, NAME_CHARACTERS = 50, 60
@@ -28,9 +29,7 @@ def save(
     group: str = "",
 ) -> SavedView:
     """Save a view, in place of one's own of the same name. Raises Invalid."""
-    if not 0 < len(name) <= NAME_CHARACTERS:
-        allowed = f"allowed: 1 to {NAME_CHARACTERS} characters"
-        raise Invalid({"name": f"{name[:100]!r} has {len(name)} characters; {allowed}"})
+    name = checked_name(name, most=NAME_CHARACTERS)
     # Of two at once the second waits.
     session.execute(select(User.id).where(User.id == user.id).with_for_update(key_share=True))
     of_user = SavedView.user_id == user.id

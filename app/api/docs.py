@@ -52,7 +52,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     content = {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     for operations in description["paths"].values():
         for method, operation in operations.items():
-            for status in _refusals(method, operation):
+            for status in _refusals(method):
                 answer = {
                     "description": HTTPStatus(status).phrase,
                     "content": content,
@@ -61,12 +61,10 @@ def describe(app: FastAPI) -> dict[str, Any]:
     return description
 
 
-def _refusals(method: str, operation: dict[str, Any]) -> list[int]:
+def _refusals(method: str) -> list[int]:
     """List the status codes of an operation's errors."""
-    found = [401, 422, 503]
-    if any(each["in"] == "path" for each in operation.get("parameters", ())):
-        found.append(404)
-    return found if method in ("get", "head") else [*found, 403, 409]
+    found = [400, 401, 403, 404, 413, 422, 429, 503]
+    return found if method in ("get", "head") else [*found, 409]
 
 
 def _shapes(operation: dict[str, Any]) -> list[tuple[str, str]]:

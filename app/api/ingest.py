@@ -20,6 +20,7 @@ from app.ingest import Place
 from app.parameters import RowId, flaws, outsized
 from db import ingest
 from db.errors import Invalid
+from db.names import cleaned
 from db.tables import LARGEST_COUNT, LARGEST_ID
 from halfstep.events import NAME_CHARACTERS, TEXT_CHARACTERS
 from halfstep.spool import json_safe
@@ -99,10 +100,10 @@ def begin(told: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
         sender,
         told.id,
         told.attempt,
-        name=told.name,
+        name=cleaned(told.name) or "watched",
         project=told.project or "",
         config=config,
-        tags=", ".join(filter(None, (tag.replace(",", " ").strip() for tag in told.tags))),
+        tags=", ".join(filter(None, (cleaned(tag.replace(",", " ")) for tag in told.tags))),
         started_at=told.started.timestamp(),
         host=told.host,
         versions=told.versions,

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from app import rights
 from app.auth import AtBrowser, SignedIn, Visitor, sign_in
 from app.brake import client_of
-from app.context import Db, TheBrake
+from app.context import Db, Hashing, TheBrake
 from app.parameters import RowId, Text
 from app.rendering import page
 from db import accounts, projects
@@ -34,6 +34,7 @@ def show_account(
 @router.post("/password")
 def set_password(
     request: Request,
+    _hashing: Hashing,
     session: Db,
     visitor: SignedIn,
     at_browser: AtBrowser,

@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Form, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from app.auth import Forgery, NoPasswords, SignedIn, cookie_name, local_path, sign_in
+from app.auth import Forgery, NoPasswords, SignedIn, cookie_of, is_secure, local_path, sign_in
 from app.brake import TooManyTries, client_of
-from app.context import Db, TheBrake, TheDatabase, TheSettings
+from app.context import Db, Hashing, TheBrake, TheDatabase, TheSettings
 from app.parameters import Text
 from app.rendering import page
 from app.sso import MINUTES, Provider, SsoFailed
@@ -107,7 +107,7 @@ def begin_sso(request: Request, sso: TheProvider, next: str = "/") -> Response: 
         max_age=MINUTES * 60,
         httponly=True,
         samesite="lax",
-        secure=request.url.scheme == "https",
+        secure=is_secure(request),
         path="/sign-in/sso",
     )
     return response
@@ -144,6 +144,7 @@ def finish_sso(
 @router.post("/sign-in")
 def sign_in_with_password(
     request: Request,
+    _hashing: Hashing,
     database: TheDatabase,
     brake: TheBrake,
     settings: TheSettings,
@@ -187,22 +188,22 @@ def sign_in_with_password(
 def _check_came_from_here(request: Request) -> None:
     """See that no other site signs a browser in as somebody else. Raises Forgery.
 
-    Over plain HTTP browsers do not say where they come from but by Origin.
+    Over plain HTTP browsers do not say where they come from but by Origin; one that says nothing at
+    all is believed no more than one that comes from elsewhere.
     """
-    site = request.headers.get("sec-fetch-site", "same-origin")
-    origin = request.headers.get("origin")
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     is_other = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
-    if site not in ("same-origin", "none") or is_other:
+    if site not in ("same-origin", "none", None) or is_other or (site is None and origin is None):
         raise Forgery
 
 
 @router.post("/sign-out")
-def sign_out(request: Request, session: Db, settings: TheSettings, _visitor: SignedIn) -> Response:
+def sign_out(request: Request, session: Db, _visitor: SignedIn) -> Response:
     """End this browser's session."""
-    name = cookie_name(settings)
+    name = cookie_of(request)
     accounts.end_session(session, request.cookies.get(name, ""))
     response = RedirectResponse("/sign-in", status_code=303)
-    response.delete_cookie(name)
+    response.delete_cookie(name, secure=is_secure(request))
     return response
 
 

@@ -13,6 +13,10 @@ const ROW_PICTURE = 360
 /** After a failure, as when plotly did not load. */
 const RETRY_MS = 1000
 
+// Plotly brings a style sheet for maps, unless an element has its id. We draw none, and let no script
+// bring style sheets.
+document.head.append(Object.assign(document.createElement('meta'), { id: '9f215cf04c5486422605d13261cb87401f4e7763b6296af81e98efbc0130da53' }))
+
 /** Colours of the theme as plain rgb: Plotly knows no light-dark(). @param {HTMLElement} element */
 const themeColors = (element) => {
   const probe = element.appendChild(document.createElement('i'))

@@ -16,6 +16,12 @@ export const scale = (value) => {
     : String(Number(value.toPrecision(4)))
 }
 
+/** @type {Record<string, string>} */
+const ENTITIES = { '&': '&amp;', '<': '&lt;', '>': '&gt;', '%': '&#37;' }
+
+/** What somebody called something, for Plotly, which takes tags for markup and %{…} for a place to fill. @param {string} text */
+export const plain = (text) => String(text).replace(/[&<>%]/g, (each) => ENTITIES[each])
+
 /** Bytes of a file in the unit that fits. @param {number} bytes @returns {string} */
 export const size = (bytes) => {
   if (bytes < 1000) return `${bytes} B`

@@ -26,11 +26,12 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
             with httpx2.Client(follow_redirects=True) as browser:
                 given = {"token": link.partition("token=")[2]}
                 assert "signs you in" in browser.get(link).text
-                page = browser.post(base, data=given)
+                page = browser.post(base, data=given, headers={"Origin": base})
                 assert (page.status_code, page.url.path) == (200, "/runs")
                 assert browser.get(f"{base}/runs").url.path == "/runs"
             with httpx2.Client(follow_redirects=True) as stranger:
-                assert stranger.post(base, data=given).url.path == "/sign-in"
+                spent = stranger.post(base, data=given, headers={"Origin": base})
+                assert spent.url.path == "/sign-in"
                 assert stranger.get(f"{base}/runs").url.path != "/runs"
             family = psutil.Process(process.pid).children(recursive=True)
             assert family

@@ -95,8 +95,12 @@ def test_strangers_learn_nothing_about_a_silent_database(
 ) -> None:
     """Pages say that the database does not answer; the log says which and why, without secrets."""
     silent = Database("postgresql+psycopg://boss@127.0.0.1:1/prod?password=sesame")
+    origin = {"origin": "http://localhost"}
     with TestClient(create_app(settings, silent), base_url="http://localhost") as client:
-        answers = [client.get("/healthz"), client.post("/sign-in", data={"name": "ada"})]
+        answers = [
+            client.get("/healthz"),
+            client.post("/sign-in", data={"name": "ada"}, headers=origin),
+        ]
     for answer in answers:
         assert answer.status_code == 503
         assert "The database does not answer." in answer.text

@@ -180,16 +180,3 @@ def test_one_viewers_error_ends_its_own_stream_only(caplog: pytest.LogCaptureFix
 
     _run(play)
     assert "the look from cursor 'not a number' failed" in caplog.text
-
-
-def test_no_stream_outlives_its_sign_in_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each ends after a while; whoever comes back is asked again, and goes on from its cursor."""
-    monkeypatch.setattr("app.live.LIFETIME_SECONDS", 2.0)  # the first news come on a busy machine
-
-    async def play(live: Live, story: Story) -> None:
-        story.last = 2
-        events = [event async for event in await _open(live, story)]
-        assert [event.id for event in events] == ["2"]
-        assert not live._viewers["story"]
-
-    _run(play)

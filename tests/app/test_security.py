@@ -12,8 +12,12 @@ def test_every_answer_permits_only_this_server(stranger: TestClient, path: str) 
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
     assert "unsafe-eval" not in policy
+    assert policy.count("unsafe-inline") == 1  # attributes, which Plotly sets
+    assert "style-src-attr 'unsafe-inline'" in policy
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "same-origin"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["cache-control"] == "no-store" or path == "/healthz"
 
 
 @pytest.mark.parametrize("path", ["/runs", "/sign-in", "/api/v1/runs", "/healthz", "/nowhere"])

@@ -95,6 +95,15 @@ def test_who_sends_no_whole_request_is_not_waited_for(
                 pass
 
 
+def test_headers_have_an_end(address: str) -> None:
+    """Whoever sends them without one is cut off, long before a hundred megabytes."""
+    with socket.create_connection(_host_and_port(address), timeout=60) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        header = b"X: %s\r\n" % (b"x" * 1000)
+        with pytest.raises(ConnectionError):
+            connection.sendall(header * 100_000)
+
+
 def test_an_answer_may_take_longer_than_a_request(
     database: Database, settings: Settings, running: Run, script: TestClient
 ) -> None:

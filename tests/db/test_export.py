@@ -75,6 +75,23 @@ def test_events_bring_their_culprits(database: Database, recorded: Run) -> None:
     assert told[1]["scale_after"] == str(2.0**19)
 
 
+def test_no_cell_is_a_formula(database: Database, running: Run) -> None:
+    """A spreadsheet takes a name that begins as a formula for text; numbers stay numbers, and
+    Parquet has names as they are.
+    """
+    formulas = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"]
+    metrics = [make_metric(1, -2.5, name) for name in [*formulas, "val/loss"]]
+    record(database, running, make_steps([-1.0]), events=metrics)
+    told = {row["name"]: row["value"] for row in read_csv(database, running, "metrics")}
+    assert told == {
+        **dict.fromkeys((f"'{name}".replace("\r", " ") for name in formulas), "-2.5"),
+        "val/loss": "-2.5",
+    }
+    kept = {row["name"] for row in read_parquet(database, running, "metrics")}
+    assert kept == {*formulas, "val/loss"}
+    assert read_csv(database, running, "steps")[0]["loss"] == "-1.0"
+
+
 def test_metrics_come_by_name(database: Database, recorded: Run) -> None:
     """Both formats have every metric, in order of name and step."""
     rows = read_parquet(database, recorded, "metrics")

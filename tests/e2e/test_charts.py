@@ -291,6 +291,16 @@ def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, pa
     expect(page.locator("#history")).to_contain_text("rewind 1: back from step 30 to step 20")
 
 
+def test_no_name_is_markup_to_plotly(database: Database, running: Run, page: Page) -> None:
+    """A metric's name stands in its title as it was recorded, with neither links nor bold."""
+    name = '<a href="https://evil.example">x</a><b>%{x}</b> &lt;'
+    record(database, running, make_steps([1.0, 2.0]), events=[make_metric(1, 1.0, name)])
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn='2']")
+    expect(page.locator("[data-plot] .annotation-text", has_text=name)).to_have_count(1)
+    assert page.locator("[data-plot] svg a, [data-plot] svg [style*=bold]").count() == 0
+
+
 def test_lines_are_told_hidden_arranged_and_saved(
     database: Database, running: Run, page: Page
 ) -> None:

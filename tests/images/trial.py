@@ -241,7 +241,8 @@ def test_a_run_trains_and_its_checkpoint_is_whole(services: dict[str, Service]) 
     link = re.search(r"(http://\S+)/\?token=(\S+)", told.stdout)
     assert link, told.stderr
     with httpx2.Client(base_url=link[1], follow_redirects=True) as browser:
-        assert browser.post("/", data={"token": link[2]}).url.path == "/runs"
+        signed_in = browser.post("/", data={"token": link[2]}, headers={"Origin": link[1]})
+        assert signed_in.url.path == "/runs"
         token = re.search(r'name="csrf_token" value="([^"]+)"', browser.get("/account").text)
         browser.headers["X-CSRF-Token"] = token[1]
         until(

@@ -61,7 +61,6 @@ def nested(depth: int) -> list[object]:
         ({"recipe": "digits", "config": {"a": 10**400}}, "a", "a whole number from"),
         ({"recipe": "digits", "config": {"a": "x" * 10**5}}, "a", "it has 100,000 characters; all"),
         ({"recipe": "digits", "config": {"a": nested(20)}}, "a.0.0.0.0.0.0.0.0.0.0", "is nested"),
-        ({"recipe": "digits", "config": {"a": nested(400)}}, "a.0.0.0.0.0.0.0.0.0.0", "is nested"),
         (
             {"recipe": "digits", "config": {"training": {"max_grad_norm": 10**400}}},
             "training.max_grad_norm",

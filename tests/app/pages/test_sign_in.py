@@ -56,8 +56,17 @@ def test_wrong_password_keeps_the_name(stranger: TestClient) -> None:
 
 def test_another_site_cannot_sign_a_browser_in(stranger: TestClient) -> None:
     """A form that another site sends is refused, whatever the password."""
-    headers = {"sec-fetch-site": "cross-site"}
-    assert stranger.post("/sign-in", data={"name": "ada"}, headers=headers).status_code == 403
+    for said in (
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": "http://localhost:9999"},
+        {"origin": "null"},
+        {"origin": ""},
+    ):
+        answer = stranger.post("/sign-in", data={"name": "ada"}, headers=said)
+        assert answer.status_code == 403
+    del stranger.headers["origin"]
+    assert stranger.post("/sign-in", data={"name": "ada"}).status_code == 403
 
 
 def test_sign_out_ends_the_session(browser: TestClient) -> None:
@@ -94,7 +103,7 @@ def test_guessing_is_braked(ada: User, app: FastAPI, stranger: TestClient) -> No
     """Who is wrong too often is told how long to wait, whatever the password."""
     app.state.brake = Brake(lambda: 0.0)
     form = {"name": "ada", "password": "wrong"}
-    for _ in range(FREE_TRIES["address"]):
+    for _ in range(FREE_TRIES["name"]):
         assert stranger.post("/sign-in", data=form).status_code == 401
     answer = stranger.post("/sign-in", data=form)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")

@@ -4,6 +4,7 @@ import { test } from 'node:test'
 import { figure, lossAxis, scaleAxis } from 'figure'
 import { lostAt } from 'heat'
 import { Points } from 'points'
+import { parallelFigure } from 'parallel'
 import { trialsFigure } from 'trials'
 
 const NAMES = ['loss', 'scale', 'grad_norm', 'grad_norm_clipped', 'lr', 'elapsed_ms', 'step_us', 'data_us']
@@ -28,6 +29,23 @@ test('a row without numbers has no axes', () => {
   assert.deepEqual(['yaxis2', 'yaxis3', 'yaxis4', 'xaxis'].map((axis) => layout[axis].visible), [undefined, false, false, undefined])
   const nothing = figure(pointsOf(none), view, {}, { scaled: true, timed: false }, 800).layout
   assert.deepEqual([nothing.xaxis.visible, nothing.yaxis2.visible, nothing.shapes], [false, false, []])
+})
+
+test('what somebody called something is no markup, wherever Plotly is told of it', () => {
+  const name = '<a href="https://evil.example">x</a> %{x} &lt;'
+  const measured = { [name]: { x: [1], y: [1], mean_x: [] } }
+  const trial = { number: 1, run_id: 1, name, state: 'complete', value: 1 }
+  for (const made of [
+    figure(pointsOf({}, measured), view, {}, { scaled: true, timed: true }, 800),
+    parallelFigure({ ids: ['1'], labels: { 1: name }, columns: new Map([[name, [name]]]), settings: [name], up: name }, {}),
+    trialsFigure({ trials: [trial], metric: name, goal: 'minimise' }, {}),
+  ]) {
+    const { layout, data } = made
+    const said = JSON.stringify([layout, data.map(({ hoverinfo, name: called, ...trace }) => [trace, hoverinfo ? '' : called])])
+    assert.ok(said.includes('&lt;a'))
+    assert.ok(!said.includes('<a'))
+    assert.ok(!said.includes('%{x} &'))
+  }
 })
 
 test('a metric that comes in shrinks the others, and the figure keeps its height', () => {
