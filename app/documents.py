@@ -18,7 +18,17 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 #: By their addresses, in the order in which they are listed.
-NAMES = ("glossary", "amp", "recipes", "commands", "watch", "client", "alerts", "operations")
+NAMES = (
+    "glossary",
+    "amp",
+    "recipes",
+    "commands",
+    "watch",
+    "client",
+    "alerts",
+    "operations",
+    "security",
+)
 _DOCUMENT = re.compile(r"(\w+)\.md(#[\w-]+)?")
 _SETTINGS = re.compile(r"Settings?: ")
 
