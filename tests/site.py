@@ -45,7 +45,9 @@ class Site:
 
     @property
     def environment(self) -> dict[str, str]:
-        told = {"HALFSTEP_RUN_ENVIRONMENT": "HALFSTEP_GATE, HALFSTEP_TEST_*, HALFSTEP_COLD"}
+        told = {
+            "HALFSTEP_RUN_ENVIRONMENT": "HALFSTEP_GATE, HALFSTEP_TEST_*, HALFSTEP_COLD, LD_PRELOAD"
+        }
         return {"HALFSTEP_DATA": str(self.data), "HALFSTEP_DATABASE_URL": self.url, **told}
 
     @contextmanager

@@ -230,7 +230,9 @@ def test_the_next_attempt_of_a_watched_script_replaces_what_the_last_one_made(
         "range(30)", "range(int(sys.argv[2]))"
     )
     (site.data.parent / "train.py").write_text(code.replace("argv[2]", "argv[-1]"))
-    run_id = submit(site, "sh", "-c", f"python {site.data.parent}/train.py 0.1 $((50 / HALFSTEP_ATTEMPT))")
+    run_id = submit(
+        site, "sh", "-c", f"python {site.data.parent}/train.py 0.1 $((50 / HALFSTEP_ATTEMPT))"
+    )
     site.wait_for_step(run_id, 5)
     run = site.wait(run_id)
     assert (run.status, run.attempt, run.step) == (Status.FINISHED, 2, 25)
