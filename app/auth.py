@@ -42,7 +42,7 @@ class NotForScripts(HalfstepError):
 
 
 class NotForSending(HalfstepError):
-    """This token may not send watched runs: make another one on the account page."""
+    """This token may not send these runs: by its kind, or by its project. Make another one."""
 
 
 class NoPasswords(HalfstepError):
@@ -60,6 +60,13 @@ class Visitor:
     user: User
     standing: Standing
     sign_in: SignInSession | None = None
+
+    @property
+    def anywhere(self) -> str:
+        """What they may do in any project at all, for pages to offer no more."""
+        standing = self.standing
+        rights = Right if standing.is_operator else frozenset().union(*standing.rights.values())
+        return " ".join(sorted(rights))
 
     def rights(self, run: Run) -> set[str]:
         """What they may do to a run, for its page to offer no more."""
@@ -128,7 +135,7 @@ def _admitted(
     kind, only = (known.kind, known.project) if known else (FULL, None)
     standing = rights.standing(session, user, kind=kind, only=only)
     rights.limit(session, standing)
-    admit(request, session, user, kind)
+    admit(request, session, user, kind, only)
     in_flight: InFlight = request.app.state.in_flight
     in_flight.admit(flight_of(request), standing, secret, kind_of(request.scope["endpoint"]))
     return Visitor(user, standing, sign_in)

@@ -25,6 +25,7 @@ from db.settings import Settings
 from db.storage import mend as mend_storage
 from db.storage import mismatches, open_store
 from halfstep.output import say
+from halfstep.process import close_to_others
 
 if TYPE_CHECKING:
     from app.serve import Server
@@ -58,6 +59,7 @@ def run_typed(cli: typer.Typer, words: list[str], name: str) -> None:
 @command
 def up() -> None:
     """Start server and worker on this machine, and print a link that signs you in."""
+    close_to_others()
     settings, database = _open()
     listening = _listen(settings)
     server = _server(settings, database)
@@ -83,6 +85,7 @@ def up() -> None:
 @command
 def server() -> None:
     """Start the server alone."""
+    close_to_others()
     settings, database = _open()
     listening = _listen(settings)
     server = _server(settings, database)

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app import better, formats, schemas
-from app.submission import LENGTHS, Submission, submit
+from app.submission import LENGTHS, Submission, most_priority, submit
 from app.summary import RunSummary, summarise_all
 from db import comparisons, groups, runs, verdict, windows, workers
 from db.errors import NotFound
@@ -175,7 +175,7 @@ def queue(session: Session, user: User, source: Run) -> list[Run]:
             name=base[: LENGTHS["name"] - len(ending)] + ending,
             tags=source.tags,
             project=source.project,
-            priority=source.priority,
+            priority=most_priority(session, source.project, source.priority),
             devices_per_node=source.devices_per_node,
             parent_id=source.parent_id,
             parent_step=source.parent_step,

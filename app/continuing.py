@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.submission import Submission, submit
+from app.submission import Submission, most_priority, submit
 from db import checkpoints, runs
 from db.errors import Conflict
 from db.idempotency import made_by
@@ -38,7 +38,7 @@ def go_on(session: Session, user: User, run_id: int, *, idempotency_key: str | N
         name=run.name,
         tags=run.tags,
         project=run.project,
-        priority=run.priority,
+        priority=most_priority(session, run.project, run.priority),
         devices_per_node=run.devices_per_node,
         parent_id=run.id,
         parent_step=step,

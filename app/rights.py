@@ -154,16 +154,20 @@ def kind_of(endpoint: object) -> str:
     return DOWNLOAD if NEEDS.get(name) == Right.DOWNLOAD else ""
 
 
-def admit(request: Request, session: Session, user: User, kind: str = FULL) -> None:
+def admit(
+    request: Request, session: Session, user: User, kind: str = FULL, only: str | None = None
+) -> None:
     """See that somebody, whose session it is, may use a route, on what its address names.
 
-    kind: of the token that they come with.  Raises NotFound of what they may not see, and Forbidden
-    of what they may not do.
+    kind: of the token that they come with.  only: the one project that it opens.  Raises NotFound
+    of what they may not see, and Forbidden of what they may not do.
     """
     name = name_of(request.scope["endpoint"])
     need = NEEDS.get(name, OPERATE)
     if kind != FULL:
         _check_token(kind, request.method, name, need)
+    if only is not None and need in (COMMAND, OPERATE):
+        raise Forbidden("This token is for one project alone.")
     if need == ANYBODY or (user.is_operator and need in (COMMAND, OPERATE)):
         return
     if need == OPERATE:

@@ -53,7 +53,9 @@ class Submission(BaseModel):
     ] = {}
     name: str = _bounded("name", "", "Empty: recipe and precision, or the script")
     tags: str = _bounded("tags", "", "With commas between them")
-    project: str = _bounded("project", projects.DEFAULT, "Empty: the one that there always is")
+    project: str | None = _bounded(
+        "project", None, "Null: that of the run it starts from, or else the first you may submit to"
+    )
     priority: int = _bounded("priority", 0, "Higher starts sooner")
     devices_per_node: int = _bounded("devices_per_node", 1, "Devices to train on")
     after_id: int | None = _bounded("after_id", None, "Run whose end this one waits for")
@@ -71,9 +73,10 @@ def submit(
         return before
     checked = check(session, submission)
     errors = checked.errors | _check_command(user, submission)
-    if rights.limits(session) is None:  # a sweep that goes on without its owner
+    standing = rights.limits(session)
+    if standing is None:  # a sweep that goes on without its owner
         standing = rights.standing(session, user)
-        errors |= check_project(session, standing, submission.project)
+        errors |= check_project(session, standing, submission.project or projects.DEFAULT)
     if errors:
         raise Invalid(errors)
     name = cleaned(submission.name)
@@ -81,7 +84,7 @@ def submit(
         "owner": user,
         "config": checked.config,
         "tags": ", ".join(filter(None, map(cleaned, submission.tags.split(",")))),
-        "project": submission.project,
+        "project": _project(session, standing, submission),
         "priority": submission.priority,
         "devices_per_node": submission.devices_per_node,
         "after_id": submission.after_id,
@@ -114,6 +117,52 @@ def check_project(session: Session, standing: Standing, project: str) -> dict[st
     allowed = ", ".join(map(repr, may_submit_to(session, standing)))
     allowed = allowed or "none, for you have a role in no project that lets you submit"
     return {"project": f"{project[:100]!r} is not allowed; allowed: {allowed}"}
+
+
+def _project(session: Session, standing: Standing, submission: Submission) -> str:
+    """Return the project of a run: where nobody says, its parent's, or the first that may be."""
+    if submission.project is not None:
+        return submission.project
+    if submission.parent_id is not None:
+        parent = session.get(Run, submission.parent_id)
+        return parent.project if parent is not None else projects.DEFAULT
+    return _first(session, standing)
+
+
+def usual_project(session: Session, user: User) -> str:
+    """Return the project of what somebody submits where nobody says one."""
+    return _first(session, rights.limits(session) or rights.standing(session, user))
+
+
+def _first(session: Session, standing: Standing) -> str:
+    return next(iter(may_submit_to(session, standing)), projects.DEFAULT)
+
+
+def most_priority(session: Session, project: str, wanted: int) -> int:
+    """Return a priority, lowered to the usual one for who may not order the queue."""
+    standing = rights.limits(session)
+    may = standing is None or standing.may(Right.ORDER, project)
+    return wanted if may else min(wanted, 0)
+
+
+def _check_rights(
+    session: Session, standing: Standing, submission: Submission, config: dict[str, Any]
+) -> dict[str, str]:
+    """Say what of a run asks for more than whoever submits it may."""
+    project = _project(session, standing, submission)
+    errors = check_project(session, standing, project)
+    if submission.priority > 0 and not standing.may(Right.ORDER, project):
+        allowed = "allowed: at most 0, for you may not order the queue of this project"
+        errors["priority"] = f"{submission.priority} is not allowed; {allowed}"
+    sources = {
+        "parent_id": submission.parent_id,
+        "weights.run": config.get("weights", {}).get("run"),
+    }
+    for field, run_id in sources.items():
+        source = session.get(Run, run_id) if run_id is not None else None
+        if source is not None and not standing.may(Right.DOWNLOAD, source.project):
+            errors[field] = f"run {run_id} is of a project that you may download nothing of"
+    return errors
 
 
 def may_submit_to(session: Session, standing: Standing) -> list[str]:
@@ -160,7 +209,11 @@ def check(session: Session, submission: Submission) -> Checked:
             errors["compared_with"] = "a command is laid beside no run; allowed: with a recipe"
     if any(path in errors for path in ("recipe", "config")):
         return Checked(command, config, errors)  # too much to be told more of
-    return Checked(command, config, errors | _check_place(session, submission))
+    errors |= _check_place(session, submission)
+    standing = rights.limits(session)
+    if standing is not None and not errors.keys() & {"parent_id", "project", "priority"}:
+        errors |= _check_rights(session, standing, submission, config)
+    return Checked(command, config, errors)
 
 
 def _check_recipe(
@@ -217,13 +270,11 @@ def _check_place(session: Session, submission: Submission) -> dict[str, str]:
         if value is not None and not low <= value <= high:
             errors[name] = f"{value} is not allowed; allowed: a whole number from {low} to {high}"
     for name, most in LENGTHS.items():
-        text = getattr(submission, name)
+        text = getattr(submission, name) or ""
         if len(text) > most:
             errors[name] = f"it has {len(text)} characters; allowed: at most {most}"
         elif wrong := flaw(text):
             errors[name] = wrong
-    if "project" not in errors and (standing := rights.limits(session)) is not None:
-        errors |= check_project(session, standing, submission.project)
     if submission.parent_step is not None and submission.parent_id is None:
         message = f"{submission.parent_step} says nothing without parent_id"
         errors.setdefault("parent_step", f"{message}, the run whose checkpoint it is")

@@ -14,9 +14,9 @@ from app import better, schemas, search, tpe
 from app.parameters import LARGEST_INTEGER, flaw
 from app.schemas import Schema
 from app.search import GRID, KINDS, TPE, Space
-from app.submission import LENGTHS, Submission, submit
+from app.submission import LENGTHS, Submission, submit, usual_project
 from app.submission import check as check_run
-from db import projects, sweeps, workers
+from db import sweeps, workers
 from db.database import Database, is_outage
 from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.idempotency import made_by
@@ -67,7 +67,7 @@ class SweepSubmission(BaseModel):
     seed: Annotated[int, Field(description="What is drawn depends on it")] = 0
     name: str = ""
     tags: str = ""
-    project: str = projects.DEFAULT
+    project: Annotated[str | None, Field(description="Null: the first you may submit to")] = None
     priority: int = 0
     devices_per_node: int = 1
 
@@ -175,7 +175,7 @@ def begin(
     sweep = Sweep(
         name=cleaned(given.name) or f"{given.recipe} by {search.name_of(checked.space)}"[:100],
         owner_id=user.id,
-        project=given.project,
+        project=usual_project(session, user) if given.project is None else given.project,
         recipe=given.recipe,
         config=checked.config,
         space=checked.space,

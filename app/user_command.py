@@ -86,8 +86,12 @@ def _change(
     if change not in people.CHANGES:
         allowed = ", ".join(people.CHANGES)
         raise Invalid({"change": f"{change[:100]!r} is not allowed; allowed: {allowed}"})
-    with _installed() as (_settings, session):
-        people.CHANGES[change](session, people.named(session, name))  # type: ignore[index]
+    with _installed() as (settings, session):
+        who = people.named(session, name)
+        people.CHANGES[change](session, who)  # type: ignore[index]
+        token = accounts.make_link_token(session, who) if change == "reset" else ""
+    if token:
+        print_link(settings, token)
 
 
 def _set_subject(

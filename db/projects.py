@@ -7,7 +7,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from db.errors import Invalid, NotFound
-from db.names import checked_name
+from db.names import checked_name, key_of
 from db.rights import ROLES
 from db.tables import Membership, Project, User
 
@@ -33,8 +33,9 @@ def listed(session: Session, names: Sequence[str] | None = None) -> list[Project
 def make(session: Session, name: str) -> Project:
     """Make a project. Raises Invalid if there is one of that name, or it cannot be one."""
     name = checked_name(name, most=NAME_CHARACTERS)
-    if session.get(Project, name) is not None:
-        raise Invalid({"name": f"there is a project {name!r}; allowed: another name"})
+    for other in session.scalars(select(Project.name)):
+        if key_of(other) == key_of(name):
+            raise Invalid({"name": f"there is a project {other!r}; allowed: another name"})
     project = Project(name=name)
     session.add(project)
     session.flush()

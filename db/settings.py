@@ -3,10 +3,13 @@
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Self
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy import make_url
 
 from db.errors import Invalid
 
@@ -95,6 +98,24 @@ class Settings(BaseSettings):
             description="Folders of this worker with weights that runs may start from, by commas"
         ),
     ] = ""
+    data_roots: Annotated[
+        str,
+        Field(
+            description="Folders below which recipes of this worker may be told to read, by "
+            "os.pathsep; empty: anywhere but in the system's and the service's own"
+        ),
+    ] = ""
+    run_environment: Annotated[
+        str,
+        Field(
+            pattern=r"^[\w*, ]*$",
+            description="Further variables that recipes here get, by commas: NAME, NAME_*",
+        ),
+    ] = ""
+    walls: Annotated[
+        bool,
+        Field(description="Whether runs are walled off from what is private, where Linux can"),
+    ] = False
     upload_gib: Annotated[
         float,
         Field(
@@ -179,6 +200,18 @@ class Settings(BaseSettings):
         """Return the folders below which a run may name weights."""
         named = filter(None, map(str.strip, self.weights.split(",")))
         return [Path(each).expanduser().resolve() for each in named]
+
+    @property
+    def private_paths(self) -> list[Path]:
+        """Return what no run may read: all data, the database's files and the key of secrets."""
+        paths = [self.data, self.secrets_key]
+        url = make_url(self.database_url)
+        if url.get_backend_name() == "sqlite" and url.database:
+            file = Path(url.database).resolve()
+            paths += [file.with_name(file.name + end) for end in ("", "-wal", "-shm", "-journal")]
+        if self.storage_url.startswith("file://"):
+            paths.append(Path(url2pathname(urlsplit(self.storage_url).path)))
+        return [each.resolve() for each in paths]
 
     def run_folder(self, run_id: int) -> Path:
         """Return where a run's job, spool and checkpoints lie on the machine that trains it."""

@@ -269,6 +269,7 @@ class Worker(Table):
     recipe_names: of those that can, their paths included; the schemas are long, and whoever asks
     who offers what is asked often
     offers_commands: whether its operator lets people run command lines there
+    walls_stand: whether its runs can open nothing that is private, nor look into other processes
     """
 
     __tablename__ = "workers"
@@ -281,6 +282,7 @@ class Worker(Table):
     recipes: Mapped[list[dict[str, Any]]]
     recipe_names: Mapped[list[str]] = mapped_column(server_default="[]")
     offers_commands: Mapped[bool] = mapped_column(default=False, server_default=false())
+    walls_stand: Mapped[bool] = mapped_column(default=False, server_default=false())
     versions: Mapped[dict[str, Any]]
     started_at: Mapped[float] = mapped_column(default=now())
     seen_at: Mapped[float] = mapped_column(default=now())

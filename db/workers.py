@@ -26,6 +26,7 @@ def register(
     recipes: list[dict[str, Any]],
     versions: dict[str, Any],
     offers_commands: bool = False,
+    walls_stand: bool = False,
 ) -> Worker:
     """Write down who a worker is; a name that was here before is the same worker, back again.
 
@@ -43,7 +44,7 @@ def register(
     worker.host, worker.pid = host, pid
     worker.devices, worker.versions = devices, versions
     worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
-    worker.offers_commands = offers_commands
+    worker.offers_commands, worker.walls_stand = offers_commands, walls_stand
     worker.started_at = worker.seen_at = now()
     worker.stopped_at = None
     session.flush()

@@ -32,6 +32,16 @@ class AttemptFiles:
         return self.folder / f"outcome-{self.attempt}.json"
 
     @property
+    def work(self) -> Path:
+        """Where a command works that names no folder."""
+        return self.folder / "work"
+
+    @property
+    def temporary(self) -> Path:
+        """The folder of its temporary files, gone with the attempt."""
+        return self.folder / "tmp"
+
+    @property
     def spool(self) -> Path:
         """The folder of its telemetry."""
         return self.folder / "spool"

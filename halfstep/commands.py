@@ -94,6 +94,8 @@ def submit(words: list[str]) -> None:
     if options.weights and not (options.recipe and options.weights.is_file()):
         parser.error(f"--weights {options.weights}: allowed is a file, for a recipe")
     further = {"name": options.name, "tags": options.tags, "devices_per_node": options.devices}
+    if options.project is not None:
+        further["project"] = options.project
     with Client() as client:
         if options.command:
             queued = _submit_command(client, parser, options, further)

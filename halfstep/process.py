@@ -1,6 +1,14 @@
-"""Which process it is, over the life of the machine: numbers are given out again."""
+"""Which process it is, over the life of the machine, and who may look into it."""
 
+import ctypes
 from pathlib import Path
+
+PR_SET_DUMPABLE = 4  # linux/prctl.h
+
+
+def close_to_others() -> None:
+    """Let no other process of our user read our memory and environment, which hold passwords."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0)
 
 
 def started(pid: int) -> int | None:

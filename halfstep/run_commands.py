@@ -105,6 +105,8 @@ def fork(words: list[str]) -> None:
     config = configuration(parser, options)
     with Client() as client:
         labels: dict[str, Any] = {"name": options.name, "tags": options.tags}
+        if options.project is not None:
+            labels["project"] = options.project
         queued = client.fork(options.run, config, step=options.step, **labels)
         tell_queued(client, queued, options)
 

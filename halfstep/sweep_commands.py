@@ -26,10 +26,11 @@ def begin(words: list[str]) -> None:
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="")
+    parser.add_argument("--project", help="else the first that you may submit to")
     parser.add_argument("--tag", action="append", default=[], dest="tags")
     parser.add_argument("--wait", action="store_true", help="until it is over")
     options = parser.parse_args(words)
-    names = ("kind", "metric", "goal", "runs", "at_once", "seed", "name", "tags")
+    names = ("kind", "metric", "goal", "runs", "at_once", "seed", "name", "tags", "project")
     with Client() as client:
         begun = client.begin_sweep(
             options.recipe,

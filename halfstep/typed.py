@@ -30,6 +30,7 @@ def add_submission(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields")
     parser.add_argument("--precision", choices=["fp16", "bf16", "fp32", "fp8"])
     parser.add_argument("--name", default="")
+    parser.add_argument("--project", help="else the first that you may submit to")
     parser.add_argument("--tag", action="append", default=[], dest="tags")
     parser.add_argument("--wait", action="store_true", help=f"until it is over; {EXITS}")
 

@@ -163,7 +163,9 @@ def ada(database: Database) -> User:
 @pytest.fixture
 def site(tmp_path: Path, database: Database, database_url: str, ada: User) -> Iterator[Site]:
     """A fresh data folder for real workers; nothing of it is left running."""
-    yield Site(tmp_path, database, database_url, ada)
+    data = tmp_path / "data"
+    data.mkdir()
+    yield Site(data, database, database_url, ada)
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
         assert str(tmp_path) not in command, f"left running: {command}"

@@ -45,7 +45,10 @@ class Site:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"HALFSTEP_DATA": str(self.data), "HALFSTEP_DATABASE_URL": self.url}
+        told = {
+            "HALFSTEP_RUN_ENVIRONMENT": "HALFSTEP_GATE, HALFSTEP_TEST_*, HALFSTEP_COLD, LD_PRELOAD"
+        }
+        return {"HALFSTEP_DATA": str(self.data), "HALFSTEP_DATABASE_URL": self.url, **told}
 
     @contextmanager
     def worker(self, name: str = "w1", **environment: str) -> Iterator[subprocess.Popen[bytes]]:

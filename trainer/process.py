@@ -21,6 +21,7 @@ import psutil
 
 from halfstep.attempt_files import AttemptFiles
 from halfstep.torchrun import start_ranks
+from halfstep.walls import Wall
 from trainer.guard import Guard
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -29,6 +30,8 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def main() -> None:
     """Train, and exit with 1 if it failed."""
     tie_to_parent()
+    if wall := Wall.taken(os.environ):
+        wall.build()
     parser = argparse.ArgumentParser(prog="python -m trainer.process", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("attempt", type=int)

@@ -3,7 +3,7 @@
 import json
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from obstore.store import ObjectStore
 from db.settings import Settings
 from db.tables import Run, Status
 from halfstep.attempt_files import AttemptFiles
+from halfstep.walls import Wall, can_stand
 
 LOST_LEASE = "its lease could not be renewed"
 
@@ -47,6 +48,31 @@ class Attempt:
     remark: Callable[[str], None]
     keep_up: Callable[[], None]
     check_wanted: Callable[[], None]
+
+    def temporary(self) -> dict[str, str]:
+        """Make the run's own folder of temporary files, and return the variable that names it."""
+        folder = self.files.temporary
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return {"TMPDIR": str(folder)}
+
+    def wall(self, read: Sequence[str] = ()) -> dict[str, str]:
+        """Return the variable that has the run's process wall itself off, if it can and shall.
+
+        read: private files that it may read, besides those of its folder.
+        """
+        settings, files = self.settings, self.files
+        if not (settings.walls and can_stand()):
+            return {}
+        cache = settings.data / "cache"
+        cache.mkdir(exist_ok=True)
+        wall = Wall(
+            private=[str(each) for each in settings.private_paths],
+            own=str(files.folder),
+            free=[str(each) for each in (files.temporary, files.work) if each.is_dir()],
+            shared=[str(cache)],
+            read=[str(settings.data / "recipes.json"), *read],
+        )
+        return wall.variable()
 
 
 @dataclass(frozen=True)

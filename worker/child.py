@@ -16,17 +16,6 @@ LINE_BYTES = 8192
 LINES_WAITING = 100_000
 LAST_LINES = 20  # which an error quotes
 
-#: What opens the database or names the store, which recipes have no business with.
-SECRETS = (
-    *("HALFSTEP_DATABASE_URL", "HALFSTEP_STORAGE_URL", "HALFSTEP_SMTP_URL"),
-    *("PGPASSWORD", "PGPASSFILE"),
-)
-
-
-def without_secrets() -> dict[str, str]:
-    """Return our environment as a process may have it that runs a recipe's code."""
-    return {name: value for name, value in os.environ.items() if name.upper() not in SECRETS}
-
 
 class Child:
     """One training, or the keeper of a command, with all that they have started.

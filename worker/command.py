@@ -14,17 +14,13 @@ from db import queue, secrets
 from db.tables import Status
 from halfstep import command_line, queued_run, redaction
 from halfstep.clock import clock
-from worker import gpus
+from worker import gpus, run_environment
 from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full, write_file
 from worker.checkout import CannotCheckOut, check_out
 from worker.child import Child
 from worker.environment import Started
 from worker.keeper import asked_for_lease
 
-#: Of the worker's own environment, what a command gets; all else it has to state.
-PASSED_ON = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ", "LANG", "LANGUAGE", "TMPDIR"}
-PASSED_ON |= {"LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"}
-PASSED_ON_FROM = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_")
 #: Run by its path: the environment of a command need not have halfstep.
 TORCHRUN = Path(queued_run.__file__).with_name("torchrun.py")
 #: Of the grace of a worker that stops, what a command has after SIGTERM: the rest is to record it.
@@ -72,7 +68,8 @@ class Command:
         files = self._attempt.files
         argv = [sys.executable, "-I", "-m", "worker.keeper", str(files.folder), str(files.attempt)]
         try:
-            return Child(argv, self._environment, hidden=self._hidden)
+            wall = self._attempt.wall()
+            return Child(argv, self._environment | wall, hidden=self._hidden)
         except OSError as error:  # its variables are more than Linux takes, say
             raise CannotStart(f"it cannot be started: {error}", fault="code") from error
 
@@ -129,11 +126,7 @@ class Command:
     def _stated_environment(self) -> dict[str, str]:
         """Return all of its environment. Raises CannotStart."""
         attempt, venv = self._attempt, self._said["venv"]
-        base = {
-            name: value
-            for name, value in os.environ.items()
-            if name in PASSED_ON or name.startswith(PASSED_ON_FROM)
-        }
+        base = run_environment.of_commands() | attempt.temporary()
         programs = Path(venv, "bin") if venv else Path(sys.executable).parent
         if not (programs / "python").exists():
             text = f"{venv} is no virtual environment on this worker: it has no bin/python"
@@ -153,7 +146,7 @@ class Command:
 
     def _folder(self) -> Path:
         """Return where it works, made if need be. Raises CannotStart."""
-        said, own = self._said, self._attempt.files.folder / "work"
+        said, own = self._said, self._attempt.files.work
         folder = Path(said["folder"])
         if said["git"]:
             self._check_out(own)

@@ -21,12 +21,17 @@ import pynvml
 from db.environments import LONGEST_BYTES, Texts
 from db.tables import Worker
 from halfstep import redaction
-from worker.child import SECRETS, without_secrets
+from worker import run_environment
 
 logger = logging.getLogger(__name__)
 
 GIT_SECONDS = 10.0
 NAMES_SHOWN = 50
+#: Whose values are shown nowhere: a command may have been told one of them.
+SECRETS = (
+    *("HALFSTEP_DATABASE_URL", "HALFSTEP_STORAGE_URL", "HALFSTEP_SMTP_URL"),
+    *("PGPASSWORD", "PGPASSFILE"),
+)
 #: Git looks at files, and runs none of what a repository's configuration may name.
 GIT_OPTIONS = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotepath=false")
 DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ".")
@@ -132,7 +137,7 @@ def _git(folder: Path, *words: str) -> bytes:
     """Return what git prints, one byte more than is kept at most. Raises OSError, _GitSaid."""
     process = subprocess.Popen(
         ["git", "-C", str(folder), *GIT_OPTIONS, *words],
-        env={**without_secrets(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+        env={**run_environment.of_commands(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -23,6 +23,7 @@ import psutil
 
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
+from halfstep.walls import Wall
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 LOOK_SECONDS = 0.2
@@ -125,6 +126,8 @@ def main() -> None:
     """Keep the command that the command line names."""
     files = AttemptFiles(Path(sys.argv[1]), int(sys.argv[2]))
     supervisor_pid = int(os.environ.pop("HALFSTEP_PARENT_PID"))
+    if wall := Wall.taken(os.environ):
+        wall.build()
     _end_as(Keeper(files, supervisor_pid).run())
 
 

@@ -14,8 +14,7 @@ from typing import IO, Any
 from db.errors import HalfstepError
 from db.settings import Settings
 from halfstep.output import say
-from worker import gpus
-from worker.child import without_secrets
+from worker import gpus, run_environment
 
 #: A recipe that is loaded for longer is in a loop of its own.
 LONGEST_SECONDS = 120.0
@@ -29,7 +28,7 @@ class Offering:
     """What this machine offers, as of its recipes' files."""
 
     def __init__(self, settings: Settings) -> None:
-        self._data = settings.data
+        self._settings = settings
         self._files: set[str] = set()
         self._seen: Seen = {}
         self._child: subprocess.Popen[bytes] | None = None
@@ -74,7 +73,7 @@ class Offering:
         self._deadline = time.monotonic() + LONGEST_SECONDS
         return subprocess.Popen(
             [sys.executable, "-m", "trainer.probe"],
-            env={**without_secrets(), **gpus.environment(), "HALFSTEP_DATA": str(self._data)},
+            env={**run_environment.of_recipes(self._settings), **gpus.environment()},
             stdin=subprocess.DEVNULL,
             stdout=self._told[0],
             stderr=self._told[1],
@@ -105,7 +104,7 @@ class Offering:
         return texts
 
     def _look(self) -> Seen:
-        kept = str(self._data / "recipes.json")
+        kept = str(self._settings.data / "recipes.json")
         return {file: _state(Path(file)) for file in {kept, *self._files}}
 
 

@@ -9,6 +9,7 @@ from db import uploads
 from db.settings import Settings
 from db.storage import get_file
 from db.tables import Checkpoint
+from halfstep.data_paths import SYSTEM
 from worker.attempt import Attempt, CannotStart
 from worker.recorder import wait_for
 
@@ -58,6 +59,9 @@ def allowed(path: str, settings: Settings) -> Path:
         exists = is_inside and place.exists()
     except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name too long, a loop of links
         raise CannotStart(f"weights.path is {path!r}: {error}", "code") from error
+    if any(place.is_relative_to(each) for each in SYSTEM):
+        text = f"weights.path is {path}; not allowed: {', '.join(map(str, SYSTEM))}"
+        raise CannotStart(text, "code")
     if not is_inside:
         places = ", ".join(map(str, folders))
         raise CannotStart(f"weights.path is {path}; allowed: below {places}", "code")

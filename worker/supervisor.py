@@ -7,6 +7,7 @@ has the database but no torch. While the database is away the spool simply grows
 """
 
 import errno
+import shutil
 import signal
 import sys
 import threading
@@ -26,6 +27,7 @@ from db.storage import open_store
 from db.tables import COMMAND, Status, Worker
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
+from halfstep.process import close_to_others
 from worker import environment
 from worker.attempt import Attempt, CannotStart, disk_full, write_file
 from worker.child import Child
@@ -57,6 +59,7 @@ class Supervisor:
         self.attempt = attempt
         self.folder = settings.run_folder(run_id)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)  # also one that an earlier version has made
         self.files = AttemptFiles(self.folder, attempt)
         self.store = open_store(settings)
         self.recorder = Recorder(settings, database, self.store, run_id, attempt)
@@ -77,6 +80,7 @@ class Supervisor:
             finally:
                 child.kill()
                 self.ended.set()
+                shutil.rmtree(self.files.temporary, ignore_errors=True)
         except CannotStart as error:
             with self.database.writing() as session:
                 self._fail(session, str(error), str(error), fault=error.fault)
@@ -298,6 +302,7 @@ def _say(text: str) -> None:
 
 def main() -> None:
     """Run the attempt that the command line names."""
+    close_to_others()
     run_id, attempt = map(int, sys.argv[1:])
     settings = Settings.read()
     database = open_database(settings)

@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 from db import checkpoints, queue, workers
 from db.storage import get_file
 from db.tables import Checkpoint, Status
-from worker import gpus
+from worker import gpus, run_environment
 from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full, write_file
-from worker.child import Child, without_secrets
+from worker.child import Child
 from worker.environment import Started
 from worker.recorder import wait_for
 from worker.starting_weights import bring_weights
@@ -58,6 +58,8 @@ class Training:
             "weights": weights,
             "device": "cuda" if attempt.is_cuda else "cpu",
         }
+        file = attempt.recipe_file
+        self._read = [*filter(None, [resume]), *weights.values(), *([str(file)] if file else [])]
         write_file(attempt.files.job, job)
         write_file(attempt.files.control, self._control)
 
@@ -71,7 +73,8 @@ class Training:
         attempt = self._attempt
         # torchrun would set the same number of threads, and say so in the run's log.
         env = {**gpus.environment(attempt.devices if attempt.is_cuda else [])}
-        return Child(self._argv(), {**without_secrets(), **env, "OMP_NUM_THREADS": "1"})
+        env |= {"OMP_NUM_THREADS": "1"} | attempt.temporary() | attempt.wall(self._read)
+        return Child(self._argv(), run_environment.of_recipes(attempt.settings) | env)
 
     def obey(self, wishes: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
         """Pass on what people want."""

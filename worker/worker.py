@@ -28,6 +28,8 @@ from db.settings import Settings
 from db.storage import open_store
 from db.tables import Status
 from halfstep.output import say
+from halfstep.process import close_to_others
+from halfstep.walls import can_stand
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
 from worker.offering import Offer, Offering
 from worker.recorder import CannotRecord, Recorder, in_short, may_pass
@@ -126,6 +128,7 @@ class Worker:
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 offers_commands=self.settings.commands,
+                walls_stand=self.settings.walls and can_stand(),
                 **offer,
             )
             self.id = worker.id
@@ -363,6 +366,7 @@ def main(words: list[str] | None = None) -> None:
         help="exit with 0 if the worker started here is well, else 1",
     )
     asked = parser.parse_args(words)
+    close_to_others()
     try:
         settings = Settings.read()
         if asked.check:

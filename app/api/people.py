@@ -24,6 +24,9 @@ class Account(BaseModel):
     runs_commands: bool
     is_active: bool
     created_at: float
+    link: Annotated[
+        str | None, Field(description="Of one that was just reset: path that signs in once")
+    ] = None
 
 
 class Accounts(BaseModel):
@@ -82,7 +85,10 @@ def change_user(
     user = people.get(session, user_id)
     people.CHANGES[wanted.change](session, user)
     session.flush()
-    return _account(user, projects.memberships(session, user))
+    account = _account(user, projects.memberships(session, user))
+    if wanted.change == "reset":
+        account.link = f"/?token={accounts.make_link_token(session, user)}"
+    return account
 
 
 def _account(user: Any, roles: dict[str, str]) -> Account:

@@ -23,6 +23,10 @@ class WorkerState(BaseModel):
     devices: list[dict[str, Any]]
     recipes: list[dict[str, Any]]
     offers_commands: Annotated[bool, Field(description="Whether it runs command lines")]
+    walls_stand: Annotated[
+        bool,
+        Field(description="Whether its runs can neither open what is private nor see processes"),
+    ]
     versions: dict[str, Any]
     started_at: float
     seen_at: float

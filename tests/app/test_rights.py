@@ -13,7 +13,7 @@ from app.sweeping import SweepSubmission, begin
 from db import accounts, projects
 from db.database import Database
 from db.rights import MAINTAINER, MEMBER, VIEWER, Right
-from db.tables import Run, Sweep, User
+from db.tables import Checkpoint, Run, Sweep, User
 from tests.app.conftest import submit
 from tests.app.test_auth import PUBLIC
 
@@ -188,3 +188,50 @@ def test_many_runs_are_each_asked_for(
     assert words[hidden.id] == f"There is no run {hidden.id}."
     answer = member.post("/api/v1/runs/bulk", json={"action": "delete", "runs": [own.id]}).json()
     assert answer["done"] == []
+
+
+def test_nothing_is_got_round_by_submitting(
+    app: FastAPI, database: Database, ada: User, people: dict[str, User]
+) -> None:
+    """Neither files that one may not download, by starting from them; nor a place in the queue."""
+    source = submit(database, ada, project=PROJECT)
+    with database.writing() as session:
+        projects.get(session, PROJECT).viewers_download = False
+        projects.set_role(session, people[VIEWER], "speech", MEMBER)
+        file: dict[str, Any] = {"sha256": "0" * 64, "size_bytes": 1, "attempt": 1, "reason": ""}
+        for kind in ("checkpoint", "weights"):
+            row = Checkpoint(run_id=source.id, step=5, kind=kind, key=f"{kind}.pt", **file)
+            session.add(row)
+    viewer = _script(app, database, people[VIEWER])
+    given: dict[str, dict[str, Any]] = {
+        "parent_id": {"parent_id": source.id, "parent_step": 5},
+        "weights.run": {"config": {"weights": {"run": source.id}}},
+    }
+    for field, start in given.items():
+        wanted = {"recipe": "digits", "project": "speech", **start}
+        errors = viewer.post("/api/v1/runs", json=wanted).json()["errors"]
+        assert field in errors or field.partition(".")[0] in errors, errors
+    member = _script(app, database, people[MEMBER])
+    wanted = {"recipe": "digits", "project": PROJECT, "priority": 5}
+    refused = member.post("/api/v1/runs", json=wanted).json()["errors"]
+    assert "order the queue" in refused["priority"]
+    sweep = {**wanted, "space": {"training.batch_size": [8]}, "goal": "minimise"}
+    assert member.post("/api/v1/sweeps", json=sweep).status_code == 422
+    assert member.post("/api/v1/runs", json=wanted | {"priority": -5}).status_code == 201
+    wanted = {"recipe": "digits"}  # of the only project that there is for them
+    assert member.post("/api/v1/runs", json=wanted).json()["project"] == PROJECT
+    may = member.get("/runs").text.partition('data-may="')[2].partition('"')[0].split()
+    assert "submit" in may
+    assert "order" not in may
+
+
+def test_a_token_of_one_project_is_no_operators(
+    app: FastAPI, database: Database, ada: User, people: dict[str, User]
+) -> None:
+    """Whoever made it."""
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, ada, "script", project=PROJECT)
+    headers = {"Authorization": f"Bearer {token}"}
+    client = TestClient(app, base_url="http://localhost", headers=headers)
+    for path in ("users", "deeds", "secrets"):
+        assert client.get(f"/api/v1/{path}").status_code == 403, path

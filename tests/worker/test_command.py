@@ -229,8 +229,10 @@ def test_the_next_attempt_of_a_watched_script_replaces_what_the_last_one_made(
     code = SCRIPT.replace("with torch.autocast", dies).replace(
         "range(30)", "range(int(sys.argv[2]))"
     )
-    (site.data / "train.py").write_text(code.replace("argv[2]", "argv[-1]"))
-    run_id = submit(site, "sh", "-c", f"python {site.data}/train.py 0.1 $((50 / HALFSTEP_ATTEMPT))")
+    (site.data.parent / "train.py").write_text(code.replace("argv[2]", "argv[-1]"))
+    run_id = submit(
+        site, "sh", "-c", f"python {site.data.parent}/train.py 0.1 $((50 / HALFSTEP_ATTEMPT))"
+    )
     site.wait_for_step(run_id, 5)
     run = site.wait(run_id)
     assert (run.status, run.attempt, run.step) == (Status.FINISHED, 2, 25)
@@ -297,7 +299,7 @@ def test_a_clone_that_hangs_can_be_cancelled(site: Site, worker: subprocess.Pope
 @pytest.mark.only_on("sqlite")
 def test_several_devices_are_a_gang_of_torchruns(site: Site) -> None:
     """Each rank knows which it is; one that is killed is infrastructure's fault."""
-    code = site.data / "rank.py"
+    code = site.data.parent / "rank.py"
     code.write_text(
         "import os, sys\n"
         "rank, ranks = os.environ['RANK'], os.environ['WORLD_SIZE']\n"

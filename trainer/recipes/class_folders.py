@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from halfstep.recipe import ConfigError
+from halfstep.recipe import ConfigError, data_path
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 VALIDATED = 10  # of a folder without val, one of so many
@@ -40,6 +40,7 @@ class Images:
     def read(self, index: int) -> Image.Image:
         """Return an image in RGB. Raises ValueError, with its path, if it is broken."""
         path = self.folder / os.fsdecode(bytes(self.names[index]))
+        _follow(path)
         try:
             with Image.open(path) as opened:
                 return opened.convert("RGB")
@@ -111,6 +112,7 @@ def _images(folder: Path) -> Images:
 
 
 def _folders(folder: Path) -> Iterable[str]:
+    _follow(folder)
     if not folder.is_dir():
         raise ConfigError(f"recipe.folder is {str(folder)!r}: there is no such folder here")
     with os.scandir(folder) as entries:
@@ -119,9 +121,16 @@ def _folders(folder: Path) -> Iterable[str]:
 
 def _files(folder: Path, name: str) -> Iterable[bytes]:
     for place, _, files in os.walk(folder / name, followlinks=True):
+        _follow(Path(place))
         within = os.path.relpath(place, folder)
         yield from (
             os.fsencode(f"{within}/{file}")
             for file in files
             if file.lower().endswith(SUFFIXES) and not file.startswith(".")
         )
+
+
+def _follow(path: Path) -> None:
+    """Raise ConfigError for a link that leads to where no run may read."""
+    if path.is_symlink():
+        data_path(path, "recipe.folder")

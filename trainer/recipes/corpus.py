@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halfstep.recipe import ConfigError
+from halfstep.recipe import ConfigError, data_path
 
 SUFFIXES = (".txt", ".md", ".jsonl")  # that are read of a folder
 PIECE_CHARACTERS = 2**16  # or a line, if it is longer
@@ -28,6 +28,7 @@ def read_pieces(path: Path, field: str, max_bytes: int) -> Iterator[Piece]:
     """
     left = max_bytes
     for file in _files(path):
+        data_path(file, "recipe.text")  # a link in the folder may lead anywhere
         pieces = _lines_of_json(file, field) if file.suffix == ".jsonl" else _pieces(file)
         try:
             for piece in pieces:

@@ -33,7 +33,7 @@ from PIL import Image
 from pydantic import Field
 from torch import Tensor, nn
 
-from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig
+from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig, data_path
 from trainer.recipes import streets
 
 REDUCTION = 8  # the encoder halves the image three times
@@ -109,7 +109,8 @@ class ERFNet(Recipe):
         self.batch_size = config.training.batch_size
         self.size = settings.width, settings.height
 
-        folder = Path(settings.folder) if settings.folder else self._drawn_folder()
+        own = settings.folder
+        folder = data_path(own, "recipe.folder") if own else self._drawn_folder()
         self._read = lru_cache(settings.kept_images)(streets.read)
         self.dataset = streets.Streets(streets.find(folder, "train"), self.size, self._read)
         self.val_files = streets.find(folder, "val")

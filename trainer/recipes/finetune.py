@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from halfstep.flops import count_flops
-from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig
+from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig, data_path
 from trainer.recipes.corpus import Piece, read_pieces
 from trainer.recipes.language_models import (
     load_model,
@@ -123,8 +123,9 @@ class Finetune(Recipe):
             if not getattr(settings, field):
                 raise ConfigError(f"recipe.{field} is empty: name a path on the worker")
         self.device, self.settings = device, settings
-        self.tokenizer = load_tokenizer(Path(settings.model))
-        network = load_model(Path(settings.model))
+        folder = data_path(settings.model, "recipe.model")
+        self.tokenizer = load_tokenizer(folder)
+        network = load_model(folder)
         tokens = tokenize(self.tokenizer, settings)
         vocabulary = network.get_input_embeddings().num_embeddings
         if len(tokens) and (largest := tokens.max()) >= vocabulary:
@@ -267,5 +268,6 @@ def tokenize(tokenizer: Any, settings: FinetuneConfig) -> NDArray[np.int32]:
             for piece, tokens in zip(pieces, encoded, strict=True)
         ]
 
-    text = Path(settings.text), settings.field, settings.max_bytes
-    return tokens_of(lambda: read_pieces(*text), encode, tokenizer_mark(Path(settings.model)))
+    text = data_path(settings.text, "recipe.text"), settings.field, settings.max_bytes
+    mark = tokenizer_mark(data_path(settings.model, "recipe.model"))
+    return tokens_of(lambda: read_pieces(*text), encode, mark)

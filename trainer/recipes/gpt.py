@@ -29,7 +29,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from halfstep.flops import count_flops
-from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig
+from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig, data_path
 
 VOCABULARY = 256
 EVALUATION_WINDOWS = 64  # of T bytes each, spread evenly over the validation text
@@ -91,7 +91,8 @@ class GPT(Recipe):
             )
         self.device, self.context, self.settings = device, settings.context, settings
         self.tokens_per_example = settings.context  # a byte is a token
-        text = read_text(Path(settings.text) if settings.text else None, settings.max_bytes)
+        path = data_path(settings.text, "recipe.text") if settings.text else None
+        text = read_text(path, settings.max_bytes)
         split = len(text) * 9 // 10
         self.train_text, self.val_text = text[:split].to(device), text[split:].to(device)
         # Training examples are windows of T bytes that start anywhere in the T bytes after i·T.
@@ -262,6 +263,8 @@ def read_text(path: Path | None, max_bytes: int) -> Tensor:
         files = [f for f in sorted(folder.rglob(pattern)) if _is_text(f, folder)]
     text = bytearray()
     for file in files:
+        if path:
+            data_path(file, "recipe.text")  # a link in the folder may lead anywhere
         with file.open("rb") as opened:
             text += opened.read(max_bytes - len(text))
         if len(text) == max_bytes:

@@ -17,7 +17,6 @@ Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016.
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -29,7 +28,7 @@ from torchvision import models
 from torchvision.transforms import v2
 
 from halfstep.flops import count_flops
-from halfstep.recipe import Loss, Recipe, RecipeConfig, RunConfig
+from halfstep.recipe import Loss, Recipe, RecipeConfig, RunConfig, data_path
 from trainer.recipes.class_folders import LabelledImages, find
 from trainer.recipes.digit_files import digit_folder
 from trainer.recipes.mixup import draw_share, mixed, mixed_cross_entropy
@@ -125,7 +124,7 @@ class Images(Recipe):
         self.device, self.settings = device, settings
         self.batch_size = config.training.batch_size
 
-        folder = Path(settings.folder).expanduser() if settings.folder else digit_folder()
+        folder = data_path(settings.folder, "recipe.folder") if settings.folder else digit_folder()
         train, self.val_images = find(folder)
         self.classes = train.classes
         self.dataset = LabelledImages(train, augmentation(settings))

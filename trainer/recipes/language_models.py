@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import masking_utils
 
-from halfstep.recipe import ConfigError
+from halfstep.recipe import ConfigError, data_path
 
 #: What may decide its tokens, among others: all but the weights.
 TOKENIZER_FILES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
@@ -125,6 +125,8 @@ def _check_folder(folder: Path) -> None:
             f"recipe.model is {str(folder)!r}: there is no config.json on this worker; name a "
             "folder that transformers' save_pretrained has written"
         )
+    for file in folder.iterdir():
+        data_path(file, "recipe.model")  # a link may lead anywhere
 
 
 def _no_tokenizer(folder: Path, why: str) -> str:

@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from halfstep.recipe import ConfigError
+from halfstep.recipe import ConfigError, data_path
 
 SHIFT_PIXELS = 2  # as ERFNet's paper augments: a mirror, and up to two pixels of displacement
 IGNORED = 255  # the label of pixels that do not count
@@ -76,6 +76,8 @@ def find(folder: Path, split: str) -> list[tuple[Path, Path]]:
 
 def read(image: Path, labels: Path, size: tuple[int, int]) -> tuple[Pixels, Pixels]:
     """Return an image (H, W, 3) and its training labels (H, W), resized to (width, height)."""
+    for path in (image, labels):
+        data_path(path, "recipe.folder")  # a link may lead anywhere
     with Image.open(image) as opened:
         pixels = np.asarray(opened.convert("RGB").resize(size, Image.Resampling.BILINEAR))
     with Image.open(labels) as opened:

@@ -1,0 +1,154 @@
+"""The wall around a run's process, by Landlock: what it may open, and whom it may touch.
+
+It is built from within, before any code of a recipe or a script is loaded, takes no privilege, and
+holds for all that the process starts. What the service keeps private cannot be opened from then on,
+save what the run is given of it; processes outside can be neither read, traced nor signalled.
+A rule of Landlock allows, and allows all that is below: so every place is allowed but those on the
+way to a private one, where its neighbours are, as they are at the time.
+"""
+
+import ctypes
+import json
+import os
+from collections.abc import Iterable, MutableMapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+VARIABLE = "HALFSTEP_WALL"  # of a run's process; it is taken from there when the wall is built
+#: The first with all that a wall needs, Linux 6.2, and the first that holds signals off, 6.12.
+NEEDED_VERSION, WITH_SIGNALS = 3, 6
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+ASK_VERSION, PATH_BENEATH = 1, 1  # linux/landlock.h, as all that follows
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
+MAKE_SYM, REFER, TRUNCATE = 1 << 12, 1 << 13, 1 << 14
+#: Of a folder its names may be listed: Python looks for modules in those that lead to private ones.
+ALL = (1 << 15) - 1 & ~READ_DIR
+OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
+READ = EXECUTE | READ_FILE
+SCOPES = 1 | 2  # abstract sockets, signals
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38  # linux/prctl.h
+CAPABILITIES, CAPABILITY_VERSION = range(64), 0x20080522  # linux/capability.h
+#: Of what root may: to own and open others' files, where the wall lets it.
+KEPT = sum(1 << each for each in (0, 1, 3))  # CHOWN, DAC_OVERRIDE, FOWNER
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = (
+        ("files", ctypes.c_uint64),
+        ("network", ctypes.c_uint64),
+        ("scopes", ctypes.c_uint64),
+    )
+
+
+class _Beneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
+
+
+@dataclass(frozen=True)
+class Wall:
+    """What a run's process can open of what is private, and what private is.
+
+    own: its folder, where it makes no links, which who reads the folder would follow; free: folders
+    within where it may.  shared: folders that all runs write to.  read: what it only reads.
+    """
+
+    private: list[str]
+    own: str
+    free: list[str]
+    shared: list[str]
+    read: list[str]
+
+    def variable(self) -> dict[str, str]:
+        """Return the variable that tells it to the process."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def taken(cls, environment: MutableMapping[str, str]) -> Self | None:
+        """Take it from the environment, where one was told."""
+        told = environment.pop(VARIABLE, "")
+        return cls(**json.loads(told)) if told else None
+
+    def build(self) -> None:
+        """Enclose this thread and all that it starts from now on, for good. Raises OSError."""
+        attributes = _Ruleset(ALL, 0, SCOPES if version() >= WITH_SIGNALS else 0)
+        size = ctypes.sizeof(attributes)
+        ruleset = _called(CREATE_RULESET, ctypes.byref(attributes), size, 0)
+        try:
+            for place in _around(map(Path, self.private)):
+                _allow(ruleset, place, ALL)
+            _allow(ruleset, Path(self.own), ALL & ~(MAKE_SYM | REFER))
+            for each in (*self.free, *self.shared):
+                _allow(ruleset, Path(each), ALL)
+            for each in self.read:
+                _allow(ruleset, Path(each), READ)
+            _give_up_privileges()
+            _called(RESTRICT_SELF, ruleset, 0)
+        finally:
+            os.close(ruleset)
+
+
+def can_stand() -> bool:
+    """Tell whether this kernel has what a wall is made of."""
+    return version() >= NEEDED_VERSION
+
+
+def version() -> int:
+    """Return the kernel's version of Landlock, 0 where there is none."""
+    try:
+        return _called(CREATE_RULESET, None, 0, ASK_VERSION)
+    except OSError:
+        return 0
+
+
+def _give_up_privileges() -> None:
+    """Keep of root's powers those over files alone; by others it could see through the wall."""
+    libc = _libc()
+    for each in CAPABILITIES:
+        if not KEPT >> each & 1:
+            libc.prctl(PR_CAPBSET_DROP, each, 0, 0, 0)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    held = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, twice 32 of them
+    if libc.capget(header, held) == 0:
+        kept = (ctypes.c_uint32 * 6)(*(each & KEPT for each in held[:3]), 0, 0, 0)
+        libc.capset(header, kept)
+
+
+def _around(private: Iterable[Path]) -> Iterable[Path]:
+    """Yield every place but the private ones and the folders that lead there."""
+    closed = {each.resolve() for each in private}
+    leading = {folder for each in closed for folder in each.parents}
+    for folder in leading - closed:
+        if not any(each in closed for each in folder.parents):
+            yield from (each for each in folder.iterdir() if each not in closed | leading)
+
+
+def _allow(ruleset: int, place: Path, rights: int) -> None:
+    """Allow a place, if it is there: a link is nothing by itself."""
+    if place.is_symlink():
+        return
+    try:
+        opened = os.open(place, os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # gone since, or nobody's to open
+        return
+    try:
+        rule = _Beneath(rights if place.is_dir() else rights & OF_FILES, opened)
+        _called(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(rule), 0)
+    finally:
+        os.close(opened)
+
+
+def _called(*arguments: object) -> int:
+    libc = _libc()
+    result = int(libc.syscall(*arguments))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"Landlock: {os.strerror(number)}")
+    return result
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
