@@ -13,8 +13,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app.in_flight import ABORT
 
-#: From the first sign of somebody to the last byte of what he asks; a body has a megabyte at most.
+#: From the first sign of somebody to the last byte of what he asks; or, of a long body, from each
+#: such time to the next, if so much of it has come meanwhile: a slow line, and nobody who dawdles.
 REQUEST_SECONDS = 30.0
+BODY_BYTES = 64 << 10
 
 
 class PatientProtocol(H11Protocol):
@@ -23,6 +25,7 @@ class PatientProtocol(H11Protocol):
     """
 
     _limit: asyncio.TimerHandle | None = None
+    _arrived = 0  # bytes since the limit began
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -46,6 +49,7 @@ class PatientProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Go on waiting, unless the request is whole by now."""
+        self._arrived += len(data)
         super().data_received(data)
         self._wait_for_request()
 
@@ -58,7 +62,17 @@ class PatientProtocol(H11Protocol):
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_waiting()
         elif self._limit is None:
-            self._limit = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
+            self._arrived = 0
+            self._limit = self.loop.call_later(REQUEST_SECONDS, self._end_or_wait)
+
+    def _end_or_wait(self) -> None:
+        """Close, unless a body is on its way, or is held up by us."""
+        self._limit = None
+        is_coming = self.conn.their_state is h11.SEND_BODY and self._arrived >= BODY_BYTES
+        if is_coming or self.flow.read_paused:
+            self._wait_for_request()
+        else:
+            self.transport.close()
 
     def _stop_waiting(self) -> None:
         if self._limit is not None:

@@ -4,6 +4,7 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import httpx2
 import pytest
@@ -93,6 +94,38 @@ def test_who_sends_no_whole_request_is_not_waited_for(
             connection.sendall(said)
             while connection.recv(9999):
                 pass
+
+
+def test_a_long_body_may_take_its_time(
+    database: Database, settings: Settings, script: TestClient
+) -> None:
+    """As a checkpoint on a slow line does: what comes is waited for, what stays away is not."""
+    head = (
+        "PUT /api/v1/uploads/w.pt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\n"
+        f"Authorization: {script.headers['authorization']}\r\n\r\n"
+    )
+    with (
+        serving(settings, database) as (server, address),
+        socket.create_connection(_host_and_port(address)) as connection,
+    ):
+        connection.settimeout(SECONDS)
+        connection.sendall(head.encode() + bytes(connections.BODY_BYTES))
+        until(lambda: any(_arrived(each) for each in list(server.server_state.connections)))
+        [protocol] = server.server_state.connections
+        assert isinstance(protocol, connections.PatientProtocol)
+        end_or_wait = partial(protocol.loop.call_soon_threadsafe, protocol._end_or_wait)
+        end_or_wait()
+        until(lambda: protocol._arrived == 0)
+        assert protocol.waits
+        end_or_wait()
+        with suppress(ConnectionError):  # closed is closed
+            while connection.recv(9999):
+                pass
+
+
+def _arrived(protocol: object) -> bool:
+    assert isinstance(protocol, connections.PatientProtocol)
+    return protocol._arrived >= connections.BODY_BYTES
 
 
 def test_headers_have_an_end(address: str) -> None:
