@@ -107,7 +107,11 @@ def test_all_killed_at_once_then_up_again(site: Site, moments: random.Random) ->
         with up(**environment) as (process, link):
             base = link.split("/?")[0]
             until(lambda: answers(base))
-            browser.post(base, data={"token": link.partition("token=")[2]})
+            browser.post(
+                base,
+                data={"token": link.partition("token=")[2]},
+                headers={"origin": base},
+            )
             site.wait_for_step(first, moments.randrange(STEPS // 10, STEPS // 2))
             for each in [*psutil.Process(process.pid).children(recursive=True), process]:
                 os.kill(each.pid, signal.SIGKILL)

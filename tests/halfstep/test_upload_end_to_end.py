@@ -58,7 +58,7 @@ def reader(address: str, database: Database, ada: User) -> Iterator[httpx2.Clien
     with database.writing() as session:
         token = accounts.make_link_token(session, ada)
     with httpx2.Client(base_url=address, follow_redirects=True) as client:
-        client.post("/", data={"token": token})
+        client.post("/", data={"token": token}, headers={"origin": address})
         yield client
 
 
