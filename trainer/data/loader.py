@@ -28,6 +28,8 @@ from trainer.data.examples import DataError, Read, taken
 from trainer.data.to_device import OnTheWay, ToDevice
 
 LOOK_SECONDS = 0.5  # between looks at whether all workers live
+#: A process that is being killed closes its sockets a while before it is gone, on a busy machine.
+DEATH_SECONDS = 10.0
 AHEAD = 1  # batches that lie on the device, or are on their way to it, besides the one in training
 
 
@@ -247,7 +249,7 @@ def _next(batches: Iterator[Any], crew: Crew) -> Any:
             raise
         return NOTHING_YET
     except (OSError, EOFError):  # a batch's memory is handed over by its worker, which is gone
-        crew.wait(LOOK_SECONDS)
+        crew.wait(DEATH_SECONDS)
         crew.check()
         raise
 
