@@ -157,13 +157,13 @@ async def _sender(request: Request, background: BackgroundTasks) -> User:
         raise SignInNeeded
     async with request.app.state.turns:
         known = await run_in_threadpool(_known, database, token)
-    if known is None:
-        raise SignInNeeded
+        if known is None:
+            raise SignInNeeded
+        if known.project is not None:
+            await run_in_threadpool(_check_run, database, request, known.project)
     if known.kind not in (FULL, WRITE):
         raise NotForSending
     request.state.only = known.project
-    if known.project is not None:
-        await run_in_threadpool(_check_run, database, request, known.project)
     if not known.is_noted:
         _note_later(request, database, token, background)
     return known.user

@@ -1,6 +1,6 @@
 """Who may use which route: the one table of rights, which every signed-in request is held against.
 
-A route that stands nowhere in it is refused to everybody, and a test walks all of them.
+A route that stands nowhere in it is an operator's alone, and a test walks all of them.
 """
 
 from collections.abc import Mapping

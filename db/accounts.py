@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from db import projects, rights
 from db.database import now
 from db.errors import Conflict, Invalid, Refused
-from db.names import checked_name, key_of
+from db.names import checked_name, cleaned, key_of
 from db.paging import Page, page
 from db.rights import MEMBER, Standing
 from db.tables import (
@@ -73,12 +73,14 @@ def user_of_subject(session: Session, subject: str, name: str) -> User:
     """
     user = session.scalar(select(User).where(User.subject == subject))
     if user is None:
-        shown = "".join(each for each in name.strip() if each.isprintable())[:NAME_CHARACTERS]
+        shown = cleaned(name)[:NAME_CHARACTERS]
+        if find_user(session, shown) is not None:
+            message = f"There is an account {shown!r} that is not yet the provider's. An operator "
+            raise Refused(f"{message}lets it be: halfstep user subject.")
         try:
             user = make_user(session, shown)
         except Invalid as error:
-            message = f"There is an account {shown!r} that is not yet the provider's. An operator "
-            raise Refused(f"{message}lets it be: halfstep user subject.") from error
+            raise Refused(f"The provider's name for you cannot be one here: {error}.") from error
         user.subject = subject
     if user.deactivated_at is not None:
         raise Refused("This account was shut out. Ask an operator.")
