@@ -185,15 +185,24 @@ def run_command(session: Session, run_id: int, attempt: int) -> None:
         runs.set_status(session, run, Status.RUNNING)
 
 
-def renew(session: Session, run_id: int, attempt: int, lease_seconds: float) -> Wishes:
-    """Extend the lease and return what people want of the attempt. Raises Fenced."""
+def renew(
+    session: Session, run_id: int, attempt: int, lease_seconds: float, number: int = 0
+) -> Wishes:
+    """Extend a node's lease and return what people want of the attempt. Raises Fenced."""
     run = held(session, run_id, attempt)
-    node(session, run_id, attempt).lease_expires_at = now() + lease_seconds
-    if run.status == Status.UNREACHABLE:
+    node(session, run_id, attempt, number).lease_expires_at = now() + lease_seconds
+    if run.status == Status.UNREACHABLE and not _is_silent(session, run):
         back = {"run": Status.RUNNING, "pause": Status.PAUSING}.get(run.wanted, Status.STOPPING)
         runs.set_status(session, run, back, reason="its supervisor is back")
     pending = select(Request).where(Request.run_id == run_id, Request.obeyed_at.is_(None))
     return Wishes(run.wanted, tuple(session.scalars(pending.order_by(Request.id))))
+
+
+def _is_silent(session: Session, run: Run) -> bool:
+    session.flush()
+    silent = RunNode.ended_at.is_(None) & (RunNode.lease_expires_at < now())
+    of_attempt = (RunNode.run_id == run.id) & (RunNode.attempt == run.attempt)
+    return session.scalar(select(RunNode.node).where(of_attempt, silent).limit(1)) is not None
 
 
 def end(
@@ -216,7 +225,8 @@ def end(
         status = Status.PAUSED
     run.error = error
     run.worker_id = None if status == Status.QUEUED else run.worker_id
-    node(session, run_id, attempt).ended_at = now()
+    unended = (RunNode.attempt == attempt) & RunNode.ended_at.is_(None)
+    session.execute(update(RunNode).where(RunNode.run_id == run_id, unended).values(ended_at=now()))
     if status in (Status.CANCELLED, Status.PAUSED):  # any other end was not what a person wished
         reason = reason or run.stop_reason
     runs.set_status(session, run, status, reason=reason, fault=fault)

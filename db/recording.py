@@ -28,6 +28,7 @@ class Recording:
 
     may_log_alone: the run has made no step, and need not: its events wait for nothing but the word
     of a later attempt from where on it goes on.  begins_anew: nor for that.
+    shares_log: others add lines to it, so that each is numbered as it is written.
     has_begun: steps of its own are recorded.  last_line: the log's last number.  resumed: what the
     training said, if it resumed.  early: events that wait.
     """
@@ -43,8 +44,10 @@ class Recording:
         early: Sequence[Event] = (),
         may_log_alone: bool = False,
         begins_anew: bool = False,
+        shares_log: bool = False,
     ) -> None:
         self._may_log_alone, self._begins_anew = may_log_alone, begins_anew
+        self._shares_log = shares_log
         self._run_id, self._attempt = run_id, attempt
         self._last_line = last_line
         self._is_own = True
@@ -112,6 +115,8 @@ class Recording:
             self._begin(session)
         for event in self._rewound:
             telemetry.take_back(session, run_id, attempt, event)
+        if self._shares_log:
+            telemetry.number_lines(session, run_id, attempt, self.pending.log_lines)
         telemetry.record(session, run_id, attempt, self.pending)
         self._note_precision(session)
         for event, keys in zip(self.checkpoints, checkpoint_keys, strict=True):

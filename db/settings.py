@@ -135,6 +135,22 @@ class Settings(BaseSettings):
     lease_seconds: Annotated[
         float, Field(gt=0, description="How long a silent node of a run is believed alive")
     ] = 300.0
+    interface: Annotated[
+        str,
+        Field(
+            pattern=r"^[\w.:-]{0,15}$",
+            description="Network interface by which nodes of a run reach each other; empty: the "
+            "one by which this machine reaches the database",
+        ),
+    ] = ""
+    rank_timeout_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="How long ranks on several nodes wait for each other before they raise; "
+            "0: two fifths of a lease",
+        ),
+    ] = 0.0
     max_attempts: Annotated[
         int, Field(ge=1, description="How many attempts of a run may be killed before it fails")
     ] = 10
@@ -213,6 +229,10 @@ class Settings(BaseSettings):
             paths.append(Path(url2pathname(urlsplit(self.storage_url).path)))
         return [each.resolve() for each in paths]
 
-    def run_folder(self, run_id: int) -> Path:
-        """Return where a run's job, spool and checkpoints lie on the machine that trains it."""
-        return self.data / "runs" / str(run_id)
+    def run_folder(self, run_id: int, node: int = 0) -> Path:
+        """Return where a run's job, spool and checkpoints lie on the machine that trains it.
+
+        node: of several, which may share a disk.
+        """
+        folder = self.data / "runs" / str(run_id)
+        return folder / f"node-{node}" if node else folder

@@ -67,6 +67,16 @@ class Flush:
         return bool(self.steps or self.events or self.log_lines or self.samples)
 
 
+def number_lines(
+    session: Session, run_id: int, attempt: int, lines: Iterable[dict[str, Any]]
+) -> None:
+    """Number lines after those that the run's log has by now. Raises Fenced."""
+    held(session, run_id, attempt)
+    newest = select(func.max(LogLine.number)).where(LogLine.run_id == run_id)
+    for number, line in enumerate(lines, (session.scalar(newest) or 0) + 1):
+        line["number"] = number
+
+
 def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
     """Write a flush, idempotent on (run, step). Raises Fenced if the attempt was given up."""
     run = held(session, run_id, attempt)

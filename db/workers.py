@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, defer
 from db.database import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
-from db.tables import COMMAND, Run, Worker
+from db.tables import COMMAND, Worker
 
 #: A worker that has not been seen for so long is shown as gone.
 SILENCE_SECONDS = 15.0
@@ -67,12 +67,12 @@ def recipe_names(recipes: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys([*names, *(each.get("reference", each["name"]) for each in able)]))
 
 
-def reference(session: Session, run: Run) -> str:
-    """Return what the worker of a run loads as its recipe: of a file, its path there."""
-    for recipe in get(session, run.worker_id).recipes:
-        if recipe["name"] == run.recipe:
-            return str(recipe.get("reference", run.recipe))
-    return run.recipe
+def reference(worker: Worker, name: str) -> str:
+    """Return what a worker loads as this recipe: of a file, its path there."""
+    for recipe in worker.recipes:
+        if recipe["name"] == name:
+            return str(recipe.get("reference", name))
+    return name
 
 
 def _is_alive(session: Session, worker: Worker) -> bool:

@@ -1,7 +1,10 @@
 """The files by which the supervisor and the training of an attempt meet, in the run's folder."""
 
+import json
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,11 @@ class AttemptFiles:
         return self.folder / f"lease-{self.attempt}.json"
 
     @property
+    def meeting(self) -> Path:
+        """Where its ranks meet: {host, port} of the first one's store."""
+        return self.folder / f"meeting-{self.attempt}.json"
+
+    @property
     def outcome(self) -> Path:
         """How it ended."""
         return self.folder / f"outcome-{self.attempt}.json"
@@ -45,3 +53,10 @@ class AttemptFiles:
     def spool(self) -> Path:
         """The folder of its telemetry."""
         return self.folder / "spool"
+
+
+def write_file(path: Path, content: dict[str, Any]) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
+    temporary.write_text(json.dumps(content))
+    temporary.replace(path)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.run_config import parse_config
 from halfstep.spool import SpoolWriter, Steps
 from trainer.console import print_event
-from trainer.ranks import Control, Request, Stop, joined
+from trainer.ranks import Control, Request, Stop, joined, meeting_place
 from trainer.registry import load_recipe
 from trainer.train import Outcome, train
 
@@ -36,7 +37,9 @@ class Job:
         recipe = load_recipe(job["recipe"])
         config = parse_config(recipe, job["config"])
         with ExitStack() as stack:
-            ranks, device = stack.enter_context(joined(torch.device(job["device"])))
+            meet = partial(meeting_place, self._files, job.get("host", "localhost"))
+            joining = joined(torch.device(job["device"]), meet, job.get("timeout_seconds"))
+            ranks, device = stack.enter_context(joining)
             on_event: Callable[[dict[str, Any]], None] = _ignore
             on_steps: Callable[[Steps], None] = _ignore
             if ranks.rank == 0:

@@ -1,8 +1,9 @@
 """The training process of one attempt: `python -m trainer.process <run folder> <attempt>`.
 
 It reads its job from the run's folder, trains, and writes what happens to the spool there; its
-last act is the outcome file. It knows no database and no network. torchrun starts one such process
-a device; with `--devices N`, it becomes torchrun itself, tied to its parent like any other.
+last act is the outcome file. It knows no database, and no network but its ranks'. With `--devices`
+or `--nodes` it starts one such process a device (`trainer.gang`), tied to it as it is to its
+parent.
 
 This module imports nothing heavy before `main` has tied the process to its parent's life.
 """
@@ -20,8 +21,8 @@ from pathlib import Path
 import psutil
 
 from halfstep.attempt_files import AttemptFiles
-from halfstep.torchrun import start_ranks
 from halfstep.walls import Wall
+from trainer.gang import Place, start_ranks
 from trainer.guard import Guard
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -36,11 +37,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("attempt", type=int)
     parser.add_argument("--devices", type=int, default=1, help="ranks to start, one a device")
+    parser.add_argument("--nodes", type=int, default=1, help="machines that have as many each")
+    parser.add_argument("--node", type=int, default=0, help="which of them this one is")
     options = parser.parse_args()
-    if options.devices > 1:
-        become_torchrun(options.folder, options.attempt, options.devices)
-    else:
-        sys.exit(run_attempt(AttemptFiles(options.folder, options.attempt)))
+    files = AttemptFiles(options.folder, options.attempt)
+    place = Place(options.devices, options.nodes, options.node)
+    sys.exit(start_ranks(files, place) if place.world_size > 1 else run_attempt(files))
 
 
 def tie_to_parent() -> None:
@@ -50,14 +52,9 @@ def tie_to_parent() -> None:
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     supervisor = os.environ.get("HALFSTEP_PARENT_PID")
-    # It may have died before the line above. Under torchrun it is the parent's parent.
+    # It may have died before the line above. Of a rank it is the parent's parent.
     if supervisor and int(supervisor) not in {p.pid for p in psutil.Process().parents()}:
         sys.exit(f"the supervisor, process {supervisor}, is gone")
-
-
-def become_torchrun(folder: Path, attempt: int, devices: int) -> None:
-    """Start a rank a device and wait for them."""
-    start_ranks(devices, ["-m", "trainer.process", str(folder), str(attempt)])
 
 
 def run_attempt(files: AttemptFiles) -> int:
@@ -104,12 +101,15 @@ class Signals:
 
 
 def fault_of(error: BaseException) -> tuple[str, str]:
-    """Return what a run failed by, its code or a rule of its configuration, and what to say."""
+    """Return what a run failed by and what to say: its code, a rule of its configuration, or that
+    another rank was not there any more, whose own fault is the one that counts.
+    """
     from trainer.policies import RuleError
+    from trainer.ranks import is_desertion
 
     if isinstance(error, RuleError):
         return "rule", f"{error}\n"
-    return "code", traceback.format_exc()
+    return "rank" if is_desertion(error) else "code", traceback.format_exc()
 
 
 def write_outcome(

@@ -1,10 +1,11 @@
-"""The ranks of one run: one process a device, started by torchrun, or a single process alone.
+"""The ranks of one run: one process a device, on one machine or several, or a single one alone.
 
 Gradients travel between devices by the device's own backend (NCCL, or gloo on the CPU). What ranks
 have to agree on, such as a request to stop, travels between hosts by gloo, so that agreeing does
 not make anybody wait for a device.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +17,10 @@ from typing import Any, Literal, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
+from halfstep.attempt_files import AttemptFiles, write_file
 from halfstep.run_settings import Training
 
 Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
@@ -28,6 +31,7 @@ KINDS: tuple[Kind, ...] = ("checkpoint", "scale", "replay")
 AGREE_SECONDS = 0.2  # between two looks at what the outside wants
 MOST_STEPS_ALONE = 1000  # however quick they are
 LONGEST_SAVE = timedelta(days=1)
+LOOK_SECONDS = 0.05  # between two looks for where to meet
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Ranks:
 
 
 class ProcessGroup(Ranks):
-    """The ranks that torchrun started, after `init_process_group`."""
+    """The ranks that were started together, after `init_process_group`."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -143,16 +147,53 @@ class ProcessGroup(Ranks):
         return values
 
 
+def is_desertion(error: BaseException) -> bool:
+    """Tell whether an error says no more than that another rank does not answer."""
+    is_gloo = isinstance(error, RuntimeError) and "gloo/" in str(error)  # which has no class for it
+    return is_gloo or isinstance(error, dist.DistError)
+
+
+def meeting_place(files: AttemptFiles, host: str) -> Store:
+    """Return the store by which the ranks of an attempt find each other.
+
+    Rank 0 opens it, on a free port, and says where in a file; the others wait for that file, which
+    supervisors bring to the other nodes.  host: by which these reach rank 0's machine.
+    """
+    if os.environ["RANK"] == "0":
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        write_file(files.meeting, {"host": host, "port": store.port})
+    else:
+        while not files.meeting.exists():
+            time.sleep(LOOK_SECONDS)
+        place = json.loads(files.meeting.read_text())
+        store = TCPStore(place["host"], place["port"], wait_for_workers=False)
+    return PrefixStore(f"attempt-{files.attempt}", store)
+
+
 @contextmanager
-def joined(device: torch.device) -> Iterator[tuple[Ranks, torch.device]]:
-    """Join the ranks that torchrun's environment names; yield them and this rank's device."""
+def joined(
+    device: torch.device,
+    store: Callable[[], Store] | None = None,
+    timeout_seconds: float | None = None,
+) -> Iterator[tuple[Ranks, torch.device]]:
+    """Join the ranks that the environment names; yield them and this rank's device.
+
+    store: where they meet; by the environment's MASTER_ADDR and MASTER_PORT, as torchrun sets them,
+    if there is none.  timeout_seconds: how long they wait for each other at most.
+    """
     if "RANK" not in os.environ:
         yield Ranks(), device
         return
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store() if store else None,
+        timeout=timedelta(seconds=timeout_seconds) if timeout_seconds else None,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
     try:
         yield ProcessGroup(), device
     finally:

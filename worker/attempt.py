@@ -1,12 +1,9 @@
 """What the supervisor and the work that it supervises tell each other of an attempt."""
 
-import json
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from obstore.store import ObjectStore
 
@@ -30,8 +27,9 @@ class CannotStart(Exception):
 class Attempt:
     """One attempt of a run, as it was claimed.
 
-    recipe_file: where its source lies, if that is known.  started_at: the run's first start, by
-    halfstep.clock.  remark: adds a line to the run's log.  keep_up: renews the lease while
+    node: this machine's among those of the run.  recipe: what its training loads, by a path or a
+    name.  recipe_file: where its source lies, if that is known.  started_at: the run's first start,
+    by halfstep.clock.  remark: adds a line to the run's log.  keep_up: renews the lease while
     something takes long.  check_wanted: the same, and raises if the attempt is not to begin any
     more.
     """
@@ -41,7 +39,9 @@ class Attempt:
     files: AttemptFiles
     run: Run
     devices: list[int]
+    node: int
     is_cuda: bool
+    recipe: str
     recipe_file: Path | None
     started_at: float
     seconds_before: float
@@ -98,10 +98,3 @@ def death(exit_code: int, what: str) -> str:
         is_named = number in set(signal.Signals)  # one of the real-time signals is not
         return f"{what} was killed by {signal.Signals(number).name if is_named else number}"
     return f"{what} ended with exit code {exit_code} and left no outcome"
-
-
-def write_file(path: Path, content: dict[str, Any]) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
-    temporary.write_text(json.dumps(content))
-    temporary.replace(path)

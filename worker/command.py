@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 from db import queue, secrets
 from db.tables import Status
 from halfstep import command_line, queued_run, redaction
+from halfstep.attempt_files import write_file
 from halfstep.clock import clock
 from worker import gpus, run_environment
-from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full, write_file
+from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full
 from worker.checkout import CannotCheckOut, check_out
 from worker.child import Child
 from worker.environment import Started

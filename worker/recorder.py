@@ -96,6 +96,7 @@ class Recorder:
             last_line=last[0].number if last else 0,
             may_log_alone=run.source == COMMAND and run.step == 0,
             begins_anew=True,
+            shares_log=run.nodes > 1,
         )
         # An older attempt's files, left on a machine that was away, would undo what it recorded.
         self._spool = SpoolReader(self._folder / "spool", Position(newest, sequence=0, offset=0))

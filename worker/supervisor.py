@@ -1,9 +1,10 @@
 """One attempt of one run, from claim to end: starts the training, records what it tells, obeys.
 
-    python -m worker.supervisor RUN ATTEMPT        (the worker's engine calls this)
+    python -m worker.supervisor RUN ATTEMPT [NODE]        (the worker's engine calls this)
 
 The training knows no database: it appends to its spool and reads its control file. This process
-has the database but no torch. While the database is away the spool simply grows.
+has the database but no torch. While the database is away the spool simply grows. Of a run on
+several machines each has one: the first records and closes the attempt, the others do their part.
 """
 
 import errno
@@ -17,21 +18,20 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from sqlalchemy.orm import Session
-
-from db import environments, queue, workers
+from db import environments, gangs, queue, runs, workers
 from db.database import Database, open_database
 from db.errors import Fenced
 from db.settings import Settings
 from db.storage import open_store
 from db.tables import COMMAND, Status, Worker
-from halfstep.attempt_files import AttemptFiles
+from halfstep.attempt_files import AttemptFiles, write_file
 from halfstep.clock import clock
 from halfstep.process import close_to_others
 from worker import environment
-from worker.attempt import Attempt, CannotStart, disk_full, write_file
+from worker.attempt import Attempt, CannotStart, Ending, disk_full
 from worker.child import Child
 from worker.command import Command
+from worker.gang import Gang, NodeLog, as_told, close, judged
 from worker.recorder import CannotRecord, Recorder, may_pass, wait_for
 from worker.samples import SystemMonitor
 from worker.training import Training, retention
@@ -52,17 +52,28 @@ class Unwanted(Exception):
 class Supervisor:
     """The state of one attempt. `run` is its whole life."""
 
-    def __init__(self, settings: Settings, database: Database, run_id: int, attempt: int) -> None:
+    def __init__(
+        self, settings: Settings, database: Database, run_id: int, attempt: int, node: int = 0
+    ) -> None:
         self.settings = settings
         self.database = database
         self.run_id = run_id
         self.attempt = attempt
-        self.folder = settings.run_folder(run_id)
+        self.node = node
+        self.folder = settings.run_folder(run_id, node)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)  # also one that an earlier version has made
         self.files = AttemptFiles(self.folder, attempt)
         self.store = open_store(settings)
-        self.recorder = Recorder(settings, database, self.store, run_id, attempt)
+        self.recorder = (
+            NodeLog(database, run_id, attempt, node)
+            if node
+            else Recorder(settings, database, self.store, run_id, attempt)
+        )
+        with database.reading() as session:
+            is_alone = runs.get(session, run_id).nodes == 1
+        self.gang = None if is_alone else Gang(settings, self.files, run_id, node)
+        self.trouble: str | None = None  # of another node, for which this one ended
         self.lease = {"ask": 0.0, "kill": 0.0}
         self.wanted = "run"  # by people, when the lease was last renewed
         self.has_lost_lease = False  # by the time that the training had ended
@@ -70,28 +81,30 @@ class Supervisor:
         self.ended = threading.Event()
 
     def run(self) -> None:
-        """Start the training, record it until it ends, and close the attempt."""
+        """Do our part of the attempt, unless another attempt has begun."""
+        try:
+            self._close(self._ending())
+        except Fenced:
+            _say("fenced: another attempt may be running")
+
+    def _ending(self) -> Ending:
+        """Start the training, record it until it ends, and return how it did. Raises Fenced."""
         try:
             self._begin()
             child = self.work.start()
             threading.Thread(target=self._guard_lease, args=(child,), daemon=True).start()
             try:
-                self._follow(child)
+                return self._follow(child)
             finally:
                 child.kill()
                 self.ended.set()
                 shutil.rmtree(self.files.temporary, ignore_errors=True)
         except CannotStart as error:
-            with self.database.writing() as session:
-                self._fail(session, str(error), str(error), fault=error.fault)
+            return Ending(Status.FAILED, str(error), str(error), error.fault)
         except CannotRecord as error:
-            with self.database.writing() as session:
-                self._fail(session, str(error), traceback.format_exc(), fault="code")
+            return Ending(Status.FAILED, str(error), traceback.format_exc(), "code")
         except Unwanted as error:
-            with self.database.writing() as session:
-                queue.end(session, self.run_id, self.attempt, Status.QUEUED, reason=str(error))
-        except Fenced:
-            _say("fenced: another attempt may be running")
+            return Ending(Status.QUEUED, str(error))
 
     def preempt(self, *_signal: Any) -> None:
         """Ask the training to leave a checkpoint and let the run go back to the queue."""
@@ -131,7 +144,7 @@ class Supervisor:
         with self.database.writing() as session:
             run = queue.held(session, self.run_id, self.attempt)
             started_at = clock() - queue.seconds_since_start(session, run)
-            node = queue.node(session, self.run_id, self.attempt)
+            node = queue.node(session, self.run_id, self.attempt, self.node)
             worker = workers.get(session, node.worker_id)
             is_cuda = worker.devices[0]["kind"] == "cuda"
             attempt = Attempt(
@@ -140,7 +153,9 @@ class Supervisor:
                 files=self.files,
                 run=run,
                 devices=node.devices,
+                node=node.node,
                 is_cuda=is_cuda,
+                recipe=workers.reference(worker, run.recipe),
                 recipe_file=workers.recipe_file(worker, run.recipe),
                 started_at=started_at,
                 seconds_before=queue.seconds_in_training(session, self.run_id),
@@ -151,9 +166,10 @@ class Supervisor:
             kind = Command if run.source == COMMAND else Training
             self.work: Command | Training = kind(attempt, session)
         self.work.prepare()
-        self._note_environment(worker, node.devices)
-        monitor = SystemMonitor(node.devices, cuda=is_cuda)
-        self.recorder.begin(monitor, started_at, retention(run.settings))
+        if isinstance(self.recorder, Recorder):
+            self._note_environment(worker, node.devices)
+            monitor = SystemMonitor(node.devices, cuda=is_cuda)
+            self.recorder.begin(monitor, started_at, retention(run.settings))
 
     def _note_environment(self, worker: Worker, devices: list[int]) -> None:
         """Keep what the attempt is started in: if that is known, which it need not be. Raises
@@ -168,7 +184,7 @@ class Supervisor:
             queue.held(session, self.run_id, self.attempt)
             environments.record(session, self.run_id, self.attempt, content, texts)
 
-    def _follow(self, child: Child) -> None:
+    def _follow(self, child: Child) -> Ending:
         """Record until the training has ended and all that it said is in the database."""
         renewal_due = 0.0
         pause = TICK_SECONDS
@@ -190,9 +206,8 @@ class Supervisor:
                     child.take_lines, meanwhile=partial(self._keep_up, child)
                 )
                 if code is not None and is_drained:
-                    self._end(code, child)
-                    return
-                if self.recorder.fault:
+                    return self._how_ended(code, child)
+                if self.recorder.fault or self.trouble:
                     child.kill()  # what it told before that is recorded to the end
                 pause = TICK_SECONDS
             except Exception as error:
@@ -208,10 +223,12 @@ class Supervisor:
         before = clock()  # the lease counts from before it was asked for, to be safe
         lease = self.settings.lease_seconds
         with self.database.writing() as session:
-            wishes = queue.renew(session, self.run_id, self.attempt, lease)
+            wishes = queue.renew(session, self.run_id, self.attempt, lease, self.node)
         self.wanted = wishes.wanted
         self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
         write_file(self.files.lease, self.lease)
+        if self.gang:
+            self.trouble = self.trouble or self.gang.look(self.database)
         return wishes
 
     def _check_wanted(self) -> None:
@@ -247,18 +264,28 @@ class Supervisor:
             if clock() > self.lease["kill"]:
                 child.kill()
 
-    def _end(self, exit_code: int, child: Child) -> None:
-        """Close the attempt by what its work says of it, or by what could not be recorded."""
-        ending = self.work.ending(
+    def _how_ended(self, exit_code: int, child: Child) -> Ending:
+        """Return the end by what the work says of it, or by what could not be recorded."""
+        if self.recorder.fault:
+            return Ending(Status.FAILED, self.recorder.fault, self.recorder.fault, "code")
+        return self.work.ending(
             exit_code,
             child,
             is_preempted=self.preempted.is_set(),
             has_lost_lease=self.has_lost_lease,
         )
+
+    def _close(self, ending: Ending) -> None:
+        """Close our part of the attempt; of several nodes the first one closes the attempt.
+
+        Raises Fenced.
+        """
+        if self.gang:
+            ending = self._settled(ending)
+        if self.node:
+            return
         with self.database.writing() as session:
-            if self.recorder.fault:
-                self._fail(session, self.recorder.fault, self.recorder.fault, fault="code")
-            elif ending.status is None:
+            if ending.status is None:
                 queue.end_killed(
                     session,
                     self.run_id,
@@ -277,21 +304,29 @@ class Supervisor:
                     error=ending.error,
                     fault=ending.fault,
                 )
-        self.recorder.clear()
+        if isinstance(self.recorder, Recorder):
+            self.recorder.clear()
 
-    def _fail(
-        self, session: Session, reason: str, error: str, *, fault: str = "infrastructure"
-    ) -> None:
-        """Fail the run for what its training did not say itself. Raises Fenced."""
-        queue.end(
-            session,
-            self.run_id,
-            self.attempt,
-            Status.FAILED,
-            reason=reason,
-            error=error,
-            fault=fault,
-        )
+    def _settled(self, ending: Ending) -> Ending:
+        """Tell the other nodes of our end; as the first, wait for theirs and judge by all.
+
+        Raises Fenced.
+        """
+        own = as_told(ending)
+        while True:
+            try:
+                if self.node:
+                    with self.database.writing() as session:
+                        gangs.tell_ending(session, self.run_id, self.attempt, self.node, own)
+                    return ending
+                found = close(self.database, self.settings, self.run_id, self.attempt, own)
+                if found is not None:
+                    return judged(ending, found, self.trouble)
+            except Exception as error:
+                if not may_pass(error):
+                    raise
+                _say(f"waiting: {error}")
+            time.sleep(RENEWAL_SECONDS)
 
 
 def _say(text: str) -> None:
@@ -303,10 +338,10 @@ def _say(text: str) -> None:
 def main() -> None:
     """Run the attempt that the command line names."""
     close_to_others()
-    run_id, attempt = map(int, sys.argv[1:])
+    run_id, attempt, *node = map(int, sys.argv[1:])
     settings = Settings.read()
     database = open_database(settings)
-    supervisor = Supervisor(settings, database, run_id, attempt)
+    supervisor = Supervisor(settings, database, run_id, attempt, *node)
     signal.signal(signal.SIGTERM, supervisor.preempt)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     supervisor.run()

@@ -9,16 +9,18 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from db import checkpoints, queue, workers
+from db import checkpoints, gangs, queue
 from db.storage import get_file
 from db.tables import Checkpoint, Status
-from worker import gpus, run_environment
-from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full, write_file
+from halfstep.attempt_files import write_file
+from worker import gang, gpus, run_environment
+from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full
 from worker.child import Child
 from worker.environment import Started
 from worker.recorder import wait_for
 from worker.starting_weights import bring_weights
 
+STOPPED = "its worker was stopped"
 #: What a training said of its end, and what becomes of the run.
 OUTCOMES = {
     "finished": Status.FINISHED,
@@ -36,7 +38,6 @@ class Training:
         self._attempt = attempt
         self._states = checkpoints.to_resume(session, attempt.run)
         self._weights = checkpoints.to_start_from(session, attempt.run.settings)
-        self._recipe = workers.reference(session, attempt.run)
         self._control: dict[str, Any] = {"stop": None, "requests": []}  # see halfstep.spool
 
     def prepare(self) -> None:
@@ -50,18 +51,27 @@ class Training:
         job = {
             "run": run.id,
             "attempt": run.attempt,
-            "recipe": self._recipe,
+            "recipe": attempt.recipe,
             "config": run.config,
             "started_at": attempt.started_at,
             "seconds_before": attempt.seconds_before,
             "resume": resume,
             "weights": weights,
             "device": "cuda" if attempt.is_cuda else "cpu",
+            **self._meeting(),
         }
         file = attempt.recipe_file
         self._read = [*filter(None, [resume]), *weights.values(), *([str(file)] if file else [])]
         write_file(attempt.files.job, job)
         write_file(attempt.files.control, self._control)
+
+    def _meeting(self) -> dict[str, Any]:
+        """Return what ranks on several nodes have to know of each other."""
+        if self._attempt.run.nodes == 1:
+            return {}
+        settings = self._attempt.settings
+        timeout = settings.rank_timeout_seconds or gang.TIMEOUT_SHARE * settings.lease_seconds
+        return {"host": gang.interface(settings)[1], "timeout_seconds": timeout}
 
     def started(self) -> Started:
         """Return what is started: to people that is their recipe."""
@@ -71,9 +81,10 @@ class Training:
     def start(self) -> Child:
         """Start the process. Call it from the main thread."""
         attempt = self._attempt
-        # torchrun would set the same number of threads, and say so in the run's log.
         env = {**gpus.environment(attempt.devices if attempt.is_cuda else [])}
         env |= {"OMP_NUM_THREADS": "1"} | attempt.temporary() | attempt.wall(self._read)
+        if attempt.run.nodes > 1:
+            env |= gang.environment(attempt.settings)
         return Child(self._argv(), run_environment.of_recipes(attempt.settings) | env)
 
     def obey(self, wishes: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
@@ -99,6 +110,8 @@ class Training:
         # A gang of which one was killed leaves an outcome too: the others' complaint about it.
         if outcome and not (exit_code < 0 and outcome["status"] == "failed"):
             return self._as_said(outcome, is_preempted)
+        if self._attempt.node and exit_code == 0:  # how it ended is the first rank's to say
+            return Ending(Status.FINISHED, STOPPED if is_preempted else None)
         if exit_code == errno.ENOSPC:  # even its outcome could not be written
             return disk_full(self._attempt.files.folder)
         reason = LOST_LEASE if has_lost_lease else death(exit_code, "the training process")
@@ -111,16 +124,21 @@ class Training:
         if status == Status.FAILED and os.strerror(errno.ENOSPC) in error:
             return disk_full(self._attempt.files.folder, error)
         if status == Status.FAILED:
-            return Ending(status, error.splitlines()[-1], error, outcome.get("fault") or "code")
+            fault = outcome.get("fault") or "code"
+            if fault == gangs.RANK and self._attempt.run.nodes == 1:
+                fault = "code"  # what befell the other one would be known here
+            return Ending(status, error.splitlines()[-1], error, fault)
         if status == Status.QUEUED:
-            reason = "its worker was stopped" if is_preempted else LOST_LEASE
+            reason = STOPPED if is_preempted else LOST_LEASE
             return Ending(status, reason, error, "infrastructure")
         return Ending(status, error=error)
 
     def _argv(self) -> list[str]:
         files, devices = self._attempt.files, len(self._attempt.devices)
         argv = [sys.executable, "-m", "trainer.process", str(files.folder), str(files.attempt)]
-        return [*argv, *(["--devices", str(devices)] if devices > 1 else [])]
+        argv += ["--devices", str(devices)] if devices > 1 else []
+        nodes, node = self._attempt.run.nodes, self._attempt.node
+        return [*argv, *(["--nodes", str(nodes), "--node", str(node)] if nodes > 1 else [])]
 
     def _fetch(self, state: Checkpoint) -> str | None:
         """Return where a whole checkpoint lies on this machine, or say what it lacks."""

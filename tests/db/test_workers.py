@@ -78,4 +78,4 @@ def test_a_recipe_of_a_file_goes_by_its_name_and_by_its_path(
         assert row.recipe_names == ["digits", "mine", "/a/mine.py:Mine"]
         for asked, loaded in (("mine", "/a/mine.py:Mine"), ("digits", "digits"), ("/b.py:B",) * 2):
             run = Run(recipe=asked, worker_id=worker.id)
-            assert workers.reference(session, run) == loaded
+            assert workers.reference(workers.get(session, run.worker_id), run.recipe) == loaded

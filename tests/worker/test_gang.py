@@ -1,0 +1,219 @@
+"""Runs of several nodes: supervisors with disks of their own, that meet in database and bucket."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from sqlalchemy import select
+
+from db import gangs, queue, runs
+from db.tables import RunNode, Status, Worker
+from tests import warm
+from tests.db.conftest import CPU, DIGITS, add_worker, submit
+from tests.site import SECONDS, Site, is_running, until
+from tests.trainer.conftest import assert_same_bits
+from worker.attempt import LOST_LEASE, Ending
+from worker.gang import as_told, judged
+
+LEASE_SECONDS = 12.0
+
+
+class Machines:
+    """Two machines, each with a disk and a worker's row of its own, and runs over both."""
+
+    def __init__(self, site: Site, folder: Path) -> None:
+        self.site, self.folder = site, folder
+        recipes = [DIGITS, {**DIGITS, "name": "gated", "reference": GATED}]
+        self.workers = [add_worker(site.database, name, recipes, [CPU]) for name in ("m0", "m1")]
+        self.supervisors: list[Any] = []
+
+    def data(self, node: int) -> Path:
+        return self.folder / f"machine-{node}"
+
+    def submit(self, steps: int, **changes: Any) -> int:
+        training = {"steps": steps, "batch_size": 16}
+        values = {"config": {"precision": "fp16", "training": training}, **changes}
+        with self.site.database.writing() as session:
+            run = submit(session, self.site.owner, **values)
+            run.nodes = 2
+            return run.id
+
+    def start(self, run_id: int) -> None:
+        """Claim both nodes and start their supervisors."""
+        with self.site.database.writing() as session:
+            run = queue.claim(
+                session,
+                self.workers[0].id,
+                recipes=["digits", "gated", "failing"],
+                precisions=["fp16"],
+                free_devices=[0],
+                lease_seconds=LEASE_SECONDS,
+                only=run_id,
+            )
+            assert run is not None
+            first = queue.node(session, run_id, run.attempt)
+            second = {"worker_id": self.workers[1].id, "devices": [0], "node": 1}
+            lease = {"lease_expires_at": first.lease_expires_at, "step_before": run.step}
+            session.add(RunNode(run_id=run_id, attempt=run.attempt, **second, **lease))
+        self.supervisors = [self._supervisor(run_id, run.attempt, node) for node in (0, 1)]
+
+    def _supervisor(self, run_id: int, attempt: int, node: int) -> Any:
+        words = [str(each) for each in (run_id, attempt, node)]
+        own = {
+            "HALFSTEP_DATA": str(self.data(node)),
+            "HALFSTEP_STORAGE_URL": f"file://{self.folder / 'bucket'}",
+            "HALFSTEP_LEASE_SECONDS": str(LEASE_SECONDS),
+            "HALFSTEP_GATE": str(self.folder / "gate"),
+        }
+        (self.folder / "bucket").mkdir(exist_ok=True)
+        return warm.Popen(
+            [sys.executable, "-m", "worker.supervisor", *words],
+            env={**os.environ, **self.site.environment, **own},
+        )
+
+    def wait(self) -> None:
+        for supervisor in self.supervisors:
+            supervisor.wait(SECONDS)
+
+    def family(self, node: int) -> list[psutil.Process]:
+        return psutil.Process(self.supervisors[node].pid).children(recursive=True)
+
+    def nodes(self, run_id: int, attempt: int = 1) -> list[RunNode]:
+        with self.site.database.reading() as session:
+            query = select(RunNode).where(RunNode.run_id == run_id, RunNode.attempt == attempt)
+            return list(session.scalars(query.order_by(RunNode.node)))
+
+    def checkpoint(self, run_id: int, step: int) -> Any:
+        folder = self.folder / "bucket" / "runs" / str(run_id) / "checkpoints"
+        return torch.load(folder / f"step-{step:08d}.pt", weights_only=True)
+
+
+GATED = f"{Path(__file__).parents[1] / 'gated.py'}:Gated"
+
+
+@pytest.fixture
+def machines(site: Site, tmp_path: Path) -> Iterator[Machines]:
+    made = Machines(site, tmp_path)
+    yield made
+    for supervisor in made.supervisors:
+        if supervisor.poll() is None:
+            supervisor.kill()
+            supervisor.wait()
+
+
+def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site) -> None:
+    """Bit for bit, with scale and moments; the log has the lines of both, and each has ended."""
+    run_id = machines.submit(20)
+    machines.start(run_id)
+    machines.wait()
+    run = site.run(run_id)
+    assert (run.status, run.step, run.error) == (Status.FINISHED, 20, None)
+    assert [node.ending and node.ending["fault"] for node in machines.nodes(run_id)] == [None, None]
+    assert all(node.ended_at for node in machines.nodes(run_id))
+    alone = site.submit(20, devices_per_node=2, config=run.config)
+    with site.worker(HALFSTEP_CPU_DEVICES="2"):
+        assert site.wait(alone).status == Status.FINISHED
+    path = site.data / "runs" / str(alone) / "checkpoints" / "step-00000020.pt"
+    theirs, ours = torch.load(path, weights_only=True), machines.checkpoint(run_id, 20)
+    for part in ("modules", "optimizers", "scaler", "random", "next_batch"):
+        assert_same_bits(ours[part], theirs[part])
+
+
+@pytest.mark.parametrize("victim", ["rank", "supervisor"])
+def test_what_dies_on_one_node_ends_the_attempt_on_all(
+    machines: Machines, site: Site, victim: str
+) -> None:
+    """The run is queued again once no node may train, and goes on bit for bit from there."""
+    run_id = machines.submit(100, recipe="gated")
+    machines.start(run_id)
+    until(lambda: site.run(run_id).step >= 2)
+    families = [*machines.family(0), *machines.family(1)]
+    [second] = [each for each in machines.family(1) if not each.children()]
+    pid = second.pid if victim == "rank" else machines.supervisors[1].pid
+    os.kill(pid, signal.SIGKILL)
+    machines.wait()
+    assert not any(map(is_running, families))
+    run = site.run(run_id)
+    assert (run.status, run.killed_attempts) == (Status.QUEUED, 1)
+    with site.database.reading() as session:
+        reason = runs.statuses(session, run_id)[-1].reason or ""
+    assert reason.startswith("node 1 (m1)"), reason
+    assert all(node.ended_at for node in machines.nodes(run_id))
+
+
+def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
+    machines: Machines, site: Site
+) -> None:
+    """As if it had never been paused; the second machine gets the checkpoint from the bucket."""
+    whole, run_id = (machines.submit(30, recipe="gated") for _ in range(2))
+    machines.start(run_id)
+    until(lambda: site.run(run_id).step >= 2)
+    with site.database.writing() as session:
+        runs.pause(session, run_id, site.owner)
+    machines.wait()
+    paused = site.run(run_id)
+    assert (paused.status, paused.error) == (Status.PAUSED, None)
+    assert 2 <= paused.step < 30
+    (machines.folder / "gate").touch()
+    with site.database.writing() as session:
+        runs.resume(session, run_id, site.owner)
+    for each in (run_id, whole):
+        machines.start(each)
+        machines.wait()
+        assert site.run(each).status == Status.FINISHED
+    assert "resumed at step" in site.log(run_id)
+    assert "exactly" in site.log(run_id)
+    ours, theirs = (machines.checkpoint(each, 30) for each in (run_id, whole))
+    for part in ("modules", "optimizers", "scaler", "random", "next_batch"):
+        assert_same_bits(ours[part], theirs[part])
+
+
+def test_who_is_to_blame_for_an_end() -> None:
+    """A node's own fault counts before a loss, a loss before the complaints of those who saw it."""
+    gone = Ending(Status.FAILED, "Connection closed by peer", "Traceback", gangs.RANK)
+    code = gangs.NodeEnding("node 1 (m1): ValueError: no", "Traceback: no", "code")
+    lost = gangs.NodeEnding("node 1 (m1) was lost", None, "infrastructure")
+    nobody = gangs.NodeEnding()
+    assert judged(gone, code, None) == Ending(Status.FAILED, code.reason, code.error, "code")
+    assert judged(gone, lost, None) == Ending(None, lost.reason)
+    assert judged(gone, nobody, None) == Ending(None, gone.reason)
+    own = Ending(Status.FAILED, "ValueError: mine", "Traceback: mine", "code")
+    assert judged(own, code, None) is own
+    assert judged(Ending(None, "was killed by SIGKILL"), lost, "node 2 (m2)") == Ending(
+        None, "node 2 (m2)"
+    )
+    paused = Ending(Status.PAUSED)
+    assert judged(paused, lost, None) is paused
+    assert (as_told(paused).fault, as_told(own).fault) == (None, "code")
+    assert as_told(Ending(Status.QUEUED, LOST_LEASE)).fault == "infrastructure"
+
+
+def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site) -> None:
+    """Its own words end the run, not the first node's that it is alone now."""
+    text = "A rank of the second machine fails."
+    recipe = machines.folder / "failing.py"
+    recipe.write_text(
+        "import os\n"
+        "from tests.gated import Gated\n"
+        "class Failing(Gated):\n"
+        "    def training_step(self, batch):\n"
+        f"        if os.environ['RANK'] == '1': raise ValueError({text!r})\n"
+        "        yield from super().training_step(batch)\n"
+    )
+    offered = [{**DIGITS, "name": "failing", "reference": f"{recipe}:Failing"}]
+    with site.database.writing() as session:
+        for worker in machines.workers:
+            session.get_one(Worker, worker.id).recipes = offered
+    run_id = machines.submit(20, recipe="failing")
+    machines.start(run_id)
+    machines.wait()
+    run = site.run(run_id)
+    assert (run.status, run.fault) == (Status.FAILED, "code")
+    assert text in (run.error or "")
+    assert "[node 1] " in site.log(run_id)
