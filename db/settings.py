@@ -2,7 +2,7 @@
 
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -135,6 +135,23 @@ class Settings(BaseSettings):
     lease_seconds: Annotated[
         float, Field(gt=0, description="How long a silent node of a run is believed alive")
     ] = 300.0
+    placement: Annotated[
+        Literal["boxes", "slurm"],
+        Field(
+            description="What starts workers: boxes: whoever starts `halfstep worker`; slurm: a "
+            "job for each run, by `halfstep placer`"
+        ),
+    ] = "boxes"
+    slurm_options: Annotated[
+        str,
+        Field(
+            max_length=2000,
+            description="What sbatch is told besides: --partition=gpu --gres=gpu:{devices} …",
+        ),
+    ] = ""
+    placed_at_once: Annotated[
+        int, Field(ge=1, le=10_000, description="How many runs a cluster is asked for at once")
+    ] = 20
     interface: Annotated[
         str,
         Field(

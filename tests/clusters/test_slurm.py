@@ -1,0 +1,82 @@
+"""Pilots by a real Slurm: its own daemons, two nodes on this machine."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from db.settings import Settings
+from tests import slurm
+from tests.site import until
+from tests.slurm import Slurm
+from worker import placement
+from worker.placement import CannotPlace, Pilots
+
+pytestmark = pytest.mark.skipif(not slurm.is_installed(), reason="needs Debian's slurm-wlm, munge")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with slurm.slurm(tmp_path_factory.mktemp("cluster") / "slurm") as made:
+        yield made
+
+
+@pytest.fixture
+def engine(cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> placement.Placement:
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    return placement.open_placement(
+        Settings(data=tmp_path, placement="slurm", slurm_options="--exclusive")
+    )
+
+
+@dataclass(frozen=True)
+class Sleepers(Pilots):
+    """Pilots that only tell of themselves, and sleep."""
+
+    @property
+    def command(self) -> list[str]:
+        return ["sh", "-c", "echo $HALFSTEP_WORKER_NAME; sleep 1000"]
+
+
+def test_a_job_is_placed_once_seen_and_cancelled(engine: placement.Placement) -> None:
+    """However often it is asked; one that wants more nodes than are free waits, with the reason."""
+    first, second = Sleepers(1, 1, 2, 1), Sleepers(2, 1, 2, 1)
+    assert engine.look(first).state == "gone"
+    engine.place(first)
+    engine.place(first)
+    until(lambda: engine.look(first).state == "running")
+    until(lambda: engine.log(first).count("halfstep-1-1-") == 2)
+    assert {*engine.log(first).split()} == {"halfstep-1-1-0", "halfstep-1-1-1"}
+    engine.place(second)
+    until(lambda: "no node with enough free devices" in engine.look(second).reason)
+    assert engine.look(second).state == "waiting"
+    for each in (first, second):
+        engine.cancel(each)
+        engine.cancel(each)
+        until(lambda: engine.look(each).state == "gone")  # noqa: B023
+    assert "cancelled" in engine.look(first).reason
+
+
+def test_what_slurm_refuses_is_told_in_its_words(
+    engine: placement.Placement, cluster: Slurm, tmp_path: Path
+) -> None:
+    """A partition that there is not, and more nodes than it has."""
+    wrong = Settings(data=tmp_path, placement="slurm", slurm_options="--partition=nowhere")
+    with pytest.raises(CannotPlace, match="invalid partition"):
+        placement.open_placement(wrong).place(Sleepers(3, 1, 1, 1))
+    large = Sleepers(4, 1, 50, 1)
+    engine.place(large)
+    until(lambda: "cannot give what it asks for" in engine.look(large).reason)
+    engine.cancel(large)
+
+
+def test_another_installation_has_other_jobs(engine: placement.Placement, tmp_path: Path) -> None:
+    """Run 1 of one is not run 1 of the other."""
+    other = Settings(data=tmp_path / "other", placement="slurm")
+    pilots = Sleepers(5, 1, 1, 1)
+    engine.place(pilots)
+    assert placement.open_placement(other).look(pilots).state == "gone"
+    engine.cancel(pilots)
+    until(lambda: engine.look(pilots).state == "gone")

@@ -1,0 +1,82 @@
+"""Where a cluster's own engine starts workers for us: pilots, each for one run alone.
+
+No engine fences, and none may own a supervisor. So it is asked for four things only, and what it
+starts is `halfstep worker --only RUN`, which takes its lease as any worker does: that an engine
+says a pilot is gone queues no run again.
+"""
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from db.errors import HalfstepError, Invalid
+from db.settings import Settings
+
+State: TypeAlias = Literal["waiting", "running", "gone"]
+
+
+class CannotPlace(HalfstepError):
+    """The cluster refuses to start workers for this run."""
+
+
+@dataclass(frozen=True)
+class Pilots:
+    """The workers that one attempt needs: one a node, with so many devices each."""
+
+    run_id: int
+    attempt: int
+    nodes: int
+    devices: int
+
+    @property
+    def name(self) -> str:
+        """By which the engine knows them, so that they are never started twice."""
+        return f"halfstep-{self.run_id}-{self.attempt}"
+
+    @property
+    def command(self) -> list[str]:
+        """Return what is started on each node."""
+        return [sys.executable, "-m", "worker.worker", "--only", str(self.run_id)]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the engine says that pilots fare, and why, in its own words."""
+
+    state: State
+    reason: str
+
+
+class Placement(Protocol):
+    """An engine. Each call may be repeated; what does not answer raises OSError."""
+
+    name: str
+
+    def place(self, pilots: Pilots) -> None:
+        """Have pilots started, unless they were. Raises CannotPlace."""
+
+    def look(self, pilots: Pilots) -> Look:
+        """Say whether they wait, run, or are gone."""
+
+    def cancel(self, pilots: Pilots) -> None:
+        """Have them end: they leave a checkpoint if they are given the time."""
+
+    def log(self, pilots: Pilots) -> str:
+        """Return the end of what they printed."""
+
+
+def open_placement(settings: Settings) -> Placement:
+    """Return the engine that HALFSTEP_PLACEMENT names. Raises Invalid."""
+    from worker.slurm import Slurm
+
+    engines = {"slurm": Slurm}
+    if settings.placement not in engines:
+        message = f"{settings.placement!r} places nothing; allowed: {', '.join(engines)}"
+        raise Invalid({"HALFSTEP_PLACEMENT": message})
+    return engines[settings.placement](settings)
+
+
+def installation(settings: Settings) -> str:
+    """Return what tells ours from another installation's on the same cluster."""
+    return f"halfstep {hashlib.sha256(settings.database_url.encode()).hexdigest()[:16]}"
