@@ -43,6 +43,8 @@ def register(
         session.add(worker)
     worker.host, worker.pid = host, pid
     worker.devices, worker.versions = devices, versions
+    worker.precisions = precisions(devices)
+    worker.device_memory_bytes = device_memory_bytes(devices)
     worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
     worker.offers_commands, worker.walls_stand = offers_commands, walls_stand
     worker.started_at = worker.seen_at = now()

@@ -21,12 +21,12 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from db import queue, workers
+from db import claiming, queue, workers
 from db.database import Database, is_outage, open_database
 from db.errors import Fenced, HalfstepError, Invalid
 from db.settings import Settings
 from db.storage import open_store
-from db.tables import Status
+from db.tables import RunNode, Status
 from halfstep.output import say
 from halfstep.process import close_to_others
 from halfstep.walls import can_stand
@@ -75,6 +75,7 @@ class Worker:
             try:
                 os.utime(self._name_lock.fileno())  # what `is_turning` looks at
                 self._reap()
+                self._pick_up()
                 self._claim()
                 if time.monotonic() >= beat_due:
                     self._beat(reached_since)
@@ -157,24 +158,41 @@ class Worker:
     def _claim(self) -> None:
         """Start queued runs while there are free devices for them."""
         while free := self._free_devices():
-            claimed = self._next(free)
-            if claimed is None:
+            node = self._next(free)
+            if node is None:
                 return
-            attempt, devices = claimed
-            run_id, number = attempt
-            _say(f"run {run_id}: attempt {number} on device {devices}")
-            folder = self.settings.run_folder(run_id)
-            argv = [sys.executable, "-m", "worker.supervisor", str(run_id), str(number)]
-            try:
-                handle = self.engine.launch(folder, number, argv, {})
-            except (AlreadyLaunched, OSError) as error:
-                # Such as a data folder that belongs to another database.
-                reason = f"its supervisor could not be started in {folder}: {error}"
-                self._fail(*attempt, reason, fault="infrastructure")
-                continue
-            self.running[attempt] = (handle, devices)
+            self._launch(node)
 
-    def _next(self, free: set[int]) -> tuple[Attempt, list[int]] | None:
+    def _pick_up(self) -> None:
+        """Start our nodes of the gangs that other workers have claimed.
+
+        A device on which the supervisor before is still ending is not free yet.
+        """
+        with self.database.reading() as session:
+            nodes = queue.nodes_of_worker(session, self.id)
+        for node in nodes:
+            is_new = (node.run_id, node.attempt) not in self.running
+            if is_new and self._free_devices().issuperset(node.devices):
+                self._launch(node)
+
+    def _launch(self, node: RunNode) -> None:
+        """Start the supervisor of a node, or fail its run."""
+        part = f" as node {node.node}" if node.node else ""
+        _say(f"run {node.run_id}: attempt {node.attempt}{part} on device {node.devices}")
+        folder = self.settings.run_folder(node.run_id)
+        words = map(str, (node.run_id, node.attempt, node.node))
+        argv = [sys.executable, "-m", "worker.supervisor", *words]
+        try:
+            handle = self.engine.launch(folder, node.attempt, argv, {})
+        except (AlreadyLaunched, OSError) as error:
+            # Such as a data folder that belongs to another database.
+            reason = f"its supervisor could not be started in {folder}: {error}"
+            with suppress(Fenced):
+                self._fail(node.run_id, node.attempt, reason, fault="infrastructure")
+            return
+        self.running[node.run_id, node.attempt] = (handle, node.devices)
+
+    def _next(self, free: set[int]) -> RunNode | None:
         """Claim a run; if what one of them holds is in the way, set that one aside."""
         try:
             with self.database.writing() as session:
@@ -186,10 +204,8 @@ class Worker:
         with self.database.writing() as session:
             return self._take(session, free)
 
-    def _take(
-        self, session: Session, free: set[int], only: int | None = None
-    ) -> tuple[Attempt, list[int]] | None:
-        run = queue.claim(
+    def _take(self, session: Session, free: set[int], only: int | None = None) -> RunNode | None:
+        run = claiming.claim(
             session,
             self.id,
             recipes=self.recipes,
@@ -198,12 +214,11 @@ class Worker:
             device_memory_bytes=self.device_memory_bytes,
             lease_seconds=self.settings.lease_seconds,
             runs_per_user=self.settings.runs_per_user,
+            gang_patience=self.settings.gang_patience,
             commands=self.settings.commands,
             only=only,
         )
-        if run is None:
-            return None
-        return (run.id, run.attempt), queue.node(session, run.id, run.attempt).devices
+        return None if run is None else queue.node(session, run.id, run.attempt)
 
     def _set_aside(self, free: set[int]) -> None:
         """Fail each queued run whose claim fails, so that the others have their turn."""
@@ -272,6 +287,10 @@ class Worker:
 
     def _end_lost(self, run_id: int, attempt: int) -> None:
         """Record what is left in the spool, then close the attempt. Raises Fenced, CannotRecord."""
+        reason = f"its supervisor died in attempt {attempt}"
+        with self.database.writing() as session:
+            if queue.lose_node(session, run_id, attempt, self.id, reason=reason):
+                return  # node 0 records, and closes the attempt
         recorder = Recorder(self.settings, self.database, self.store, run_id, attempt)
 
         def renew() -> None:
@@ -282,7 +301,6 @@ class Worker:
             pass
         if recorder.fault:
             raise CannotRecord(recorder.fault)
-        reason = f"its supervisor died in attempt {attempt}"
         with self.database.writing() as session:
             queue.end_killed(
                 session,
