@@ -21,15 +21,17 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from db import claiming, queue, workers
+from db import claiming, gangs, queue, workers
 from db.database import Database, is_outage, open_database
 from db.errors import Fenced, HalfstepError, Invalid
+from db.gangs import NodeEnding
 from db.settings import Settings
 from db.storage import open_store
 from db.tables import RunNode, Status
 from halfstep.output import say
 from halfstep.process import close_to_others
 from halfstep.walls import can_stand
+from worker import gang
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
 from worker.offering import Offer, Offering
 from worker.recorder import CannotRecord, Recorder, in_short, may_pass
@@ -151,7 +153,7 @@ class Worker:
         with self.database.reading() as session:
             nodes = queue.nodes_of_worker(session, self.id)
         for node in nodes:
-            folder = self.settings.run_folder(node.run_id)
+            folder = self.settings.run_folder(node.run_id, node.node)
             handle = self.engine.adopt(folder, node.attempt)
             self.running[node.run_id, node.attempt] = (handle, node.devices)
 
@@ -179,7 +181,7 @@ class Worker:
         """Start the supervisor of a node, or fail its run."""
         part = f" as node {node.node}" if node.node else ""
         _say(f"run {node.run_id}: attempt {node.attempt}{part} on device {node.devices}")
-        folder = self.settings.run_folder(node.run_id)
+        folder = self.settings.run_folder(node.run_id, node.node)
         words = map(str, (node.run_id, node.attempt, node.node))
         argv = [sys.executable, "-m", "worker.supervisor", *words]
         try:
@@ -264,7 +266,8 @@ class Worker:
                 continue
             try:
                 with suppress(Fenced):
-                    self._close_lost(run_id, attempt)
+                    if not self._close_lost(run_id, attempt):
+                        continue
             except Exception as error:
                 if is_outage(error):
                     raise
@@ -274,23 +277,28 @@ class Worker:
             self.engine.release(handle)
             del self.running[run_id, attempt]
 
-    def _close_lost(self, run_id: int, attempt: int) -> None:
-        """Close a lost attempt; what is left of it may be anything. Raises Fenced."""
+    def _close_lost(self, run_id: int, attempt: int) -> bool:
+        """Close a lost attempt, of which anything may be left; False: not yet. Raises Fenced."""
         try:
-            self._end_lost(run_id, attempt)
+            return self._end_lost(run_id, attempt)
         except Exception as error:
             if isinstance(error, Fenced) or may_pass(error):
                 raise
             fault = "code" if isinstance(error, CannotRecord) else "infrastructure"
             reason = str(error) if fault == "code" else in_short(error)
             self._fail(run_id, attempt, reason, fault=fault)
+            return True
 
-    def _end_lost(self, run_id: int, attempt: int) -> None:
-        """Record what is left in the spool, then close the attempt. Raises Fenced, CannotRecord."""
+    def _end_lost(self, run_id: int, attempt: int) -> bool:
+        """Record what is left in the spool, then close the attempt, unless another node of it may
+        still train. Of such a node, tell the first. Raises Fenced, CannotRecord.
+        """
         reason = f"its supervisor died in attempt {attempt}"
-        with self.database.writing() as session:
-            if queue.lose_node(session, run_id, attempt, self.id, reason=reason):
-                return  # node 0 records, and closes the attempt
+        ending = NodeEnding(reason, fault="infrastructure")
+        if number := self._number(run_id, attempt):
+            with self.database.writing() as session:
+                gangs.tell_ending(session, run_id, attempt, number, ending)
+            return True
         recorder = Recorder(self.settings, self.database, self.store, run_id, attempt)
 
         def renew() -> None:
@@ -301,6 +309,8 @@ class Worker:
             pass
         if recorder.fault:
             raise CannotRecord(recorder.fault)
+        if gang.close(self.database, self.settings, run_id, attempt, ending) is None:
+            return False
         with self.database.writing() as session:
             queue.end_killed(
                 session,
@@ -312,6 +322,14 @@ class Worker:
                 log=self._supervisor_log(run_id, attempt),
             )
         _say(f"run {run_id}: {reason}")
+        return True
+
+    def _number(self, run_id: int, attempt: int) -> int:
+        """Return which node of an attempt is ours."""
+        with self.database.reading() as session:
+            nodes = queue.nodes_of_worker(session, self.id)
+        numbers = {(each.run_id, each.attempt): each.node for each in nodes}
+        return numbers.get((run_id, attempt), 0)
 
     def _supervisor_log(self, run_id: int, attempt: int) -> str:
         path = self.settings.run_folder(run_id) / f"supervisor-{attempt}.log"
