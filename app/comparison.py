@@ -176,6 +176,7 @@ def queue(session: Session, user: User, source: Run) -> list[Run]:
             tags=source.tags,
             project=source.project,
             priority=most_priority(session, source.project, source.priority),
+            nodes=source.nodes,
             devices_per_node=source.devices_per_node,
             parent_id=source.parent_id,
             parent_step=source.parent_step,

@@ -39,6 +39,7 @@ def go_on(session: Session, user: User, run_id: int, *, idempotency_key: str | N
         tags=run.tags,
         project=run.project,
         priority=most_priority(session, run.project, run.priority),
+        nodes=run.nodes,
         devices_per_node=run.devices_per_node,
         parent_id=run.id,
         parent_step=step,

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from app import command_lines, schemas
 from app.command_lines import Command
 from app.parameters import LARGEST_STEP, flaw, flaws, outsized
-from db import checkpoints, groups, labels, projects, rights, runs, workers
+from db import checkpoints, estimates, groups, labels, projects, rights, runs, workers
 from db.errors import Invalid, NotFound
 from db.idempotency import made_by
 from db.names import cleaned
@@ -17,6 +17,7 @@ from db.tables import LARGEST_ID, Project, Run, User
 
 LIMITS = {
     "priority": (-100, 100),
+    "nodes": (1, 256),
     "devices_per_node": (1, 1024),
     "after_id": (1, LARGEST_ID),
     "parent_id": (1, LARGEST_ID),
@@ -57,7 +58,8 @@ class Submission(BaseModel):
         "project", None, "Null: that of the run it starts from, or else the first you may submit to"
     )
     priority: int = _bounded("priority", 0, "Higher starts sooner")
-    devices_per_node: int = _bounded("devices_per_node", 1, "Devices to train on")
+    nodes: int = _bounded("nodes", 1, "Workers to train on together")
+    devices_per_node: int = _bounded("devices_per_node", 1, "Devices to train on, of each node")
     after_id: int | None = _bounded("after_id", None, "Run whose end this one waits for")
     parent_id: int | None = _bounded("parent_id", None, "Run from whose checkpoint to start")
     parent_step: int | None = _bounded("parent_step", None, "Step of that checkpoint")
@@ -94,10 +96,33 @@ def submit(
         name = name or command_lines.default_name(submission.command.line)
         return runs.submit_command(session, command=checked.command, name=name, **place)
     place |= {"parent_id": submission.parent_id, "parent_step": submission.parent_step}
-    run = runs.submit(session, recipe=_recipe_name(session, submission), name=name, **place)
+    recipe = _recipe_name(session, submission)
+    expected = _expected_seconds(session, submission, recipe, checked.config)
+    place |= {"nodes": submission.nodes, "expected_seconds": expected}
+    run = runs.submit(session, recipe=recipe, name=name, **place)
     if submission.compared_with is not None:
         groups.join(session, run, submission.compared_with)
     return run
+
+
+def _expected_seconds(
+    session: Session, submission: Submission, recipe: str, config: dict[str, Any]
+) -> float | None:
+    """Return how long the slowest of like runs would have taken; None if there are none."""
+    training = config["training"]
+    if training.get("epochs") is not None:
+        return None  # nobody knows the steps before the data is read
+    found = estimates.alike(
+        session,
+        recipes={recipe, submission.recipe},
+        precision=config["precision"],
+        nodes=submission.nodes,
+        devices_per_node=submission.devices_per_node,
+        batch_size=training.get("batch_size"),
+    )
+    if not found.runs or not found.same_batch_size:
+        return None
+    return float(training["steps"] - (submission.parent_step or 0)) / found.slowest
 
 
 def _check_command(user: User, submission: Submission) -> dict[str, str]:
@@ -205,6 +230,9 @@ def check(session: Session, submission: Submission) -> Checked:
             errors["recipe"] = f"{submission.recipe[:100]!r} and a command; allowed: one of the two"
         if submission.parent_id is not None:
             errors["parent_id"] = "a command starts from no checkpoint; allowed: with a recipe"
+        if submission.nodes > 1:
+            text = f"{submission.nodes} is not allowed; allowed: 1, for a command is of one node"
+            errors["nodes"] = text
         if submission.compared_with is not None:
             errors["compared_with"] = "a command is laid beside no run; allowed: with a recipe"
     if any(path in errors for path in ("recipe", "config")):

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.formats import printed
-from db import labels, runs, starvation, waiting
+from db import labels, runs, starvation, waiting, workers
 from db import verdict as verdicts
 from db.database import now
 from db.endings import Ending, ending
@@ -54,7 +54,8 @@ class RunSummary(BaseModel):
     owner: str
     tags: list[str]
     priority: int
-    devices_per_node: int
+    nodes: int
+    devices_per_node: Annotated[int, Field(description="Of each node")]
     after_id: Annotated[int | None, Field(description="Run whose end this one waits for")]
     parent_id: Annotated[int | None, Field(description="Run from whose checkpoint it started")]
     parent_step: int | None
@@ -79,6 +80,9 @@ class RunSummary(BaseModel):
     data_wait: Annotated[
         DataWait | None, Field(description="Null where it is not known, and in lists")
     ] = None
+    workers: Annotated[
+        list[str], Field(description="Of several nodes, who trains each; none in lists")
+    ] = []
     seconds: Annotated[
         float | None, Field(description="Since the first start, until the end, without pauses")
     ]
@@ -137,6 +141,8 @@ def summarise(session: Session, run: Run, owner: str, settings: Settings) -> Run
     summary = summarise_all(session, [(run, owner)], settings)[0]
     if found := starvation.starvation(session, run):
         summary.data_wait = DataWait.model_validate(found, from_attributes=True)
+    if run.nodes > 1:
+        summary.workers = workers.of_nodes(session, run)
     return summary
 
 

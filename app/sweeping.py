@@ -69,6 +69,7 @@ class SweepSubmission(BaseModel):
     tags: str = ""
     project: Annotated[str | None, Field(description="Null: the first you may submit to")] = None
     priority: int = 0
+    nodes: int = 1
     devices_per_node: int = 1
 
 
@@ -158,6 +159,7 @@ def _submission(
         tags=sweep.tags,
         project=sweep.project,
         priority=sweep.priority,
+        nodes=sweep.nodes,
         devices_per_node=sweep.devices_per_node,
     )
 
@@ -187,6 +189,7 @@ def begin(
         at_once=given.at_once,
         tags=given.tags,
         priority=given.priority,
+        nodes=given.nodes,
         devices_per_node=given.devices_per_node,
         status=RUNNING,
         idempotency_key=idempotency_key,

@@ -13,7 +13,7 @@ import numpy as np
 from alembic.script import ScriptDirectory
 from numpy.typing import NDArray
 
-from db import accounts, queue, runs, telemetry, workers
+from db import accounts, claiming, runs, telemetry, workers
 from db.database import Database
 from db.tables import SKIPPED
 from halfstep.spool import STEP_DTYPE
@@ -31,7 +31,7 @@ def start_run(database: Database) -> int:
         runs.submit(session, recipe="synthetic", config=config, owner=owner)
         offer: dict[str, Any] = {"devices": [], "recipes": [], "versions": {}}
         worker = workers.register(session, name="bench", host="here", pid=1, **offer)
-        run = queue.claim(
+        run = claiming.claim(
             session,
             worker.id,
             recipes=["synthetic"],

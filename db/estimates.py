@@ -29,39 +29,74 @@ class Estimate:
     checkpoint_bytes: int | None
 
 
+@dataclass(frozen=True)
+class Alike:
+    """Finished runs that are like one: their ids, the least and most steps a second of theirs.
+
+    same_batch_size: whether theirs is the one that was asked for.
+    """
+
+    runs: list[int]
+    slowest: float
+    fastest: float
+    same_batch_size: bool
+
+
 def estimate(
     session: Session,
     *,
     recipes: Collection[str],
     precision: str,
+    nodes: int,
     devices_per_node: int,
     batch_size: int | None,
     priority: int,
 ) -> Estimate:
-    """Judge by runs of the same recipe, precision and number of devices; of that batch size if any.
+    """Judge by runs that are alike, as below."""
+    waiting = select(func.count()).where(Run.status == Status.QUEUED, Run.priority >= priority)
+    found = alike(
+        session,
+        recipes=recipes,
+        precision=precision,
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        batch_size=batch_size,
+    )
+    return Estimate(
+        ahead=session.scalar(waiting) or 0,
+        runs=found.runs,
+        steps_per_second=(found.slowest, found.fastest) if found.runs else None,
+        same_batch_size=found.same_batch_size,
+        checkpoint_bytes=_checkpoint_bytes(session, found.runs),
+    )
+
+
+def alike(
+    session: Session,
+    *,
+    recipes: Collection[str],
+    precision: str,
+    nodes: int,
+    devices_per_node: int,
+    batch_size: int | None,
+) -> Alike:
+    """Find runs of the same recipe, precision and number of devices; of that batch size if any.
 
     recipes: the names that the recipe goes by.
     """
-    waiting = select(func.count()).where(Run.status == Status.QUEUED, Run.priority >= priority)
     batch = Run.config["training"]["batch_size"].as_float()
-    alike = (
+    query = (
         select(Run.id, Run.steps_per_second, batch.label("batch_size"))
         .where(Run.id > (runs.newest_id(session) or 0) - LOOKED_THROUGH, runs.KEPT)
         .where(Run.status == Status.FINISHED, Run.steps_per_second > 0)
         .where(Run.recipe.in_(recipes), Run.precision == precision)
-        .where(Run.devices_per_node == devices_per_node)
+        .where(Run.nodes == nodes, Run.devices_per_node == devices_per_node)
         .order_by(Run.id.desc())
     )
-    same = session.execute(alike.where(batch == batch_size).limit(LIKE)).all()
-    found = same or session.execute(alike.limit(LIKE)).all()
-    ids, speeds = [row.id for row in found], [row.steps_per_second for row in found]
-    return Estimate(
-        ahead=session.scalar(waiting) or 0,
-        runs=ids,
-        steps_per_second=(min(speeds), max(speeds)) if speeds else None,
-        same_batch_size=bool(same),
-        checkpoint_bytes=_checkpoint_bytes(session, ids),
-    )
+    same = session.execute(query.where(batch == batch_size).limit(LIKE)).all()
+    found = same or session.execute(query.limit(LIKE)).all()
+    speeds = [row.steps_per_second for row in found] or [0.0]
+    return Alike([row.id for row in found], min(speeds), max(speeds), bool(same))
 
 
 def _checkpoint_bytes(session: Session, run_ids: Collection[int]) -> int | None:

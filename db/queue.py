@@ -1,32 +1,24 @@
-"""Runs from the side of the workers: claim, lease, start, end. Every write names the attempt."""
+"""Runs from the side of the workers: start, lease, end. Every write names the attempt."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sqlalchemy import and_, exists, false, func, or_, select, update
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import exists, select, update
+from sqlalchemy.orm import Session
 
 from db import runs
 from db.database import now
 from db.errors import Fenced
 from db.tables import (
     ACTIVE,
-    COMMAND,
-    ENDED,
-    RECIPE,
     Request,
     Run,
     RunNode,
     RunStatus,
     ScalerEvent,
     Status,
-    User,
 )
-
-GIB = 2.0**30  # bytes
-#: What a run's configuration asks of each device.
-MEMORY_GIB = Run.config["training"]["device_memory_gib"]
 
 
 @dataclass(frozen=True)
@@ -35,77 +27,6 @@ class Wishes:
 
     wanted: str  # run, pause, cancel, or kill, which is a cancel that does not wait
     requests: tuple[Request, ...] = ()  # not told to be obeyed, in order
-
-
-def claim(
-    session: Session,
-    worker_id: int,
-    *,
-    recipes: Collection[str],
-    precisions: Collection[str],
-    free_devices: Collection[int],
-    lease_seconds: float,
-    device_memory_bytes: float = 0.0,
-    runs_per_user: int = 0,
-    commands: bool = False,
-    only: int | None = None,
-) -> Run | None:
-    """Take the next queued run that fits, or None: one statement, the same on both databases.
-
-    SKIP LOCKED lets workers pass each other by; SQLite has no such clause and needs none, since it
-    has one writer. Raising `attempt` shuts out every earlier attempt.
-    device_memory_bytes: what every device has.
-    runs_per_user: how many may train at once for one owner; 0 means any number.
-    commands: whether the worker takes them too.
-    only: a run beside which none is looked at.
-    """
-    if runs_per_user:
-        _take_turns(session)
-    earlier, others = aliased(Run), aliased(Run)
-    next_run = (
-        select(Run.id)
-        .where(
-            Run.status == Status.QUEUED,
-            or_(
-                and_(Run.source == RECIPE, Run.recipe.in_(recipes), Run.precision.in_(precisions)),
-                Run.source == COMMAND if commands else false(),
-            ),
-            Run.devices_per_node <= len(free_devices),
-            func.coalesce(MEMORY_GIB.as_float(), 0.0) <= device_memory_bytes / GIB,
-            ~exists().where(earlier.id == Run.after_id, earlier.status.not_in(ENDED)),
-        )
-        .order_by(Run.priority.desc(), Run.position, Run.id)
-        .limit(1)
-        .with_for_update(skip_locked=True, of=Run)
-    )
-    if runs_per_user:
-        active = select(func.count()).where(others.status.in_(ACTIVE))
-        next_run = next_run.where(
-            active.where(others.owner_id == Run.owner_id).scalar_subquery() < runs_per_user
-        )
-    if only is not None:
-        next_run = next_run.where(Run.id == only)
-    run: Run | None = session.scalar(
-        update(Run)
-        .where(Run.id == next_run.scalar_subquery())
-        .values(attempt=Run.attempt + 1, worker_id=worker_id, error=None, resumed_step=None)
-        .returning(Run)
-    )
-    if run is None:
-        return None
-    session.add(
-        RunNode(
-            run_id=run.id,
-            attempt=run.attempt,
-            node=0,
-            worker_id=worker_id,
-            devices=sorted(free_devices)[: run.devices_per_node],
-            step_before=run.step,
-            lease_expires_at=now() + lease_seconds,
-        )
-    )
-    runs.set_status(session, run, Status.STARTING, reason="claimed by a worker")
-    return run
 
 
 def queued(session: Session) -> list[int]:
@@ -124,13 +45,6 @@ def set_aside(session: Session, run_id: int, reason: str) -> None:
     if attempt is not None:
         change = {"run_id": run_id, "attempt": attempt, "status": Status.FAILED}
         session.add(RunStatus(**change, reason=reason, fault="code"))
-
-
-def _take_turns(session: Session) -> None:
-    """Let one claim at a time decide on an owner's runs: two would both find one place left."""
-    waiting = select(Run.owner_id).where(Run.status == Status.QUEUED)
-    owners = select(User.id).where(User.id.in_(waiting)).order_by(User.id)
-    session.execute(owners.with_for_update(key_share=True))
 
 
 def node(session: Session, run_id: int, attempt: int, number: int = 0) -> RunNode:

@@ -50,7 +50,9 @@ def submit(
     tags: str = "",
     project: str = "",
     priority: int = 0,
+    nodes: int = 1,
     devices_per_node: int = 1,
+    expected_seconds: float | None = None,
     after_id: int | None = None,
     parent_id: int | None = None,
     parent_step: int | None = None,
@@ -74,7 +76,9 @@ def submit(
         tags=tags,
         project=project,
         priority=priority,
+        nodes=nodes,
         devices_per_node=devices_per_node,
+        expected_seconds=expected_seconds,
         after_id=after_id,
         parent_id=parent_id,
         parent_step=parent_step,
@@ -545,6 +549,8 @@ def set_status(
 ) -> None:
     """Change a run's status and write down when and why."""
     run.status, run.fault = status, fault
+    if status != Status.QUEUED:
+        run.first_since = run.reservation = None
     if status in ENDED:
         run.ended_at = session.scalar(select(now()))
         pace = pyramid.steps_per_second(session.connection(), run.id)

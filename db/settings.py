@@ -132,6 +132,15 @@ class Settings(BaseSettings):
     runs_per_user: Annotated[
         int, Field(ge=0, description="How many runs may train at once for one user; 0: any number")
     ] = 0
+    gang_patience: Annotated[
+        float,
+        Field(
+            ge=0,
+            allow_inf_nan=False,
+            description="Seconds that a run of several devices is the first to wait before devices "
+            "are kept for it",
+        ),
+    ] = 300.0
     lease_seconds: Annotated[
         float, Field(gt=0, description="How long a silent node of a run is believed alive")
     ] = 300.0

@@ -71,6 +71,8 @@ IN_BIN = text("deleted_at IS NOT NULL AND erased_at IS NULL")
 #: Of a notice, that its condition has held ever since, word for word as its index has it; and of
 #: a delivery, that it is still to be made.
 IS_OPEN, IS_DUE = text("well_at IS NULL"), text("ended_at IS NULL")
+#: Of a node, that its devices are in use, word for word as its index has it.
+IN_USE = text("ended_at IS NULL")
 
 #: What lists of runs are filtered and sorted by, settings and metrics apart.
 LISTED = (
@@ -267,7 +269,8 @@ class Worker(Table):
     check}], where source is the file that it is written in; of one that cannot load {name,
     reference, error, place}, of one that lacks packages {…, needs}
     recipe_names: of those that can, their paths included; the schemas are long, and whoever asks
-    who offers what is asked often
+    who offers what is asked often.  precisions, device_memory_bytes: what every device has, for
+    the same reason
     offers_commands: whether its operator lets people run command lines there
     walls_stand: whether its runs can open nothing that is private, nor look into other processes
     """
@@ -281,6 +284,8 @@ class Worker(Table):
     devices: Mapped[list[dict[str, Any]]]
     recipes: Mapped[list[dict[str, Any]]]
     recipe_names: Mapped[list[str]] = mapped_column(server_default="[]")
+    precisions: Mapped[list[str]] = mapped_column(server_default="[]")
+    device_memory_bytes: Mapped[float] = mapped_column(default=0.0, server_default="0")
     offers_commands: Mapped[bool] = mapped_column(default=False, server_default=false())
     walls_stand: Mapped[bool] = mapped_column(default=False, server_default=false())
     versions: Mapped[dict[str, Any]]
@@ -301,6 +306,9 @@ class Run(Table):
     resumed_step is the last step before this attempt's own, NULL until it has made one.
     files_revision is the revision at which its checkpoints or artifacts last changed.
     idempotency_key names the request that submitted it, so that a repeated one does not.
+    expected_seconds: how long it trains, by like runs that had finished when it was submitted.
+    first_since: of a queued run of several devices, since when it has been the first that waits for
+    them; reservation: what is kept for it, as db.claiming has it.
     workload is what a step is made of, as the spool's event of that name has it. rewinds counts how
     often it went back within an attempt, rewound_step is the last step before the latest of these.
 
@@ -356,6 +364,9 @@ class Run(Table):
     position: Mapped[float] = mapped_column(default=0.0)  # within a priority, lowest first
     nodes: Mapped[int] = mapped_column(default=1, server_default="1")
     devices_per_node: Mapped[int] = mapped_column(default=1)
+    expected_seconds: Mapped[float | None]
+    first_since: Mapped[float | None]
+    reservation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     attempt: Mapped[int] = mapped_column(default=0)
     resumed_step: Mapped[int | None] = mapped_column(BigInteger)
     worker_id: Mapped[int | None] = mapped_column(ForeignKey("workers.id"))
@@ -447,6 +458,7 @@ class Sweep(Table):
     submitted: Mapped[int] = mapped_column(default=0)
     tags: Mapped[str]
     priority: Mapped[int]
+    nodes: Mapped[int] = mapped_column(default=1, server_default="1")
     devices_per_node: Mapped[int]
     status: Mapped[str]
     error: Mapped[str | None]
@@ -487,6 +499,9 @@ class RunNode(Table):
     """
 
     __tablename__ = "run_nodes"
+    __table_args__ = (
+        Index(*("ix_run_nodes_open", "worker_id"), sqlite_where=IN_USE, postgresql_where=IN_USE),
+    )
 
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from sqlalchemy.orm import Session, aliased
 
 from db import rights, runs, workers
 from db.database import now
-from db.queue import GIB
+from db.reservations import GIB
 from db.tables import ACTIVE, COMMAND, ENDED, Run, RunNode, Status, Worker
 
 #: Made once: each alias makes all of its columns anew.
@@ -26,7 +27,8 @@ class Queue:
 
     workers: those that are up.  places: of each queued run, 0 for the next.  awaited: runs that
     have not ended, and whose end others wait for.  training: runs in training by owner.
-    used: devices in use by worker; of watched runs, by None.
+    used: devices in use by worker; of watched runs, by None.  reserving: queued runs that devices
+    may be kept for, next first.
     """
 
     workers: list[Worker]
@@ -34,6 +36,7 @@ class Queue:
     awaited: set[int]
     training: Counter[int]
     used: Counter[int | None]
+    reserving: list[Any]
 
     @classmethod
     def read(cls, session: Session) -> "Queue":
@@ -55,13 +58,28 @@ class Queue:
             awaited={row.awaited for row in queued if row.awaited is not None},
             training=Counter(row.owner_id for row in unended if row.status != Status.QUEUED),
             used=used,
+            reserving=[row for row in queued if row.reservation and row.awaited is None],
         )
 
     @property
     def mark(self) -> str:
         """Something that changes when the workers or their free devices do."""
-        free = [(worker.id, len(worker.devices) - self.used[worker.id]) for worker in self.workers]
-        return f"{crc32(repr((free, sorted(self.awaited))).encode()) % 0xFFFF:x}"
+        free = [(worker.id, self.free(worker)) for worker in self.workers]
+        kept = [(row.id, row.reservation) for row in self.reserving]
+        return f"{crc32(repr((free, sorted(self.awaited), kept)).encode()) % 0xFFFF:x}"
+
+    def free(self, worker: Worker) -> int:
+        """Return how many devices of a worker are in no use."""
+        return len(worker.devices) - self.used[worker.id]
+
+    def kept(self, runs_per_user: int) -> Any:
+        """Return the run that devices are kept for, if there is one."""
+        held = {
+            owner
+            for owner, count in self.training.items()
+            if runs_per_user and count >= runs_per_user
+        }
+        return next((row for row in self.reserving if row.owner_id not in held), None)
 
 
 def places(session: Session) -> dict[int, int]:
@@ -74,7 +92,8 @@ def _queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
     """List queued runs, next first, each with the run whose end it waits for; and those in training
     too, if asked for.
     """
-    query = select(Run.id, Run.owner_id, Run.status, _EARLIER.id.label("awaited"))
+    columns = (Run.id, Run.owner_id, Run.status, Run.nodes, Run.devices_per_node, Run.reservation)
+    query = select(*columns, _EARLIER.id.label("awaited"))
     query = query.where(Run.status.in_((Status.QUEUED, *(ACTIVE if and_training else ()))))
     is_awaited = (_EARLIER.id == Run.after_id) & _EARLIER.status.not_in(ENDED)
     query = query.outerjoin(_EARLIER, is_awaited)
@@ -88,20 +107,50 @@ def reason(run: Run, queue: Queue, *, runs_per_user: int = 0) -> str:
     able, obstacle = _able(run, queue.workers)
     if obstacle:
         return obstacle
-    most = max(len(worker.devices) for worker in able)
-    if most < run.devices_per_node:
-        return f"it needs {run.devices_per_node} devices, and no worker has more than {most}"
+    if lacking := _lacking(run, able):
+        return lacking
     if run.after_id in queue.awaited:
         return f"it waits for the end of run {run.after_id}"
     if runs_per_user and queue.training[run.owner_id] >= runs_per_user:
         return f"its owner has {runs_per_user} runs in training, as many as are allowed"
     ahead = queue.places.get(run.id, 0)
+    kept = queue.kept(runs_per_user)
+    roomy = [worker for worker in able if queue.free(worker) >= run.devices_per_node]
+    if kept is not None and kept.id == run.id:
+        since = time.strftime("%H:%M UTC", time.gmtime(kept.reservation["since"]))
+        needed = f"{_needed(run)}; {len(roomy) or 'none'} {'is' if len(roomy) == 1 else 'are'} free"
+        return f"it needs {needed}: what comes free is kept for it since {since}"
+    if kept is not None and roomy and queue.places[kept.id] < ahead:
+        others = [each for each in roomy if each.id not in kept.reservation["worker_ids"]]
+        if len(others) < run.nodes:
+            return f"devices are kept for run {kept.id}, which needs {_needed(kept)}"
     if ahead:
         return f"{ahead} ahead of it"
-    free = max(len(worker.devices) - queue.used[worker.id] for worker in able)
-    if free >= run.devices_per_node:
+    if len(roomy) >= run.nodes:
         return "it is next: a worker is about to take it"
+    if run.nodes > 1:
+        return f"it is next: it needs {_needed(run)}, and {len(roomy) or 'none'} can be had"
     return "it is next: no device is free"
+
+
+def _lacking(run: Run, able: list[Worker]) -> str:
+    """Say that the workers that are up could never train a run, if it is so."""
+    most = max(len(worker.devices) for worker in able)
+    if most < run.devices_per_node:
+        return f"it needs {run.devices_per_node} devices, and no worker has more than {most}"
+    large = [worker for worker in able if len(worker.devices) >= run.devices_per_node]
+    together = max(Counter(worker.versions.get("torch") for worker in large).values())
+    if together < run.nodes:
+        few = "only one worker that is up has" if together == 1 else f"only {together} workers have"
+        return f"it needs {_needed(run)}, and {few} as many, of one version of torch"
+    return ""
+
+
+def _needed(run: Any) -> str:
+    devices = "device" if run.devices_per_node == 1 else "devices"
+    if run.nodes == 1:
+        return f"{run.devices_per_node} {devices} of one worker"
+    return f"{run.nodes} nodes of {run.devices_per_node} {devices} each"
 
 
 def _able(run: Run, up: list[Worker]) -> tuple[list[Worker], str]:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, defer
 from db.database import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
-from db.tables import COMMAND, Worker
+from db.tables import COMMAND, Run, RunNode, Status, Worker
 
 #: A worker that has not been seen for so long is shown as gone.
 SILENCE_SECONDS = 15.0
@@ -43,6 +43,8 @@ def register(
         session.add(worker)
     worker.host, worker.pid = host, pid
     worker.devices, worker.versions = devices, versions
+    worker.precisions = precisions(devices)
+    worker.device_memory_bytes = device_memory_bytes(devices)
     worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
     worker.offers_commands, worker.walls_stand = offers_commands, walls_stand
     worker.started_at = worker.seen_at = now()
@@ -92,6 +94,15 @@ def stop(session: Session, worker_id: int) -> None:
 def get(session: Session, worker_id: int | None) -> Worker:
     """Return a worker that there must be."""
     return session.get_one(Worker, worker_id)
+
+
+def of_nodes(session: Session, run: Run) -> list[str]:
+    """Name the worker of each node of a run's latest attempt, none while it waits for another."""
+    if run.status == Status.QUEUED:
+        return []
+    of_attempt = (RunNode.run_id == run.id) & (RunNode.attempt == run.attempt)
+    query = select(Worker.name).join(RunNode, RunNode.worker_id == Worker.id).where(of_attempt)
+    return list(session.scalars(query.order_by(RunNode.node)))
 
 
 def everyone(session: Session) -> list[tuple[Worker, bool]]:

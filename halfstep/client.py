@@ -110,7 +110,8 @@ class Client(AlertCalls):
     ) -> dict[str, Any]:
         """Queue a run. What the configuration leaves out has the recipe's default.
 
-        further: priority, devices_per_node, after_id, parent_id, parent_step and compared_with.
+        further: priority, nodes, devices_per_node, after_id, parent_id, parent_step and
+        compared_with.
         Raises ApiError, whose errors name each wrong field, its value and what is allowed.
         """
         wanted = {"recipe": recipe, "config": dict(config or {}), "name": name}
@@ -391,7 +392,7 @@ class Client(AlertCalls):
 
         space: a list of values, or "16..64 step 16", "uniform(a, b)", "loguniform(a, b)",
         "integers(a, b)".  kind: grid, random or tpe.  goal: minimise or maximise; as the metric's
-        name has it if not told.  further: seed, name, priority and devices_per_node.
+        name has it if not told.  further: seed, name, priority, nodes and devices_per_node.
         """
         wanted: dict[str, Any] = {"recipe": recipe, "space": dict(space)}
         wanted["config"] = dict(config or {})

@@ -75,7 +75,8 @@ def submit(words: list[str]) -> None:
     parser = parser_of("submit", submit)
     parser.add_argument("recipe", nargs="?", default="")
     add_submission(parser)
-    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--nodes", type=int, default=1, help="workers that train it together")
+    parser.add_argument("--devices", type=int, default=1, help="of each node")
     parser.add_argument(
         "--weights", type=Path, metavar="FILE", help="to start from, uploaded: .safetensors or .pt"
     )
@@ -93,7 +94,8 @@ def submit(words: list[str]) -> None:
         parser.error("allowed is one of a recipe and --command")
     if options.weights and not (options.recipe and options.weights.is_file()):
         parser.error(f"--weights {options.weights}: allowed is a file, for a recipe")
-    further = {"name": options.name, "tags": options.tags, "devices_per_node": options.devices}
+    further = {"name": options.name, "tags": options.tags}
+    further |= {"nodes": options.nodes, "devices_per_node": options.devices}
     if options.project is not None:
         further["project"] = options.project
     with Client() as client:

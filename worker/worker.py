@@ -21,15 +21,17 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from db import queue, workers
+from db import claiming, gangs, queue, workers
 from db.database import Database, is_outage, open_database
 from db.errors import Fenced, HalfstepError, Invalid
+from db.gangs import NodeEnding
 from db.settings import Settings
 from db.storage import open_store
-from db.tables import Status
+from db.tables import RunNode, Status
 from halfstep.output import say
 from halfstep.process import close_to_others
 from halfstep.walls import can_stand
+from worker import gang
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
 from worker.offering import Offer, Offering
 from worker.recorder import CannotRecord, Recorder, in_short, may_pass
@@ -75,6 +77,7 @@ class Worker:
             try:
                 os.utime(self._name_lock.fileno())  # what `is_turning` looks at
                 self._reap()
+                self._pick_up()
                 self._claim()
                 if time.monotonic() >= beat_due:
                     self._beat(reached_since)
@@ -150,31 +153,48 @@ class Worker:
         with self.database.reading() as session:
             nodes = queue.nodes_of_worker(session, self.id)
         for node in nodes:
-            folder = self.settings.run_folder(node.run_id)
+            folder = self.settings.run_folder(node.run_id, node.node)
             handle = self.engine.adopt(folder, node.attempt)
             self.running[node.run_id, node.attempt] = (handle, node.devices)
 
     def _claim(self) -> None:
         """Start queued runs while there are free devices for them."""
         while free := self._free_devices():
-            claimed = self._next(free)
-            if claimed is None:
+            node = self._next(free)
+            if node is None:
                 return
-            attempt, devices = claimed
-            run_id, number = attempt
-            _say(f"run {run_id}: attempt {number} on device {devices}")
-            folder = self.settings.run_folder(run_id)
-            argv = [sys.executable, "-m", "worker.supervisor", str(run_id), str(number)]
-            try:
-                handle = self.engine.launch(folder, number, argv, {})
-            except (AlreadyLaunched, OSError) as error:
-                # Such as a data folder that belongs to another database.
-                reason = f"its supervisor could not be started in {folder}: {error}"
-                self._fail(*attempt, reason, fault="infrastructure")
-                continue
-            self.running[attempt] = (handle, devices)
+            self._launch(node)
 
-    def _next(self, free: set[int]) -> tuple[Attempt, list[int]] | None:
+    def _pick_up(self) -> None:
+        """Start our nodes of the gangs that other workers have claimed.
+
+        A device on which the supervisor before is still ending is not free yet.
+        """
+        with self.database.reading() as session:
+            nodes = queue.nodes_of_worker(session, self.id)
+        for node in nodes:
+            is_new = (node.run_id, node.attempt) not in self.running
+            if is_new and self._free_devices().issuperset(node.devices):
+                self._launch(node)
+
+    def _launch(self, node: RunNode) -> None:
+        """Start the supervisor of a node, or fail its run."""
+        part = f" as node {node.node}" if node.node else ""
+        _say(f"run {node.run_id}: attempt {node.attempt}{part} on device {node.devices}")
+        folder = self.settings.run_folder(node.run_id, node.node)
+        words = map(str, (node.run_id, node.attempt, node.node))
+        argv = [sys.executable, "-m", "worker.supervisor", *words]
+        try:
+            handle = self.engine.launch(folder, node.attempt, argv, {})
+        except (AlreadyLaunched, OSError) as error:
+            # Such as a data folder that belongs to another database.
+            reason = f"its supervisor could not be started in {folder}: {error}"
+            with suppress(Fenced):
+                self._fail(node.run_id, node.attempt, reason, fault="infrastructure")
+            return
+        self.running[node.run_id, node.attempt] = (handle, node.devices)
+
+    def _next(self, free: set[int]) -> RunNode | None:
         """Claim a run; if what one of them holds is in the way, set that one aside."""
         try:
             with self.database.writing() as session:
@@ -186,10 +206,8 @@ class Worker:
         with self.database.writing() as session:
             return self._take(session, free)
 
-    def _take(
-        self, session: Session, free: set[int], only: int | None = None
-    ) -> tuple[Attempt, list[int]] | None:
-        run = queue.claim(
+    def _take(self, session: Session, free: set[int], only: int | None = None) -> RunNode | None:
+        run = claiming.claim(
             session,
             self.id,
             recipes=self.recipes,
@@ -198,12 +216,11 @@ class Worker:
             device_memory_bytes=self.device_memory_bytes,
             lease_seconds=self.settings.lease_seconds,
             runs_per_user=self.settings.runs_per_user,
+            gang_patience=self.settings.gang_patience,
             commands=self.settings.commands,
             only=only,
         )
-        if run is None:
-            return None
-        return (run.id, run.attempt), queue.node(session, run.id, run.attempt).devices
+        return None if run is None else queue.node(session, run.id, run.attempt)
 
     def _set_aside(self, free: set[int]) -> None:
         """Fail each queued run whose claim fails, so that the others have their turn."""
@@ -249,7 +266,8 @@ class Worker:
                 continue
             try:
                 with suppress(Fenced):
-                    self._close_lost(run_id, attempt)
+                    if not self._close_lost(run_id, attempt):
+                        continue
             except Exception as error:
                 if is_outage(error):
                     raise
@@ -259,19 +277,28 @@ class Worker:
             self.engine.release(handle)
             del self.running[run_id, attempt]
 
-    def _close_lost(self, run_id: int, attempt: int) -> None:
-        """Close a lost attempt; what is left of it may be anything. Raises Fenced."""
+    def _close_lost(self, run_id: int, attempt: int) -> bool:
+        """Close a lost attempt, of which anything may be left; False: not yet. Raises Fenced."""
         try:
-            self._end_lost(run_id, attempt)
+            return self._end_lost(run_id, attempt)
         except Exception as error:
             if isinstance(error, Fenced) or may_pass(error):
                 raise
             fault = "code" if isinstance(error, CannotRecord) else "infrastructure"
             reason = str(error) if fault == "code" else in_short(error)
             self._fail(run_id, attempt, reason, fault=fault)
+            return True
 
-    def _end_lost(self, run_id: int, attempt: int) -> None:
-        """Record what is left in the spool, then close the attempt. Raises Fenced, CannotRecord."""
+    def _end_lost(self, run_id: int, attempt: int) -> bool:
+        """Record what is left in the spool, then close the attempt, unless another node of it may
+        still train. Of such a node, tell the first. Raises Fenced, CannotRecord.
+        """
+        reason = f"its supervisor died in attempt {attempt}"
+        ending = NodeEnding(reason, fault="infrastructure")
+        if number := self._number(run_id, attempt):
+            with self.database.writing() as session:
+                gangs.tell_ending(session, run_id, attempt, number, ending)
+            return True
         recorder = Recorder(self.settings, self.database, self.store, run_id, attempt)
 
         def renew() -> None:
@@ -282,7 +309,8 @@ class Worker:
             pass
         if recorder.fault:
             raise CannotRecord(recorder.fault)
-        reason = f"its supervisor died in attempt {attempt}"
+        if gang.close(self.database, self.settings, run_id, attempt, ending) is None:
+            return False
         with self.database.writing() as session:
             queue.end_killed(
                 session,
@@ -294,6 +322,14 @@ class Worker:
                 log=self._supervisor_log(run_id, attempt),
             )
         _say(f"run {run_id}: {reason}")
+        return True
+
+    def _number(self, run_id: int, attempt: int) -> int:
+        """Return which node of an attempt is ours."""
+        with self.database.reading() as session:
+            nodes = queue.nodes_of_worker(session, self.id)
+        numbers = {(each.run_id, each.attempt): each.node for each in nodes}
+        return numbers.get((run_id, attempt), 0)
 
     def _supervisor_log(self, run_id: int, attempt: int) -> str:
         path = self.settings.run_folder(run_id) / f"supervisor-{attempt}.log"

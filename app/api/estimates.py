@@ -46,6 +46,7 @@ def estimate(
     precision: Text,
     steps: Annotated[Steps, Query(description="That it shall make")] = None,
     batch_size: Annotated[int | None, Query(ge=1, le=LARGEST_STEP)] = None,
+    nodes: Annotated[int, Query(ge=1, le=LIMITS["nodes"][1])] = 1,
     devices_per_node: Annotated[int, Query(ge=1, le=LIMITS["devices_per_node"][1])] = 1,
     priority: Annotated[int, Query(ge=-100, le=100)] = 0,
     every_steps: Annotated[
@@ -58,6 +59,7 @@ def estimate(
         session,
         recipes={offered["name"], offered.get("reference", offered["name"])},
         precision=precision,
+        nodes=nodes,
         devices_per_node=devices_per_node,
         batch_size=batch_size,
         priority=priority,

@@ -25,6 +25,7 @@ router = APIRouter()
 #: What is asked of every run, whatever its recipe.
 WHOLE_NUMBERS = {
     "priority": 0,
+    "nodes": 1,
     "devices_per_node": 1,
     "after_id": None,
     "parent_id": None,
@@ -39,6 +40,7 @@ RUN_TITLES = {
     "name": "Name",
     "tags": "Tags",
     "project": "Project",
+    "nodes": "Nodes",
     "devices_per_node": "Devices",
     "priority": "Priority",
     "after_id": "After run",
@@ -69,7 +71,7 @@ def new_run(
     as JSON has it, of settings that shall be otherwise.
     """
     config: dict[str, Any] = {}
-    values = {"priority": "0", "devices_per_node": "1"}
+    values = {"priority": "0", "nodes": "1", "devices_per_node": "1"}
     if source is not None:
         run = runs.get(session, source)
         if run.command is not None:
@@ -80,7 +82,7 @@ def new_run(
         config = deepcopy(run.config) if is_same else {}
         values |= {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
         values["project"] = run.project
-        values["devices_per_node"] = str(run.devices_per_node)
+        values |= {"nodes": str(run.nodes), "devices_per_node": str(run.devices_per_node)}
         values["filled_from"] = str(run.id) if is_same else ""
         if fp32:
             schemas.put(config, FP32, [*schemas.get(config, FP32, []), fp32])

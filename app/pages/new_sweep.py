@@ -38,9 +38,10 @@ FIELDS = {
     "tags": "",
     "project": "",
     "priority": "0",
+    "nodes": "1",
     "devices_per_node": "1",
 }
-WHOLE_NUMBERS = ("runs", "at_once", "seed", "priority", "devices_per_node")
+WHOLE_NUMBERS = ("runs", "at_once", "seed", "priority", "nodes", "devices_per_node")
 TYPED = 1000
 
 
@@ -53,10 +54,8 @@ def new_sweep(request: Request, session: Db, visitor: SignedIn, recipe: Text = "
 @router.post("/sweeps/new")
 def from_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
     """Show it with what was typed into the form of a run."""
-    recipe, values = (
-        str(posted.get("recipe", "")),
-        {name: str(posted.get(name, ""))[:TYPED] for name in ("tags", "project")},
-    )
+    recipe, taken = str(posted.get("recipe", "")), ("tags", "project", "nodes", "devices_per_node")
+    values = {name: str(posted[name])[:TYPED] for name in taken if name in posted}
     try:
         schema = workers.recipe(session, recipe)["schema"]
     except NotFound:
@@ -74,7 +73,7 @@ def begin(
 ) -> HTMLResponse | RedirectResponse:
     """Begin the sweep once it is confirmed how many runs it is; or say that, or what is wrong."""
     recipe = str(posted.get("recipe", ""))
-    values = {name: str(posted.get(name, "")).strip()[:TYPED] for name in FIELDS}
+    values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
     typed: dict[str, str] = {}
     try:
         schema = workers.recipe(session, recipe)["schema"]

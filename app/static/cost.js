@@ -9,6 +9,7 @@ const ASKED = {
   recipe: 'recipe',
   precision: 'precision',
   batch_size: 'training.batch_size',
+  nodes: 'nodes',
   devices_per_node: 'devices_per_node',
   priority: 'priority',
 }

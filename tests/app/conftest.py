@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from app.auth import cookie_name
 from app.main import create_app
 from app.serve import Server
-from db import accounts, queue, runs, workers
+from db import accounts, claiming, queue, runs, workers
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, User
@@ -209,12 +209,12 @@ def start_run(database: Database, owner: User, **changes: Any) -> Run:
     """Queue a run and let the worker start it."""
     submit(database, owner, **changes)
     with database.writing() as session:
-        run = queue.claim(
+        run = claiming.claim(
             session,
             1,
             recipes=["digits"],
             precisions=["fp16"],
-            free_devices=[0],
+            free_devices=range(64),
             lease_seconds=60.0,
         )
         assert run is not None

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from db import queue, runs, secrets, workers
+from db import claiming, queue, runs, secrets, workers
 from db.database import Database
 from db.settings import Settings
 from db.tables import Status, User
@@ -223,7 +223,7 @@ def test_the_page_says_what_is_run_and_shows_no_secret(
     assert browser.get("/runs").text.count("command") > 0
     with database.writing() as session:
         options = {"recipes": [], "precisions": [], "free_devices": [0], "lease_seconds": 60.0}
-        run = queue.claim(session, 1, commands=True, **options)
+        run = claiming.claim(session, 1, commands=True, **options)
         assert run is not None
         queue.start(session, run.id, 1)
     answer = browser.post("/api/v1/runs/1/pause")

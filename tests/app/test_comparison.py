@@ -8,7 +8,7 @@ import numpy as np
 from starlette.testclient import TestClient
 
 from app import comparison
-from db import checkpoints, queue, runs, workers
+from db import checkpoints, claiming, queue, runs, workers
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
@@ -300,7 +300,7 @@ def _train(
 ) -> Run:
     offer = {"recipes": ["digits"], "precisions": ["fp32", "fp16", "bf16"]}
     with database.writing() as session:
-        run = queue.claim(session, worker_id, lease_seconds=60.0, free_devices=devices, **offer)
+        run = claiming.claim(session, worker_id, lease_seconds=60.0, free_devices=devices, **offer)
         assert run is not None
         assert run.id == run_id
         queue.start(session, run_id, 1)

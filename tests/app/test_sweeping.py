@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from app import sweeping, tpe
 from app.sweeping import SweepSubmission
-from db import erasure, latest_metrics, queue, run_bin, runs, sweeps
+from db import claiming, erasure, latest_metrics, queue, run_bin, runs, sweeps
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.settings import Settings
@@ -168,7 +168,7 @@ def test_trials_without_a_finite_value_have_failed(
     finish(database, 1, 0.5, Status.FAILED)
     finish(database, 3, 0.5)
     with database.writing() as session:
-        run = queue.claim(session, 1, recipes=["digits"], precisions=["fp16"], free_devices=[0],
+        run = claiming.claim(session, 1, recipes=["digits"], precisions=["fp16"], free_devices=[0],
                           lease_seconds=60.0)  # fmt: skip
         assert run is not None
         queue.start(session, run.id, run.attempt)

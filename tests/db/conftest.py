@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from db import queue, runs, workers
+from db import claiming, queue, runs, workers
 from db.database import Database
 from db.tables import Run, User, Worker
 
@@ -35,10 +35,10 @@ def claim(session: Session, worker: Worker, **changes: Any) -> Run | None:
     values: dict[str, Any] = {
         "recipes": ["digits"],
         "precisions": ["fp32", "fp16"],
-        "free_devices": [0],
+        "free_devices": range(64),
         "lease_seconds": 60.0,
     }
-    return queue.claim(session, worker.id, **(values | changes))
+    return claiming.claim(session, worker.id, **(values | changes))
 
 
 def add_worker(

@@ -36,7 +36,7 @@ def test_a_command_needs_as_many_devices_as_it_asks_for(
     """Precision and memory, which nobody knows of a command, keep no worker from it."""
     with database.writing() as session:
         submit_command(session, ada, devices_per_node=2, config={"training": 1})
-        assert claim(session, worker, commands=True) is None
+        assert claim(session, worker, commands=True, free_devices=[0]) is None
         found = claim(session, worker, commands=True, precisions=[], free_devices=[0, 3])
         assert found is not None
         assert queue.node(session, found.id, 1).devices == [0, 3]

@@ -13,6 +13,7 @@ from tests.db.conftest import config, submit
 ASKED: dict[str, Any] = {
     "recipes": {"digits"},
     "precision": "fp16",
+    "nodes": 1,
     "devices_per_node": 1,
     "batch_size": 8,
     "priority": 0,
@@ -62,7 +63,7 @@ def test_runs_of_the_same_batch_size_count_first(database: Database, ada: User) 
     told = asked(database)
     assert told == Estimate(0, ids[:0:-1], (2.0, 4.0), True, 410)
     assert asked(database, recipes={"gpt"}).runs == []
-    assert asked(database, devices_per_node=2).runs == []
+    assert asked(database, devices_per_node=2).runs == asked(database, nodes=2).runs == []
 
 
 def test_only_the_latest_runs_are_looked_through(

@@ -58,7 +58,7 @@ def test_claim_passes_over_what_does_not_fit(database: Database, ada: User, work
         submit(session, ada, devices_per_node=2)
         submit(session, ada, config=config(device_memory_gib=8.5))
         fits = submit(session, ada, config=config(device_memory_gib=8))
-        claimed = claim(session, worker, device_memory_bytes=8 * 2**30)
+        claimed = claim(session, worker, free_devices=[0], device_memory_bytes=8 * 2**30)
     assert claimed is not None
     assert claimed.id == fits.id
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from db import queue, runs, telemetry
+from db import claiming, queue, runs, telemetry
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
@@ -162,7 +162,7 @@ def test_steps_that_run_again_replace_their_points(
     _drawn(page, 6)
     with database.writing() as session:
         queue.end(session, 1, 1, Status.QUEUED)
-        again = queue.claim(
+        again = claiming.claim(
             session,
             1,
             recipes=["digits"],

@@ -12,16 +12,19 @@ import pytest
 import torch
 from sqlalchemy import select
 
-from db import gangs, queue, runs
-from db.tables import RunNode, Status, Worker
+from db import claiming, gangs, queue, runs, workers
+from db.tables import RunNode, Status
 from tests import warm
-from tests.db.conftest import CPU, DIGITS, add_worker, submit
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.site import SECONDS, Site, is_running, until
 from tests.trainer.conftest import assert_same_bits
 from worker.attempt import LOST_LEASE, Ending
+from worker.engine import Handle
 from worker.gang import as_told, judged
 
 LEASE_SECONDS = 12.0
+#: A supervisor that has ended.
+DEAD = Handle(pid=0, started_ticks=1, boot_id="")
 
 
 class Machines:
@@ -47,7 +50,7 @@ class Machines:
     def start(self, run_id: int) -> None:
         """Claim both nodes and start their supervisors."""
         with self.site.database.writing() as session:
-            run = queue.claim(
+            run = claiming.claim(
                 session,
                 self.workers[0].id,
                 recipes=["digits", "gated", "failing"],
@@ -57,10 +60,6 @@ class Machines:
                 only=run_id,
             )
             assert run is not None
-            first = queue.node(session, run_id, run.attempt)
-            second = {"worker_id": self.workers[1].id, "devices": [0], "node": 1}
-            lease = {"lease_expires_at": first.lease_expires_at, "step_before": run.step}
-            session.add(RunNode(run_id=run_id, attempt=run.attempt, **second, **lease))
         self.supervisors = [self._supervisor(run_id, run.attempt, node) for node in (0, 1)]
 
     def _supervisor(self, run_id: int, attempt: int, node: int) -> Any:
@@ -209,7 +208,7 @@ def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site)
     offered = [{**DIGITS, "name": "failing", "reference": f"{recipe}:Failing"}]
     with site.database.writing() as session:
         for worker in machines.workers:
-            session.get_one(Worker, worker.id).recipes = offered
+            workers.offer(session, worker.id, offered)
     run_id = machines.submit(20, recipe="failing")
     machines.start(run_id)
     machines.wait()
@@ -217,3 +216,63 @@ def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site)
     assert (run.status, run.fault) == (Status.FAILED, "code")
     assert text in (run.error or "")
     assert "[node 1] " in site.log(run_id)
+
+
+def test_workers_start_their_nodes_of_what_one_of_them_claimed(site: Site, tmp_path: Path) -> None:
+    """Each with a disk of its own; the run ends as one of one node does, and frees both."""
+    run_id = site.submit(steps=20, nodes=2)
+    bucket = {"HALFSTEP_STORAGE_URL": f"file://{tmp_path / 'bucket'}"}
+    (tmp_path / "bucket").mkdir()
+    with (
+        site.worker("w1", HALFSTEP_DATA=str(tmp_path / "one"), **bucket),
+        site.worker("w2", HALFSTEP_DATA=str(tmp_path / "two"), **bucket),
+    ):
+        run = site.wait(run_id)
+    assert (run.status, run.step, site.count_steps(run_id)) == (Status.FINISHED, 20, 20)
+    with site.database.reading() as session:
+        nodes = session.scalars(select(RunNode).where(RunNode.run_id == run_id)).all()
+    assert [(node.attempt, node.devices) for node in nodes] == [(1, [0])] * 2
+    assert len({node.worker_id for node in nodes}) == 2
+    assert all(node.ended_at for node in nodes)
+
+
+def test_a_node_waits_until_what_its_device_did_before_has_ended(site: Site) -> None:
+    """The database calls a device free once a run is closed; its supervisor may still be ending.
+
+    One that dies before its end is told of is the first node's to hear of, and closes nothing.
+    """
+    worker, other = site.idle_worker(), add_worker(site.database, "other", [DIGITS], [CPU])
+    run_id = site.submit(nodes=2)
+    with site.database.writing() as session:
+        run = claim(session, other, free_devices=[0])
+        assert run is not None
+        assert run.id == run_id
+    worker.running = {(99, 1): (Handle(os.getpid(), 0, ""), [0])}
+    worker._pick_up()
+    assert list(worker.running) == [(99, 1)]
+    worker.running = {(run_id, 1): (DEAD, [0])}
+    worker._reap()
+    assert worker.running == {}
+    with site.database.reading() as session:
+        first, second = queue.node(session, run_id, 1), queue.node(session, run_id, 1, 1)
+        assert (first.ended_at, second.worker_id) == (None, worker.id)
+        assert second.ended_at is not None
+        assert (second.ending or {})["fault"] == "infrastructure"
+        assert runs.get(session, run_id).status == Status.STARTING
+
+
+def test_a_first_node_whose_supervisor_died_is_closed_after_the_others(site: Site) -> None:
+    """While another node may still train, no other attempt begins; its end is what they hear of."""
+    worker, other = site.idle_worker(), add_worker(site.database, "other", [DIGITS], [CPU])
+    run_id = site.submit(nodes=2)
+    attempt = site.lost_attempt(worker, run_id)
+    worker.running = {attempt: (DEAD, [0])}
+    worker._reap()
+    assert list(worker.running) == [attempt]
+    with site.database.writing() as session:
+        assert "supervisor died" in (gangs.trouble(session, run_id, 1, 1, 60.0) or "")
+        assert queue.nodes_of_worker(session, other.id) != []
+        gangs.tell_ending(session, run_id, 1, 1, gangs.NodeEnding("another node is lost"))
+    worker._reap()
+    assert worker.running == {}
+    assert site.run(run_id).status == Status.QUEUED

@@ -182,7 +182,9 @@ def test_a_run_that_cannot_be_claimed_does_not_keep_the_next_from_its_turn(
         text = f'{{"precision": "fp16", "training": {{"steps": 60, {wish}}}}}'
         written = update(Run).where(Run.id == bad).values(config=literal_column(f"'{text}'"))
         session.execute(written.execution_options(synchronize_session=False))
-    assert worker._next({0}) == ((good, 1), [0])
+    node = worker._next({0})
+    assert node is not None
+    assert (node.run_id, node.attempt, node.devices) == (good, 1, [0])
     with site.database.reading() as session:
         query = select(Run.status, Run.error).where(Run.id == bad)
         status, error = session.execute(query).one()

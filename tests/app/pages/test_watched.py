@@ -8,7 +8,7 @@ from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from app import news
-from db import queue, runs, waiting
+from db import claiming, queue, runs, waiting
 from db.database import Database, now
 from db.series import Cursor
 from db.settings import Settings
@@ -177,7 +177,7 @@ def test_the_queue_passes_a_watched_run_by(
     queued = submit(database, ada)
     with database.writing() as session:
         what: dict[str, Any] = {"recipes": ["digits"], "precisions": ["fp16"]}
-        run = queue.claim(session, 1, **what, free_devices=[0], lease_seconds=60.0)
+        run = claiming.claim(session, 1, **what, free_devices=[0], lease_seconds=60.0)
         assert run is not None
         assert run.id == queued.id
         assert queue.mark_unreachable(session, {1, 2}) == set()

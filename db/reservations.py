@@ -1,0 +1,290 @@
+"""Who trains a run of several devices, and what is kept for the first of them that waits.
+
+What a reservation is, and why one is enough: decision 17.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from db.database import now
+from db.tables import COMMAND, Run, RunNode, Status, Worker
+from db.workers import ALIVE
+
+GIB = 2.0**30  # bytes
+#: What a run's configuration asks of each device.
+MEMORY_GIB = func.coalesce(Run.config["training"]["device_memory_gib"].as_float(), 0.0)
+#: So many of the first that want several devices are looked at.
+LOOKED_AT = 100
+#: Of a node: its devices are in use.
+IN_USE = RunNode.ended_at.is_(None)
+ORDER = (Run.priority.desc(), Run.position, Run.id)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker that is up: what it takes, how many devices it has, and how many of them are free.
+
+    torch: its version, which the nodes of a run have in common.
+    """
+
+    worker_id: int
+    recipes: Collection[str]
+    precisions: Collection[str]
+    device_memory_bytes: float
+    commands: bool
+    torch: str | None
+    devices: int
+    free: int
+
+    def takes(self, run: Row[Any]) -> bool:
+        """Tell whether a run can train here, as far as its kind goes and once all is free."""
+        if self.devices < run.devices_per_node:
+            return False
+        if run.source == COMMAND:
+            return self.commands
+        is_offered = run.recipe in self.recipes and run.precision in self.precisions
+        return is_offered and run.memory_gib <= self.device_memory_bytes / GIB
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What is kept for a run that waits: devices that come free on these workers.
+
+    until: when it is thought to start, null if that is not known.
+    """
+
+    run: Row[Any]
+    since: float
+    until: float | None
+    worker_ids: Sequence[int]
+
+    @classmethod
+    def of(cls, run: Row[Any]) -> "Reservation | None":
+        """Return that of a queued run, if it has one."""
+        return cls(run=run, **run.reservation) if run.reservation else None
+
+    def lets_pass(self, run: Row[Any]) -> bool:
+        """Tell whether a run that comes later has ended by then, as far as is known."""
+        in_time = (self.until or 0.0) - run.moment
+        return run.expected_seconds is not None and run.expected_seconds <= in_time
+
+    def left_over(self, place: Place) -> int:
+        """Return how many free devices of a worker later runs may have."""
+        kept = self.run.devices_per_node if place.worker_id in self.worker_ids else 0
+        return max(place.free - kept, 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a claim is to go by: the first gang that fits, who else takes part, what is kept."""
+
+    gang: Row[Any] | None = None
+    partners: tuple[int, ...] = ()
+    kept: Reservation | None = None
+
+
+def _line(session: Session, waiting: Collection[ColumnElement[bool]]) -> Sequence[Row[Any]]:
+    """List the first runs that want several devices at once."""
+    query = select(*_WANTED).where(*waiting, Run.nodes * Run.devices_per_node > 1)
+    return session.execute(query.order_by(*ORDER).limit(LOOKED_AT)).all()
+
+
+_WANTED: tuple[Any, ...] = (
+    *(Run.id, Run.source, Run.recipe, Run.precision, Run.nodes, Run.devices_per_node),
+    *(Run.priority, Run.position, Run.expected_seconds, Run.first_since, Run.reservation),
+    *(MEMORY_GIB.label("memory_gib"), now().label("moment")),
+)
+
+
+def _places(session: Session, here: Place) -> list[Place]:
+    """List the workers that are up, the one that asks as it says itself."""
+    used = (
+        select(RunNode.worker_id, func.sum(func.json_array_length(RunNode.devices)).label("used"))
+        .where(IN_USE, RunNode.worker_id.is_not(None))
+        .group_by(RunNode.worker_id)
+        .subquery()
+    )
+    total = func.json_array_length(Worker.devices)
+    columns = (
+        *(Worker.id, Worker.recipe_names, Worker.precisions, Worker.device_memory_bytes),
+        *(Worker.offers_commands, Worker.versions["torch"].as_string(), total),
+        total - func.coalesce(used.c.used, 0),
+    )
+    up = select(*columns).outerjoin(used, used.c.worker_id == Worker.id)
+    up = up.where(or_(ALIVE, Worker.id == here.worker_id)).order_by(Worker.id)
+    places = [Place(*row) for row in session.execute(up)]
+    return [
+        each
+        if each.worker_id != here.worker_id
+        else replace(here, torch=each.torch, devices=max(each.devices, here.devices))
+        for each in places
+    ]
+
+
+def planned(
+    session: Session, waiting: Collection[ColumnElement[bool]], here: Place, patience: float
+) -> Plan:
+    """Find the first gang that this worker can be part of, and what is kept for one before it."""
+    line = _line(session, waiting)
+    places = _places(session, here) if line else []
+    teams: dict[tuple[Any, ...], list[list[Place]]] = {}
+    lacking: dict[tuple[Any, ...], bool] = {}
+    tried: set[tuple[Any, ...]] = set()
+    kept, is_first = None, True
+    for run in line:
+        kind = (run.source, run.recipe, run.precision, run.memory_gib)
+        shape = (*kind, run.nodes, run.devices_per_node)
+        if shape not in teams:
+            teams[shape] = _teams(run, places)
+            # Without a team it waits for workers that there are not, and nothing is kept for it.
+            lacking[shape] = bool(teams[shape]) and not any(_has_room(run, t) for t in teams[shape])
+        passes = kept is None or kept.lets_pass(run)
+        if run.nodes > 1 and (shape, passes) not in tried:
+            tried.add((shape, passes))
+            partners = _partners(run, teams[shape], here, None if passes else kept)
+            if partners is not None:
+                return Plan(run, partners, kept)
+        if lacking[shape]:
+            if is_first:
+                kept, is_first = _wait(session, run, teams[shape], patience), False
+            kept = kept or Reservation.of(run)
+    return Plan(kept=kept)
+
+
+def _teams(run: Row[Any], places: Iterable[Place]) -> list[list[Place]]:
+    """Return the workers that could train a run together: of each version of torch, if enough."""
+    able = [each for each in places if each.takes(run)]
+    if run.nodes == 1:
+        return [able] if able else []
+    able.sort(key=lambda each: each.torch or "")
+    teams = [list(team) for _torch, team in groupby(able, key=lambda each: each.torch)]
+    return [team for team in teams if len(team) >= run.nodes]
+
+
+def _has_room(run: Row[Any], team: list[Place]) -> bool:
+    roomy = [each for each in team if each.free >= run.devices_per_node]
+    return len(roomy) >= int(run.nodes)
+
+
+def _partners(
+    run: Row[Any], teams: list[list[Place]], here: Place, kept: Reservation | None
+) -> tuple[int, ...] | None:
+    """Return whom a worker would train a run with: those with the least room that do."""
+    for team in teams:
+        room = {each.worker_id: kept.left_over(each) if kept else each.free for each in team}
+        roomy = [each for each, free in room.items() if free >= run.devices_per_node]
+        if here.worker_id in roomy and len(roomy) >= run.nodes:
+            roomy.remove(here.worker_id)
+            return tuple(sorted(roomy, key=lambda each: (room[each], each))[: run.nodes - 1])
+    return None
+
+
+def _wait(
+    session: Session, run: Row[Any], teams: list[list[Place]], patience: float
+) -> Reservation | None:
+    """Note that a run is the first that waits for several devices, and keep some in the end."""
+    kept = Reservation.of(run)
+    values: dict[str, Any] = {}
+    if run.first_since is None:
+        values["first_since"] = run.moment
+    waited = run.moment - (run.first_since or run.moment)
+    if waited >= patience and _is_due(kept, run, teams, patience):
+        kept = _reserve(session, run, teams, kept)
+        names = ("since", "until", "worker_ids")
+        values["reservation"] = {name: getattr(kept, name) for name in names}
+    if values:
+        session.execute(
+            update(Run)
+            .where(Run.id == run.id, Run.status == Status.QUEUED)
+            .values(**values)
+            .execution_options(synchronize_session=False)
+        )
+    return kept
+
+
+def _is_due(
+    kept: Reservation | None, run: Row[Any], teams: list[list[Place]], patience: float
+) -> bool:
+    """Tell whether workers are to be chosen: the first, others for those gone, or still more.
+
+    Where nobody knows when runs end, the chosen may have the longest ones: so, with each further
+    patience, as many again are kept.
+    """
+    if kept is None:
+        return True
+    up = {each.worker_id for team in teams for each in team}
+    if len(up.intersection(kept.worker_ids)) < run.nodes:
+        return True
+    rounds = len(kept.worker_ids) // run.nodes
+    is_known = kept.until is not None and kept.until > run.moment
+    is_everyone = len(kept.worker_ids) >= len(up)
+    return not is_known and not is_everyone and run.moment - kept.since >= patience * rounds
+
+
+def _reserve(
+    session: Session, run: Row[Any], teams: list[list[Place]], before: Reservation | None
+) -> Reservation:
+    """Choose the workers that are thought to have room soonest, beside those chosen before."""
+    chosen_before = set(before.worker_ids) if before else set()
+    team_ids = [{each.worker_id for each in team} for team in teams]
+    ends = _ends(session, set().union(*team_ids), run.moment)
+    found = []
+    for team, ids in zip(teams, team_ids, strict=True):
+        ready = {
+            each.worker_id: _ready_at(run, each, ends.get(each.worker_id, [])) for each in team
+        }
+        free = {each.worker_id: min(each.free, run.devices_per_node) for each in team}
+        still = sorted(chosen_before & ids)
+        new = sorted(ids.difference(still), key=lambda each: (ready[each], -free[each], each))
+        chosen = (
+            [*still, *new[: run.nodes]] if len(still) >= run.nodes else [*still, *new][: run.nodes]
+        )
+        until = sorted(ready[each] for each in chosen)[run.nodes - 1]
+        rank = (-len(still), until, -sum(free[each] for each in chosen))
+        found.append((rank, chosen, until))
+    _rank, chosen, until = min(found)
+    return Reservation(
+        run=run,
+        since=before.since if before else run.moment,
+        until=until if until < math.inf else None,
+        worker_ids=chosen,
+    )
+
+
+def _ready_at(run: Row[Any], place: Place, ends: list[tuple[float, int]]) -> float:
+    """Return when a worker has room for a node, infinity if that is not known."""
+    free, moment = place.free, run.moment
+    for end, devices in sorted(ends):
+        if free >= run.devices_per_node:
+            break
+        free, moment = free + devices, end
+    return float(moment) if free >= run.devices_per_node else math.inf
+
+
+def _ends(
+    session: Session, worker_ids: Collection[int], moment: float
+) -> dict[int, list[tuple[float, int]]]:
+    """Return when the nodes on these workers are thought to end, and how many devices each has."""
+    columns = (
+        *(RunNode.worker_id, func.json_array_length(RunNode.devices).label("devices")),
+        *(Run.step, Run.steps_total, Run.steps_per_second, Run.started_at, Run.expected_seconds),
+    )
+    query = select(*columns).join(Run, Run.id == RunNode.run_id).where(IN_USE)
+    ends: dict[int, list[tuple[float, int]]] = {}
+    for row in session.execute(query.where(RunNode.worker_id.in_(worker_ids))):
+        ends.setdefault(row.worker_id, []).append((_end(row, moment), row.devices))
+    return ends
+
+
+def _end(run: Row[Any], moment: float) -> float:
+    """Return when a run in training ends by its pace, else by what it was expected to take."""
+    if run.steps_per_second and run.steps_total:
+        return float(moment + max(run.steps_total - run.step, 0) / run.steps_per_second)
+    end = (run.started_at or moment) + (run.expected_seconds or 0.0)
+    return float(end) if run.expected_seconds and end > moment else math.inf
