@@ -66,7 +66,7 @@ def claim(
         devices=len(free_devices),
         free=len(free),
     )
-    waiting = [Run.status == Status.QUEUED, *_unheld(runs_per_user)]
+    waiting = [Run.status == Status.QUEUED, *unheld(runs_per_user)]
     if only is not None:
         waiting.append(Run.id == only)
     plan = planned(session, waiting, here, gang_patience)
@@ -113,7 +113,7 @@ def in_use(session: Session, worker_ids: Collection[int]) -> dict[int, set[int]]
     return used
 
 
-def _unheld(runs_per_user: int) -> list[ColumnElement[bool]]:
+def unheld(runs_per_user: int) -> list[ColumnElement[bool]]:
     """Say of a queued run that neither another's end nor its owner's limit is in its way."""
     earlier, others = aliased(Run), aliased(Run)
     conditions = [~exists().where(earlier.id == Run.after_id, earlier.status.not_in(ENDED))]

@@ -34,6 +34,11 @@ def queued(session: Session) -> list[int]:
     return list(session.scalars(select(Run.id).where(Run.status == Status.QUEUED)))
 
 
+def is_queued(session: Session, run_id: int) -> bool:
+    """Tell whether a run waits in the queue."""
+    return session.scalar(select(Run.status).where(Run.id == run_id)) == Status.QUEUED
+
+
 def set_aside(session: Session, run_id: int, reason: str) -> None:
     """Fail a queued run that cannot be claimed; reads nothing of it, which may be what fails."""
     failed = update(Run).where(Run.id == run_id, Run.status == Status.QUEUED)

@@ -117,7 +117,9 @@ def _places(session: Session, here: Place) -> list[Place]:
         total - func.coalesce(used.c.used, 0),
     )
     up = select(*columns).outerjoin(used, used.c.worker_id == Worker.id)
-    up = up.where(or_(ALIVE, Worker.id == here.worker_id)).order_by(Worker.id)
+    up = up.where(or_(ALIVE, Worker.id == here.worker_id), Worker.placement.is_(None))
+    asking = select(Worker.only_run_id).where(Worker.id == here.worker_id).scalar_subquery()
+    up = up.where(Worker.only_run_id.is_not_distinct_from(asking)).order_by(Worker.id)
     places = [Place(*row) for row in session.execute(up)]
     return [
         each

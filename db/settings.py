@@ -158,6 +158,9 @@ class Settings(BaseSettings):
             description="What sbatch is told besides: --partition=gpu --gres=gpu:{devices} …",
         ),
     ] = ""
+    placed_devices: Annotated[
+        int, Field(ge=1, le=1024, description="How many devices a node of the cluster has")
+    ] = 8
     placed_at_once: Annotated[
         int, Field(ge=1, le=10_000, description="How many runs a cluster is asked for at once")
     ] = 20

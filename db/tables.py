@@ -273,6 +273,8 @@ class Worker(Table):
     the same reason
     offers_commands: whether its operator lets people run command lines there
     walls_stand: whether its runs can open nothing that is private, nor look into other processes
+    only_run_id: of one that a cluster started, the run that it is for.  placement: of one that
+    trains nothing itself, but asks that cluster for workers
     """
 
     __tablename__ = "workers"
@@ -288,6 +290,8 @@ class Worker(Table):
     device_memory_bytes: Mapped[float] = mapped_column(default=0.0, server_default="0")
     offers_commands: Mapped[bool] = mapped_column(default=False, server_default=false())
     walls_stand: Mapped[bool] = mapped_column(default=False, server_default=false())
+    only_run_id: Mapped[int | None]
+    placement: Mapped[str | None]
     versions: Mapped[dict[str, Any]]
     started_at: Mapped[float] = mapped_column(default=now())
     seen_at: Mapped[float] = mapped_column(default=now())
@@ -515,6 +519,29 @@ class RunNode(Table):
     lease_expires_at: Mapped[float | None]
     ended_at: Mapped[float | None]
     ending: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+
+
+class Placement(Table):
+    """What a cluster was asked for, for one attempt of a run: so many workers with so many devices.
+
+    tries: how often, in a row.  state: waiting, running or gone, and reason: why, as the cluster
+    says. That it is gone says nothing of the run: leases do.
+    """
+
+    __tablename__ = "placements"
+    __table_args__ = (
+        Index(*("ix_placements_open", "run_id"), sqlite_where=IN_USE, postgresql_where=IN_USE),
+    )
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    nodes: Mapped[int]
+    devices: Mapped[int]
+    tries: Mapped[int]
+    state: Mapped[str]
+    reason: Mapped[str]
+    placed_at: Mapped[float]
+    ended_at: Mapped[float | None]
 
 
 class WatchedAttempt(Table):

@@ -12,7 +12,7 @@ from zlib import crc32
 from sqlalchemy import select
 from sqlalchemy.orm import Session, aliased
 
-from db import rights, runs, workers
+from db import placements, rights, runs, workers
 from db.database import now
 from db.reservations import GIB
 from db.tables import ACTIVE, COMMAND, ENDED, Run, RunNode, Status, Worker
@@ -28,7 +28,7 @@ class Queue:
     workers: those that are up.  places: of each queued run, 0 for the next.  awaited: runs that
     have not ended, and whose end others wait for.  training: runs in training by owner.
     used: devices in use by worker; of watched runs, by None.  reserving: queued runs that devices
-    may be kept for, next first.
+    may be kept for, next first.  placed: of runs that a cluster was asked for, what it says.
     """
 
     workers: list[Worker]
@@ -37,6 +37,7 @@ class Queue:
     training: Counter[int]
     used: Counter[int | None]
     reserving: list[Any]
+    placed: dict[int, str]
 
     @classmethod
     def read(cls, session: Session) -> "Queue":
@@ -58,6 +59,7 @@ class Queue:
             awaited={row.awaited for row in queued if row.awaited is not None},
             training=Counter(row.owner_id for row in unended if row.status != Status.QUEUED),
             used=used,
+            placed=placements.reasons(session),
             reserving=[row for row in queued if row.reservation and row.awaited is None],
         )
 
@@ -114,6 +116,8 @@ def reason(run: Run, queue: Queue, *, runs_per_user: int = 0) -> str:
     if runs_per_user and queue.training[run.owner_id] >= runs_per_user:
         return f"its owner has {runs_per_user} runs in training, as many as are allowed"
     ahead = queue.places.get(run.id, 0)
+    if run.id in queue.placed:
+        return queue.placed[run.id]
     kept = queue.kept(runs_per_user)
     roomy = [worker for worker in able if queue.free(worker) >= run.devices_per_node]
     if kept is not None and kept.id == run.id:
@@ -135,6 +139,8 @@ def reason(run: Run, queue: Queue, *, runs_per_user: int = 0) -> str:
 
 def _lacking(run: Run, able: list[Worker]) -> str:
     """Say that the workers that are up could never train a run, if it is so."""
+    if any(worker.placement for worker in able):
+        return ""  # a cluster says itself what it has
     most = max(len(worker.devices) for worker in able)
     if most < run.devices_per_node:
         return f"it needs {run.devices_per_node} devices, and no worker has more than {most}"

@@ -14,6 +14,8 @@ from db.tables import COMMAND, Run, RunNode, Status, Worker
 #: A worker that has not been seen for so long is shown as gone.
 SILENCE_SECONDS = 15.0
 ALIVE = Worker.stopped_at.is_(None) & (Worker.seen_at > now() - SILENCE_SECONDS)
+#: What a list of workers has: there is one for every attempt that a cluster ran.
+LASTING = Worker.only_run_id.is_(None) | ALIVE
 
 
 def register(
@@ -27,6 +29,8 @@ def register(
     versions: dict[str, Any],
     offers_commands: bool = False,
     walls_stand: bool = False,
+    only_run_id: int | None = None,
+    placement: str | None = None,
 ) -> Worker:
     """Write down who a worker is; a name that was here before is the same worker, back again.
 
@@ -47,6 +51,7 @@ def register(
     worker.device_memory_bytes = device_memory_bytes(devices)
     worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
     worker.offers_commands, worker.walls_stand = offers_commands, walls_stand
+    worker.only_run_id, worker.placement = only_run_id, placement
     worker.started_at = worker.seen_at = now()
     worker.stopped_at = None
     session.flush()
@@ -106,14 +111,15 @@ def of_nodes(session: Session, run: Run) -> list[str]:
 
 
 def everyone(session: Session) -> list[tuple[Worker, bool]]:
-    """List workers, each with whether it is alive now."""
-    rows = session.execute(select(Worker, ALIVE).order_by(Worker.name))
+    """List workers, each with whether it is alive now; of those for one run the latter alone."""
+    rows = session.execute(select(Worker, ALIVE).where(LASTING).order_by(Worker.name))
     return [(worker, bool(is_alive)) for worker, is_alive in rows]
 
 
 def page_of_everyone(session: Session, *, after: str = "", limit: int) -> Page:
     """Return a page of the workers in the order in which they came, each with whether it is up."""
-    return page(session, select(Worker, ALIVE), (Worker.id,), after=after, limit=limit)
+    query = select(Worker, ALIVE).where(LASTING)
+    return page(session, query, (Worker.id,), after=after, limit=limit)
 
 
 def recipe_file(worker: Worker, name: str) -> Path | None:

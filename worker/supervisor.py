@@ -337,6 +337,9 @@ def _say(text: str) -> None:
 
 def main() -> None:
     """Run the attempt that the command line names."""
+    # A cluster sends it to every process there is, and means the worker. What we start ignores it
+    # too, unless it has a use for it.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     close_to_others()
     run_id, attempt, *node = map(int, sys.argv[1:])
     settings = Settings.read()

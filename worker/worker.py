@@ -40,6 +40,8 @@ from worker.tidying import delete_erased, delete_uploads
 TICK_SECONDS = 0.5
 BEAT_SECONDS = 3.0
 TIDY_SECONDS = 60.0
+#: For which a worker for one run waits for it to be claimed, as others may have to come up.
+PILOT_SECONDS = 120.0
 
 #: A turn of the loop takes less, even while it waits in vain for database and disk.
 LONGEST_TURN_SECONDS = 60.0
@@ -55,14 +57,16 @@ class NoDevices(HalfstepError):
 class Worker:
     """One machine's part in the queue."""
 
-    def __init__(self, settings: Settings, database: Database) -> None:
+    def __init__(self, settings: Settings, database: Database, only: int | None = None) -> None:
+        """only: the one run that it is for, with which it ends."""
         self.settings = settings
         self.database = database
-        self.name = _name(settings)
+        self.only = only
+        self.name = _name(settings, only)
         self.engine = SubprocessEngine()
         self.store = open_store(settings)
         self.offering = Offering(settings)
-        self.running: dict[Attempt, tuple[Handle, list[int]]] = {}
+        self.running: dict[Attempt, tuple[Handle, RunNode]] = {}
         self.lost_before: set[int] = set()  # runs whose lease had run out at the last look
         self.stopping = threading.Event()
 
@@ -73,12 +77,15 @@ class Worker:
         self._adopt()
         beat_due = tidy_due = 0.0
         reached_since, is_away = time.monotonic(), False
+        self.idle_since = time.monotonic()
         while not self.stopping.wait(TICK_SECONDS):
             try:
                 os.utime(self._name_lock.fileno())  # what `is_turning` looks at
                 self._reap()
                 self._pick_up()
                 self._claim()
+                if self._is_done():
+                    break
                 if time.monotonic() >= beat_due:
                     self._beat(reached_since)
                     self._offer_anew()
@@ -103,9 +110,22 @@ class Worker:
         """Stop soon."""
         self.stopping.set()
 
+    def _is_done(self) -> bool:
+        """Tell whether the one run that we are for needs us no more: it is over, or waits in vain.
+
+        Of several nodes one may have been lost, without which none can start.
+        """
+        if self.only is None or self.running:
+            self.idle_since = time.monotonic()
+            return False
+        with self.database.reading() as session:
+            is_ours = bool(queue.nodes_of_worker(session, self.id))
+            is_queued = queue.is_queued(session, self.only)
+        return not (is_ours or is_queued) or time.monotonic() - self.idle_since > PILOT_SECONDS
+
     def _lock_name(self) -> None:
         """Two workers of one name would adopt each other's runs. Raises Invalid."""
-        self._name_lock = _lock_path(self.settings).open("w")
+        self._name_lock = _lock_path(self.settings, self.only).open("w")
         try:
             fcntl.flock(self._name_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -132,6 +152,7 @@ class Worker:
                 pid=os.getpid(),
                 offers_commands=self.settings.commands,
                 walls_stand=self.settings.walls and can_stand(),
+                only_run_id=self.only,
                 **offer,
             )
             self.id = worker.id
@@ -155,7 +176,7 @@ class Worker:
         for node in nodes:
             folder = self.settings.run_folder(node.run_id, node.node)
             handle = self.engine.adopt(folder, node.attempt)
-            self.running[node.run_id, node.attempt] = (handle, node.devices)
+            self.running[node.run_id, node.attempt] = (handle, node)
 
     def _claim(self) -> None:
         """Start queued runs while there are free devices for them."""
@@ -192,7 +213,7 @@ class Worker:
             with suppress(Fenced):
                 self._fail(node.run_id, node.attempt, reason, fault="infrastructure")
             return
-        self.running[node.run_id, node.attempt] = (handle, node.devices)
+        self.running[node.run_id, node.attempt] = (handle, node)
 
     def _next(self, free: set[int]) -> RunNode | None:
         """Claim a run; if what one of them holds is in the way, set that one aside."""
@@ -218,14 +239,14 @@ class Worker:
             runs_per_user=self.settings.runs_per_user,
             gang_patience=self.settings.gang_patience,
             commands=self.settings.commands,
-            only=only,
+            only=self.only or only,
         )
         return None if run is None else queue.node(session, run.id, run.attempt)
 
     def _set_aside(self, free: set[int]) -> None:
         """Fail each queued run whose claim fails, so that the others have their turn."""
         with self.database.reading() as session:
-            run_ids = queue.queued(session)
+            run_ids = queue.queued(session) if self.only is None else [self.only]
         for run_id in run_ids:
             try:
                 with self.database.writing() as session:
@@ -253,7 +274,7 @@ class Worker:
             )
 
     def _free_devices(self) -> set[int]:
-        taken = {index for _handle, devices in self.running.values() for index in devices}
+        taken = {index for _handle, node in self.running.values() for index in node.devices}
         return self.device_indexes - taken
 
     def _reap(self) -> None:
@@ -261,12 +282,12 @@ class Worker:
 
         Nothing that one run did keeps the others from being looked at.
         """
-        for (run_id, attempt), (handle, _devices) in list(self.running.items()):
+        for (run_id, attempt), (handle, node) in list(self.running.items()):
             if self.engine.is_alive(handle):
                 continue
             try:
                 with suppress(Fenced):
-                    if not self._close_lost(run_id, attempt):
+                    if not self._close_lost(node):
                         continue
             except Exception as error:
                 if is_outage(error):
@@ -277,27 +298,28 @@ class Worker:
             self.engine.release(handle)
             del self.running[run_id, attempt]
 
-    def _close_lost(self, run_id: int, attempt: int) -> bool:
+    def _close_lost(self, node: RunNode) -> bool:
         """Close a lost attempt, of which anything may be left; False: not yet. Raises Fenced."""
         try:
-            return self._end_lost(run_id, attempt)
+            return self._end_lost(node)
         except Exception as error:
             if isinstance(error, Fenced) or may_pass(error):
                 raise
             fault = "code" if isinstance(error, CannotRecord) else "infrastructure"
             reason = str(error) if fault == "code" else in_short(error)
-            self._fail(run_id, attempt, reason, fault=fault)
+            self._fail(node.run_id, node.attempt, reason, fault=fault)
             return True
 
-    def _end_lost(self, run_id: int, attempt: int) -> bool:
+    def _end_lost(self, node: RunNode) -> bool:
         """Record what is left in the spool, then close the attempt, unless another node of it may
         still train. Of such a node, tell the first. Raises Fenced, CannotRecord.
         """
+        run_id, attempt = node.run_id, node.attempt
         reason = f"its supervisor died in attempt {attempt}"
         ending = NodeEnding(reason, fault="infrastructure")
-        if number := self._number(run_id, attempt):
-            with self.database.writing() as session:
-                gangs.tell_ending(session, run_id, attempt, number, ending)
+        if node.node:
+            with self.database.writing() as session:  # unless it said so itself
+                gangs.tell_ending(session, run_id, attempt, node.node, ending)
             return True
         recorder = Recorder(self.settings, self.database, self.store, run_id, attempt)
 
@@ -324,13 +346,6 @@ class Worker:
         _say(f"run {run_id}: {reason}")
         return True
 
-    def _number(self, run_id: int, attempt: int) -> int:
-        """Return which node of an attempt is ours."""
-        with self.database.reading() as session:
-            nodes = queue.nodes_of_worker(session, self.id)
-        numbers = {(each.run_id, each.attempt): each.node for each in nodes}
-        return numbers.get((run_id, attempt), 0)
-
     def _supervisor_log(self, run_id: int, attempt: int) -> str:
         path = self.settings.run_folder(run_id) / f"supervisor-{attempt}.log"
         return path.read_text(errors="replace")[-8000:] if path.exists() else "it left no log"
@@ -347,15 +362,15 @@ class Worker:
 
     def _stop_runs(self) -> None:
         """Have every training leave a checkpoint and go back to the queue, within the grace."""
-        for handle, _devices in self.running.values():
+        for handle, _node in self.running.values():
             self.engine.signal(handle, signal.SIGTERM)
         deadline = time.monotonic() + self.settings.stop_grace_seconds
         while self.running and time.monotonic() < deadline:
             time.sleep(0.1)
             self._reap()
-        for handle, _devices in self.running.values():
+        for handle, _node in self.running.values():
             self.engine.signal(handle, signal.SIGKILL)
-        while any(self.engine.is_alive(handle) for handle, _devices in self.running.values()):
+        while any(self.engine.is_alive(handle) for handle, _node in self.running.values()):
             time.sleep(0.1)
         self._reap()  # what waits for a bucket that is away, the next worker of this name finds
 
@@ -373,12 +388,13 @@ def is_turning(settings: Settings) -> bool:
     return time.time() - turned_at < LONGEST_TURN_SECONDS
 
 
-def _lock_path(settings: Settings) -> Path:
-    return settings.data / f"worker-{_name(settings)}.lock"
+def _lock_path(settings: Settings, only: int | None = None) -> Path:
+    return settings.data / f"worker-{_name(settings, only)}.lock"
 
 
-def _name(settings: Settings) -> str:
-    return settings.worker_name or socket.gethostname()
+def _name(settings: Settings, only: int | None) -> str:
+    alone = f"-run-{only}" if only is not None else ""
+    return settings.worker_name or f"{socket.gethostname()}{alone}"
 
 
 def _names(offer: Offer) -> list[str]:
@@ -401,6 +417,12 @@ def main(words: list[str] | None = None) -> None:
         action="store_true",
         help="exit with 0 if the worker started here is well, else 1",
     )
+    parser.add_argument(
+        "--only",
+        type=int,
+        metavar="RUN",
+        help="train this run alone, and end with it: what a cluster starts",
+    )
     asked = parser.parse_args(words)
     close_to_others()
     try:
@@ -409,8 +431,9 @@ def main(words: list[str] | None = None) -> None:
             sys.exit(not is_turning(settings))
         database = open_database(settings)
         database.migrate()
-        worker = Worker(settings, database)
+        worker = Worker(settings, database, asked.only)
         signal.signal(signal.SIGTERM, worker.stop)
+        signal.signal(signal.SIGUSR2, worker.stop)  # by which a cluster says that time is up
         signal.signal(signal.SIGINT, worker.stop)
         worker.run()
     except HalfstepError as error:

@@ -1,15 +1,22 @@
 """Pilots by a real Slurm: its own daemons, two nodes on this machine."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
+from db import runs, waiting
 from db.settings import Settings
+from db.tables import Status
 from tests import slurm
-from tests.site import until
+from tests.site import GATED, Site, until
 from tests.slurm import Slurm
+from tests.trainer.conftest import assert_same_bits
 from worker import placement
 from worker.placement import CannotPlace, Pilots
 
@@ -80,3 +87,44 @@ def test_another_installation_has_other_jobs(engine: placement.Placement, tmp_pa
     assert placement.open_placement(other).look(pilots).state == "gone"
     engine.cancel(pilots)
     until(lambda: engine.look(pilots).state == "gone")
+
+
+def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: Path) -> None:
+    """Two nodes, each with a worker for this run alone; near the time limit it leaves a checkpoint,
+    is placed again, and goes on exactly; a cancelled one leaves Slurm's queue.
+    """
+    own = {**cluster.environment, **site.environment, "HALFSTEP_PLACEMENT": "slurm"}
+    own |= {"HALFSTEP_SLURM_OPTIONS": "--exclusive --time=10", "HALFSTEP_LEASE_SECONDS": "30"}
+    own |= {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
+    command = [sys.executable, "-m", "worker.placer"]
+    with subprocess.Popen(command, env={**os.environ, **own}) as placer:
+        try:
+            until(lambda: site.offers("gated"))
+            run_id = site.submit(steps=80, recipe="gated", nodes=2)
+            second = site.submit(steps=80, recipe="gated", nodes=2)
+            site.wait_for_step(run_id, 3)
+            until(lambda: "no node with enough free devices" in why(site, second))
+            with site.database.writing() as session:
+                runs.cancel(session, second, site.owner)
+            until(lambda: "halfstep-2-1" not in cluster.ask("squeue", "-h", "-o", "%j"))
+            cluster.ask("scancel", "--signal=USR2", "--name=halfstep-1-1")
+            until(lambda: site.run(run_id).attempt == 2)
+            site.open_gate()
+            assert site.wait(run_id).status == Status.FINISHED
+        finally:
+            placer.terminate()
+    assert site.run(run_id).killed_attempts == 0
+    assert "exactly" in site.log(run_id)
+    alone = site.submit(steps=80, recipe="gated", devices_per_node=2)
+    with site.gated_worker("box", HALFSTEP_CPU_DEVICES="2"):
+        assert site.wait(alone).status == Status.FINISHED
+    folders = (site.data / "runs" / str(each) / "checkpoints" for each in (run_id, alone))
+    ours, theirs = (torch.load(each / "step-00000080.pt", weights_only=True) for each in folders)
+    for part in ("modules", "optimizers", "scaler", "random"):
+        assert_same_bits(ours[part], theirs[part])
+
+
+def why(site: Site, run_id: int) -> str:
+    """What a queued run waits for."""
+    with site.database.reading() as session:
+        return waiting.reason(runs.get(session, run_id), waiting.Queue.read(session))
