@@ -1,0 +1,91 @@
+"""Three machines, and what may befall them: never two attempts that train at once."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from db import runs, workers
+from db.tables import Status
+from tests.clusters.machines import Machine, can_make_machines, machines
+from tests.faults.conftest import COUNTS
+from tests.site import Site, until
+from tests.trainer.conftest import assert_same_bits
+
+pytestmark = [
+    pytest.mark.only_on("postgresql"),
+    pytest.mark.skipif(not can_make_machines(), reason="needs root and iproute2"),
+]
+STEPS = 60
+
+
+@pytest.fixture
+def three(site: Site, tmp_path: Path) -> Iterator[list[Machine]]:
+    with machines(site, tmp_path, 3) as made:
+        yield made
+
+
+def kill_node(machine: Machine) -> None:
+    machine.switch_off()
+
+
+def cut_off(machine: Machine) -> None:
+    machine.cut()
+
+
+FAULTS: list[Callable[[Machine], None]] = [kill_node, cut_off]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_lost_machine_costs_an_attempt_and_no_step(
+    site: Site, three: list[Machine], fault: Callable[[Machine], None], number: int
+) -> None:
+    """Another takes its place; no two attempts train at once; the end is bit-identical."""
+    config = {"precision": "fp16", "training": {"steps": STEPS, "batch_size": 16}}
+    config["checkpoints"] = {"every_steps": 5}
+    for machine in three:
+        machine.start()
+    until(lambda: site.offers("gated"))
+    run_id = site.submit(recipe="gated", nodes=2, config=config)
+    site.wait_for_step(run_id, 12)
+    victim = next(each for each in three if each.name == worker_of(site, run_id, number))
+    fault(victim)
+    until(lambda: site.run(run_id).attempt > 1 and site.run(run_id).status == Status.RUNNING)
+    site.open_gate()
+    victim.mend()
+    assert site.wait(run_id).status == Status.FINISHED
+    whole = site.submit(recipe="gated", nodes=2, config=config)
+    if not victim.is_on:
+        victim.start()
+    assert site.wait(whole).status == Status.FINISHED
+    ours, theirs = (end(site, each) for each in (run_id, whole))
+    for part in ("modules", "optimizers", "scaler", "random"):
+        assert_same_bits(ours[part], theirs[part])
+    assert_never_two_at_once(site, run_id)
+    COUNTS.append(f"{fault.__name__} of node {number}: resumed, bit-identical")
+
+
+def worker_of(site: Site, run_id: int, number: int) -> str:
+    with site.database.reading() as session:
+        return workers.of_nodes(session, runs.get(session, run_id))[number]
+
+
+def end(site: Site, run_id: int) -> dict[str, object]:
+    path = site.data / "bucket" / "runs" / str(run_id) / "checkpoints" / f"step-{STEPS:08d}.pt"
+    state: dict[str, object] = torch.load(path, weights_only=True)
+    return state
+
+
+def assert_never_two_at_once(site: Site, run_id: int) -> None:
+    """By the moments of this machine's one clock at which ranks asked for a batch."""
+    times: dict[int, list[float]] = {}
+    for line in (site.data / "trace").read_text().splitlines():
+        run, attempt, moment = line.split()
+        if int(run) == run_id:
+            times.setdefault(int(attempt), []).append(float(moment))
+    spans = [(min(each), max(each)) for _attempt, each in sorted(times.items())]
+    assert len(spans) > 1
+    assert all(before[1] < after[0] for before, after in pairwise(spans))
