@@ -133,9 +133,9 @@ def _take_turns(session: Session) -> None:
     session.execute(owners.with_for_update(key_share=True))
 
 
-def node(session: Session, run_id: int, attempt: int) -> RunNode:
-    """Return the one node of an attempt."""
-    return session.get_one(RunNode, (run_id, attempt, 0))
+def node(session: Session, run_id: int, attempt: int, number: int = 0) -> RunNode:
+    """Return a node of an attempt: the one that records, unless told otherwise."""
+    return session.get_one(RunNode, (run_id, attempt, number))
 
 
 def nodes_of_worker(session: Session, worker_id: int) -> list[RunNode]:

@@ -354,6 +354,7 @@ class Run(Table):
     wanted: Mapped[str] = mapped_column(default="run")  # run, pause, cancel or kill
     priority: Mapped[int] = mapped_column(default=0)
     position: Mapped[float] = mapped_column(default=0.0)  # within a priority, lowest first
+    nodes: Mapped[int] = mapped_column(default=1, server_default="1")
     devices_per_node: Mapped[int] = mapped_column(default=1)
     attempt: Mapped[int] = mapped_column(default=0)
     resumed_step: Mapped[int | None] = mapped_column(BigInteger)
@@ -479,7 +480,10 @@ class Trial(Table):
 class RunNode(Table):
     """One machine's part in one attempt, and its lease; a watched run has neither worker nor lease.
 
-    step_before: how far the run was then. resumed_step: as in runs, and kept.
+    Node 0 records what the training tells, and closes the attempt when the others have ended.
+    step_before: how far the run was then. resumed_step: as in runs, and kept.  host, port: of node
+    0 of several, where their ranks meet.  ending: of a node of several, how its part ended:
+    {reason, error, fault}, where fault is null if it ended as it should.
     """
 
     __tablename__ = "run_nodes"
@@ -491,8 +495,11 @@ class RunNode(Table):
     devices: Mapped[list[int]]
     step_before: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     resumed_step: Mapped[int | None] = mapped_column(BigInteger)
+    host: Mapped[str | None]
+    port: Mapped[int | None]
     lease_expires_at: Mapped[float | None]
     ended_at: Mapped[float | None]
+    ending: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class WatchedAttempt(Table):
