@@ -7,7 +7,7 @@ not make anybody wait for a device.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,8 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+from halfstep.run_config import RunConfig
 from halfstep.run_settings import Training
+from trainer.shards import shard
 
 Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
 STOPS: tuple[Stop | None, ...] = (None, "preempt", "pause", "cancel")  # the last ones prevail
@@ -52,9 +55,15 @@ class Ranks:
 
     rank, world_size = 0, 1
 
-    def wrap(self, module: nn.Module, training: Training) -> nn.Module:
-        """Return the module as it is trained: with its gradients averaged over the ranks."""
-        return module
+    def wrap(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        config: RunConfig[Any],
+        device: torch.device,
+    ) -> dict[str, nn.Module]:
+        """Return the modules as they are trained: with their gradients averaged over the ranks."""
+        return dict(modules)
 
     def mean_(self, value: Tensor) -> Tensor:
         """Average a device tensor over the ranks, in place, without waiting for it."""
@@ -89,7 +98,20 @@ class ProcessGroup(Ranks):
         # Kept here, because the recipe may call them through a wrapper of torch.compile.
         self._averaged: list[DistributedDataParallel] = []
 
-    def wrap(self, module: nn.Module, training: Training) -> nn.Module:
+    def wrap(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        config: RunConfig[Any],
+        device: torch.device,
+    ) -> dict[str, nn.Module]:
+        """Return the modules in DistributedDataParallel, or themselves in shards."""
+        if config.training.parallel == "fsdp":
+            shard(modules, optimizers, config, device)
+            return dict(modules)
+        return {name: self._averaging(m, config.training) for name, m in modules.items()}
+
+    def _averaging(self, module: nn.Module, training: Training) -> nn.Module:
         """Return the module in DistributedDataParallel; one without parameters as it is."""
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return module
@@ -109,7 +131,10 @@ class ProcessGroup(Ranks):
 
     @contextmanager
     def local_gradients(self) -> Iterator[None]:
-        """Leave gradients on their rank. Forward and backward have both to be inside."""
+        """Leave gradients on their rank. Forward and backward have both to be inside.
+
+        Not those of shards: they would be whole on each rank until the last pass.
+        """
         with ExitStack() as stack:
             for module in self._averaged:
                 stack.enter_context(module.no_sync())
