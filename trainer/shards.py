@@ -61,8 +61,7 @@ def shard(
         for name, network in modules.items()
         if any(parameter.requires_grad for parameter in network.parameters())
     }
-    world = dist.group.WORLD
-    assert world is not None
+    world: Any = dist.group.WORLD  # joined by now
     mesh = DeviceMesh.from_group(world, device.type)
     before = _named_parameters(modules)
     blocks = chosen(modules, "modules.sharded", config.modules.sharded) or _repeated(trained)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 import trainer.ranks
+import trainer.recipes.gpt
 from halfstep.recipe import Loss, RecipeError
 from halfstep.run_config import parse_config
 from halfstep.spool import STEP_DTYPE
@@ -207,7 +208,7 @@ def trainings(folder):
     yield "resumed", again
     yield "resumed ddp", story(Overflowing, saved, parallel="ddp", resume=middle)
 
-    spiking = VALUES | {"training": VALUES["training"] | {"fused": False}}
+    spiking = VALUES | {"training": VALUES["training"] | {"fused": False, "steps": 30}}
     for parallel in ("ddp", "fsdp"):
         name = f"spiking {parallel}"
         yield name, story(Poisoned, spiking, parallel=parallel, folder=folder / name)
@@ -235,6 +236,7 @@ def trainings(folder):
 
 if __name__ == "__main__":
     trainer.ranks.AGREE_SECONDS = 0  # in every step
+    trainer.recipes.gpt.SAMPLE_BYTES = 8  # each of them is a forward pass
     with joined(torch.device("cpu")) as (ranks, device):
         found = dict(trainings(Path(sys.argv[1])))
         torch.save(found, f"{sys.argv[1]}/rank-{ranks.rank}.pt")
