@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from halfstep.recipe import RecipeError
 from halfstep.run_config import RunConfig
 from halfstep.run_settings import Training
-from trainer.shards import shard
+from trainer.shards import Calls, shard
 
 Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
 STOPS: tuple[Stop | None, ...] = (None, "preempt", "pause", "cancel")  # the last ones prevail
@@ -97,6 +98,7 @@ class ProcessGroup(Ranks):
         self._agreed_at = time.monotonic()
         # Kept here, because the recipe may call them through a wrapper of torch.compile.
         self._averaged: list[DistributedDataParallel] = []
+        self._calls = Calls()
 
     def wrap(
         self,
@@ -107,7 +109,7 @@ class ProcessGroup(Ranks):
     ) -> dict[str, nn.Module]:
         """Return the modules in DistributedDataParallel, or themselves in shards."""
         if config.training.parallel == "fsdp":
-            shard(modules, optimizers, config, device)
+            self._calls = shard(modules, optimizers, config, device)
             return dict(modules)
         return {name: self._averaging(m, config.training) for name, m in modules.items()}
 
@@ -143,23 +145,35 @@ class ProcessGroup(Ranks):
     def agree(self, control: Callable[[], Control]) -> Control:
         """Return what all ranks will obey: the strongest stop, and the request one of them has.
 
-        Every so many steps, the same on all ranks: as many as make AGREE_SECONDS.
+        Every so many steps, the same on all ranks: as many as make AGREE_SECONDS.  Raises
+        RecipeError if their shards do not belong together any more.
         """
         self._steps_until_agreed -= 1
         if self._steps_until_agreed > 0:
             return Control()
         heard = control()
-        own = heard.request
-        numbers = [own.id, KINDS.index(own.kind), own.value] if own else [0, 0, 0]
+        request = heard.request
+        numbers = [0.0, 0.0, 0.0]
+        if request:
+            numbers = [request.id, KINDS.index(request.kind), request.value]
         seconds = (time.monotonic() - self._agreed_at) / self._steps_between
-        wanted = torch.tensor([STOPS.index(heard.stop), *numbers, seconds], dtype=torch.float64)
+        calls = self._calls.checksum
+        own = [STOPS.index(heard.stop), *numbers, seconds, calls, -calls]
+        wanted = torch.tensor(own, dtype=torch.float64)
         dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=self._hosts)
-        stop, id_, kind, value, seconds = wanted.tolist()  # on hosts: nobody waits for a device
+        # On hosts: nobody waits for a device.
+        stop, id_, kind, value, seconds, most, least = wanted.tolist()
+        if most != -least:
+            raise RecipeError(
+                "training.parallel is fsdp, and the ranks have called modules in unlike orders, so "
+                "that weights of one were taken for another's; call the same ones on all ranks, or "
+                "name what holds them in modules.sharded"
+            )
         self._agreed_at = time.monotonic()
         self._steps_between = max(1, min(int(AGREE_SECONDS / max(seconds, 1e-6)), MOST_STEPS_ALONE))
         self._steps_until_agreed = self._steps_between
-        request = Request(int(id_), KINDS[int(kind)], value) if id_ else None
-        return Control(STOPS[int(stop)], request)
+        agreed = Request(int(id_), KINDS[int(kind)], value) if id_ else None
+        return Control(STOPS[int(stop)], agreed)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in order of rank."""

@@ -6,8 +6,10 @@ DTensor: the scaler and the optimizers know what to do with one, and where nobod
 does. Its functions take a tensor that is whole as well, and leave it so.
 """
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy, deepcopy
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -39,16 +41,34 @@ UNFUSED = (
 Group: TypeAlias = "dist.ProcessGroup | None"
 
 
+class Calls:
+    """Which modules this rank has called, in order, of those whose weights are gathered.
+
+    Were they others on another rank, weights of unlike modules would be gathered into one.
+    """
+
+    def __init__(self) -> None:
+        self.checksum = 0
+
+    def watch(self, name: str, module: nn.Module) -> None:
+        """Count each call."""
+        module.register_forward_pre_hook(partial(self._count, name.encode()))
+
+    def _count(self, name: bytes, _module: nn.Module, _inputs: object) -> None:
+        self.checksum = zlib.crc32(name, self.checksum)
+
+
 def shard(
     modules: Mapping[str, nn.Module],
     optimizers: Mapping[str, Optimizer],
     config: RunConfig[Any],
     device: torch.device,
-) -> None:
+) -> Calls:
     """Leave each rank a part of the weights that rank 0 has drawn, and of what optimizers know.
 
     In place: a module is the same object with other parameters. One that nothing trains stays
-    whole on each rank.  Raises RecipeError for what cannot be sharded, ConfigError for names in
+    whole on each rank. Returned is what counts their calls.  Raises RecipeError for what cannot be
+    sharded, ConfigError for names in
     modules.sharded that no module has.
     """
     from torch.distributed.device_mesh import DeviceMesh
@@ -56,6 +76,7 @@ def shard(
 
     for name, optimizer in optimizers.items():
         _check_optimizer(name, optimizer)
+    calls = Calls()
     trained = {
         name: network
         for name, network in modules.items()
@@ -69,8 +90,9 @@ def shard(
         _check_network(name, network)
         for tensor in network.parameters():
             dist.broadcast(tensor.detach(), 0)
-        inner = [block for path, block in blocks.items() if path.startswith(f"{name}.")]
-        for module in (*inner, network):  # the network has what no block has
+        inner = {path: block for path, block in blocks.items() if path.startswith(f"{name}.")}
+        for path, module in {**inner, name: network}.items():  # which has what no block has
+            calls.watch(path, module)
             try:
                 # Always, the network's own too: whoever changes shards changes what is computed.
                 fully_shard(module, mesh=mesh, reshard_after_forward=True)
@@ -84,6 +106,7 @@ def shard(
     shards = {whole: after[name] for name, whole in before.items()}
     for optimizer in optimizers.values():
         _go_over(optimizer, shards)
+    return calls
 
 
 def is_shard(tensor: object) -> bool:

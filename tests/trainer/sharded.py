@@ -101,6 +101,25 @@ class Sparse(Regression):
         self.modules["model"].append(nn.Embedding(2, 2, sparse=True))
 
 
+class Routed(Regression):
+    """One of two blocks, another on each rank."""
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.modules = {"model": Router()}
+        parameters = self.modules["model"].parameters()
+        self.optimizers = {"sgd": torch.optim.SGD(parameters, lr=0.01, fused=False)}
+
+
+class Router(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(6, 1), nn.Linear(6, 1)])
+
+    def forward(self, inputs):
+        return self.experts[torch.distributed.get_rank()](inputs)
+
+
 class Mixed(Regression):
     """Weights of two types."""
 
@@ -230,7 +249,7 @@ def trainings(folder):
     for kind, values in (("SGD", {}), ("Muon", unfused)):
         Chosen.kind = kind
         yield f"refused {kind}", refusal(Chosen, values)
-    for recipe in (Tied, Sparse, Penalty, Pair, Mixed):
+    for recipe in (Tied, Sparse, Penalty, Pair, Mixed, Routed):
         yield f"refused {recipe.__name__}", refusal(recipe, unfused)
 
 

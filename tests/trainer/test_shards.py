@@ -206,11 +206,12 @@ def test_optimizers_update_shards_as_they_update_whole_weights(found, kind, is_f
         ("Sparse", "model.3 has sparse gradients, which cannot be sharded"),
         ("Penalty", "training_step differentiates a gradient"),
         ("Pair", "one loss a step, of all optimizers (sgd, adam)"),
+        ("Routed", "the ranks have called modules in unlike orders"),
         ("Mixed", "the weights of model are of several types, torch.bfloat16, torch.float32"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused_in_words(found, what, words):
-    """By all ranks alike, before a weight has changed."""
+    """By all ranks alike; but for what only a step can show, before a weight has changed."""
     first, second = (each[f"refused {what}"] for each in found)
     assert first == second
     assert first.startswith("RecipeError: ")
