@@ -41,7 +41,7 @@ def kinds(modules: Iterable[nn.Module]) -> list[list[Tensor]]:
     for module in modules:
         for buffer in module.buffers():
             is_strided = buffer.layout == torch.strided
-            if is_strided and buffer.dtype != torch.bool and not _is_expanded(buffer):
+            if is_strided and buffer.dtype != torch.bool and not is_expanded(buffer):
                 groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
     return list(groups.values())
 
@@ -58,6 +58,7 @@ def put_back(group: list[Tensor], values: Tensor) -> None:
     torch._foreach_copy_(group, shaped)
 
 
-def _is_expanded(buffer: Tensor) -> bool:
+def is_expanded(buffer: Tensor) -> bool:
+    """Whether its elements share memory."""
     sizes = zip(buffer.shape, buffer.stride(), strict=True)
     return any(size > 1 and stride == 0 for size, stride in sizes)

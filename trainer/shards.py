@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from halfstep.recipe import RecipeError
 from halfstep.rows import Counts
 from halfstep.run_config import RunConfig
-from trainer.buffers import in_a_row, kinds, put_back
+from trainer.buffers import in_a_row, is_expanded, kinds, put_back
 from trainer.module_names import called, chosen
 
 #: Optimizers that update each element by itself, and with whose kernels torch shards them.
@@ -68,8 +68,7 @@ def shard(
 
     In place: a module is the same object with other parameters. One that nothing trains stays
     whole on each rank. Returned is what counts their calls.  Raises RecipeError for what cannot be
-    sharded, ConfigError for names in
-    modules.sharded that no module has.
+    sharded, ConfigError for names in modules.sharded that no module has.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
@@ -85,24 +84,31 @@ def shard(
     world: Any = dist.group.WORLD  # joined by now
     mesh = DeviceMesh.from_group(world, device.type)
     before = _named_parameters(modules)
+    drawn = {name: parameter.detach() for name, parameter in before.items()}
     blocks = chosen(modules, "modules.sharded", config.modules.sharded) or _repeated(trained)
     for name, network in trained.items():
         _check_network(name, network)
-        for tensor in network.parameters():
-            dist.broadcast(tensor.detach(), 0)
         inner = {path: block for path, block in blocks.items() if path.startswith(f"{name}.")}
         for path, module in {**inner, name: network}.items():  # which has what no block has
             calls.watch(path, module)
+            cut = [parameter for parameter in module.parameters() if not is_shard(parameter)]
             try:
                 # Always, the network's own too: whoever changes shards changes what is computed.
                 fully_shard(module, mesh=mesh, reshard_after_forward=True)
             except (ValueError, NotImplementedError) as error:
                 raise RecipeError(f"training.parallel is fsdp: {error}") from error
+            for parameter in cut:  # the optimizers have it still, and so it would be whole here
+                parameter.data = parameter.data.new_empty(0)
         if kinds([network]):
             network.register_forward_pre_hook(_take_buffers_of_first)
         network.register_forward_hook(_watch_for_second_order)
     after = _named_parameters(modules)
     _check_tied(before, after)
+    for name, network in modules.items():
+        if name not in trained:
+            network.to(device)
+        _give_buffers_of_first(network, device)
+    _give_weights_of_first(drawn, after, device)
     shards = {whole: after[name] for name, whole in before.items()}
     for optimizer in optimizers.values():
         _go_over(optimizer, shards)
@@ -280,6 +286,34 @@ def _repeated(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         for path, child in children.items():
             found |= dict(called(path, child))
     return {name: each for name, each in found.items() if next(each.parameters(), None) is not None}
+
+
+def _give_weights_of_first(
+    drawn: dict[str, Tensor], weights: Mapping[str, nn.Parameter], device: torch.device
+) -> None:
+    """Have what rank 0 has drawn, or its part of it: a tensor at a time is whole on a device."""
+    from torch.distributed.tensor import distribute_tensor
+
+    for name in list({id(weight): name for name, weight in weights.items()}.values()):
+        weight, value = weights[name].detach(), drawn.pop(name).to(device)
+        if is_shard(weight):
+            value = distribute_tensor(value, weight.device_mesh, weight.placements)  # type: ignore[attr-defined]
+        else:
+            dist.broadcast(value, 0)
+        weight.copy_(value)
+
+
+def _give_buffers_of_first(network: nn.Module, device: torch.device) -> None:
+    """Have rank 0's buffers, once: also those that no step changes."""
+    for owner in network.modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is not None:
+                value = buffer.detach().to(device, copy=True).contiguous()
+                dist.broadcast(value, 0)
+                if is_expanded(buffer):
+                    owner._buffers[name] = value
+                else:
+                    buffer.copy_(value)
 
 
 def _take_buffers_of_first(network: nn.Module, _inputs: object) -> None:

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import trainer.ranks
 import trainer.recipes.gpt
-from halfstep.recipe import Loss, RecipeError
+from halfstep.recipe import Loss, RecipeError, place
 from halfstep.run_config import parse_config
 from halfstep.spool import STEP_DTYPE
 from tests.trainer.conftest import Pair, Regression
@@ -120,6 +120,37 @@ class Router(nn.Module):
         return self.experts[torch.distributed.get_rank()](inputs)
 
 
+class Placed(Regression):
+    """A network with a mask and a tied weight that rank 0 alone draws, and data drawn after it."""
+
+    def __init__(self, config, device):
+        self.made_on = []
+        self.modules = {"model": place(self.network, config, device)}
+        networks = self.modules
+        super().__init__(config, device)
+        self.modules = networks
+        parameters = networks["model"].parameters()
+        self.optimizers = {"sgd": torch.optim.AdamW(parameters, lr=0.01, fused=True)}
+
+    def network(self):
+        network = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), Masked(), nn.Linear(6, 1))
+        network.append(nn.Linear(1, 1)).append(nn.Linear(1, 1))
+        network[5].weight = network[4].weight
+        network[0].bias.data += torch.rand(6) + float(np.random.rand())
+        self.made_on.append(network[0].weight.device.type)
+        return nn.Sequential(network, nn.Identity())
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([True, False] * 3))
+        self.register_buffer("factor", torch.full((6,), 3.0), persistent=False)
+
+    def forward(self, inputs):
+        return inputs * self.mask * self.factor
+
+
 class Mixed(Regression):
     """Weights of two types."""
 
@@ -167,6 +198,7 @@ def story(recipe_class, values, *, parallel, folder=None, resume=None, control=C
         "events": events,
         "weights": whole({n: dict(m.state_dict()) for n, m in modules.items()}, is_kept=True),
         "scaler": recipe.scaler.state_dict(),
+        "made_on": getattr(recipe, "made_on", None),
         "units": [
             name
             for name, module in modules["model"].named_modules()
@@ -239,6 +271,9 @@ def trainings(folder):
     }
     for parallel in ("ddp", "fsdp"):
         yield f"bf16 {parallel}", story(Regression, bf16, parallel=parallel)
+
+    for parallel in ("ddp", "fsdp"):
+        yield f"placed {parallel}", story(Placed, {}, parallel=parallel)
 
     for kind, fused in [(kind, False) for kind in UNFUSED] + [(kind, True) for kind in FUSED]:
         Chosen.kind, values = kind, {"training": {"steps": 3, "fused": fused}}

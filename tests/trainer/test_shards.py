@@ -188,6 +188,14 @@ def test_a_checkpoint_of_shards_is_whole(found, folder, run_loop):
     assert "devices was 2, is 1" in resumed["notes"]
 
 
+def test_a_network_that_no_device_holds_is_drawn_by_one_rank(found):
+    """To the weights, masks and data that each rank of ddp draws."""
+    shards, whole = both(found, "placed")
+    assert_alike(shards, whole)
+    assert [each["placed fsdp"]["made_on"] for each in found] == [["cpu"], ["meta"]]
+    assert [each["placed ddp"]["made_on"] for each in found] == [["cpu"], ["cpu"]]
+
+
 @pytest.mark.parametrize(
     ("kind", "is_fused"),
     [(kind, False) for kind in UNFUSED] + [(kind, True) for kind in FUSED],
