@@ -100,7 +100,7 @@ LEFT_OUT = {"diagnosis": "replay", "reason": "not with training.parallel fsdp"}
             {"schedule": {"advanced": 9, "skipped": 10}},
             ["The learning-rate schedule advances in skipped steps"],
         ),
-        ("healthy", {"left_out": [LEFT_OUT]}, ["The replay is left out"]),
+        ("healthy", {"left_out": LEFT_OUT}, ["The replay is left out"]),
     ],
 )
 def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: list[str]) -> None:
