@@ -197,8 +197,9 @@ def parts_of_module(state: Mapping[str, Any], module: nn.Module) -> Mapping[str,
     """Return a module's whole state as the module has it now."""
     own = module.state_dict()
     placed: Any = copy(state)  # with the versions that torch keeps in it
-    for name in placed.keys() & own.keys():
-        placed[name] = part(placed[name], own[name])
+    for name, like in own.items():
+        if name in placed:
+            placed[name] = part(placed[name], like)
     return placed  # type: ignore[no-any-return]
 
 
