@@ -33,10 +33,10 @@ class Evidence:
     replays: the first, as the spool's events have them.  modules: of the newest histogram.  poison:
     the earliest, likewise.  updates: the newest count of them, by module.  uncalled, shapes: what
     settings name in vain, and what misses tensor cores.  schedule: in how many skipped steps it
-    advanced.  failed: diagnoses that raised.  seconds: of the group's finished runs, by variant.
-    starvation: of the latest steps.  weights: how those fit that it started from.  headroom: of an
-    fp16 run, the newest.  fell_at: the step from which on the scale was below 1.  rates: learning
-    rates, by the setting's path.
+    advanced.  failed: diagnoses that raised.  left_out: one that the run cannot have.  seconds:
+    of the group's finished runs, by variant.  starvation: of the latest steps.  weights: how those
+    fit that it started from.  headroom: of an fp16 run, the newest.  fell_at: the step from which
+    on the scale was below 1.  rates: learning rates, by the setting's path.
     """
 
     verdict: Verdict | None
@@ -52,6 +52,7 @@ class Evidence:
     shapes: dict[str, Any] | None = None
     schedule: dict[str, Any] | None = None
     failed: Sequence[dict[str, Any]] = ()
+    left_out: dict[str, Any] | None = None
     variant: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     starvation: Starvation | None = None
@@ -67,6 +68,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     poison = histograms.earliest(session, run.id, "poison")
     uncalled = histograms.newest(session, run.id, "uncalled")
     weights = histograms.newest(session, run.id, "weights")
+    left_out = histograms.newest(session, run.id, "left_out")
     is_fp16 = groups.variant(run.settings) == "fp16"
     headroom = histograms.newest(session, run.id, "headroom") if is_fp16 else None
     shapes = artifacts.diagnoses(session, run.id, "shapes")
@@ -88,6 +90,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         shapes=shapes[0].content if shapes else None,
         schedule=schedule[-1].content if schedule else None,
         failed=[each.content for each in artifacts.diagnoses(session, run.id, FAILED)],
+        left_out=left_out.content if left_out else None,
         variant=groups.variant(run.settings),
         seconds=groups.seconds(session, run.group_id) if run.group_id else {},
         starvation=starvation(session, run),
@@ -335,6 +338,9 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
             "log has the traceback.",
             part="log",
         )
+    if found := evidence.left_out:
+        reason = found["reason"]
+        yield Finding(f"The {found['diagnosis']} is left out", f"{reason[:1].upper()}{reason[1:]}.")
 
 
 def _is_unwell(evidence: Evidence) -> bool:

@@ -375,5 +375,6 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
     },
     "poison": {"step": STEP, "count": COUNT, "buffers": Listed(WORDS)},
     "schedule": {"step": STEP, "advanced": COUNT, "skipped": COUNT},
+    "left_out": {"step": SINCE, "diagnosis": NAME, "reason": WORDS},
     "failed_diagnosis": {"step": SINCE, "diagnosis": NAME, "error": WORDS},
 }

@@ -5,12 +5,16 @@ A recipe is a class with a pydantic configuration. Register it as an entry point
 is here; torch and pydantic come with `pip install 'halfstep[recipe]'`.
 """
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -28,6 +32,7 @@ __all__ = [
     "RecipeError",
     "RunConfig",
     "data_path",
+    "place",
 ]
 
 
@@ -50,6 +55,40 @@ class Loss:
 
 class RecipeError(Exception):
     """A recipe that cannot be trained as it is written; the message says what to change."""
+
+
+def place(make: Callable[[], nn.Module], config: RunConfig[Any], device: torch.device) -> nn.Module:
+    """Return a network on its device, or, with training.parallel fsdp, where it is cut from.
+
+    As `make().to(device)`, for networks that no device holds: rank 0 makes it on its host, the
+    others learn its shapes and what random numbers come next. The shards get rank 0's weights.
+    """
+    if config.training.parallel == "ddp" or not dist.is_initialized():
+        return make().to(device)
+    is_first = dist.get_rank() == 0
+    with nullcontext() if is_first else torch.device("meta"):
+        network = make()
+    states = [(random.getstate(), np.random.get_state(), torch.get_rng_state())]
+    dist.broadcast_object_list(states, 0, device=device)
+    if not is_first:
+        random.setstate(states[0][0])
+        np.random.set_state(states[0][1])
+        torch.set_rng_state(states[0][2])
+        _fill_in(network)
+    return network
+
+
+def _fill_in(network: nn.Module) -> None:
+    """Give a network without memory some that nobody touches, and tie again what was tied."""
+    places = [
+        (owner, name, weight)
+        for owner in network.modules()
+        for name, weight in owner.named_parameters(recurse=False, remove_duplicate=False)
+    ]
+    network.to_empty(device="cpu")
+    first: dict[nn.Parameter, nn.Parameter] = {}
+    for owner, name, weight in places:
+        setattr(owner, name, first.setdefault(weight, getattr(owner, name)))
 
 
 class Recipe(ABC):

@@ -60,6 +60,12 @@ class RunConfig(Group, Generic[Own]):
             raise ValueError("spike.rewind is True, but checkpoints.every_steps is empty: set it")
         return self
 
+    @model_validator(mode="after")
+    def _shards_have_no_fp8(self) -> Self:
+        if self.precision == "fp8" and self.training.parallel == "fsdp":
+            raise ValueError("precision is fp8, and training.parallel fsdp; allowed: ddp")
+        return self
+
 
 class ConfigError(ValueError):
     """A configuration that a recipe cannot run; each line names a field, its value and why."""

@@ -156,6 +156,13 @@ class Training(Group):
         description="Let CUDA round the inputs of fp32 products and convolutions to TF32: up to "
         "eight times as fast, with 10 bits of precision to fp32's 23.",
     )
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp",
+        title="Parallel",
+        description="With several devices. ddp: each has all weights, and gradients are averaged. "
+        "fsdp: each keeps a part of weights, gradients and moments, and gathers a block's weights "
+        "when it computes: for networks that do not fit on one device.",
+    )
     unused_parameters: bool = Field(
         False,
         title="Unused parameters",
@@ -200,6 +207,17 @@ class Training(Group):
         return self
 
     @model_validator(mode="after")
+    def _shards_are_of_plain_networks(self) -> Self:
+        if self.parallel != "fsdp":
+            return self
+        switches = ("compile", "channels_last", "static_graph", "unused_parameters")
+        on = [name for name in switches if getattr(self, name)]
+        on += ["rounding stochastic"] if self.rounding == "stochastic" else []
+        if on:
+            raise ValueError(f"parallel fsdp cannot go with {' or '.join(on)}; allowed: ddp")
+        return self
+
+    @model_validator(mode="after")
     def _a_static_graph_is_the_same_in_every_pass(self) -> Self:
         if self.static_graph and self.accumulation_steps > 1:
             raise ValueError(
@@ -233,6 +251,12 @@ class Modules(Group):
         title="In bf16",
         description="Modules that run in bf16 within an fp16 or fp8 run, likewise; where both "
         "name one, fp32 holds.",
+    )
+    sharded: Patterns = Field(
+        [],
+        title="In shards of their own",
+        description="With training.parallel fsdp: modules whose weights are gathered together, "
+        "such as model.blocks.*. Empty: the members of each outermost ModuleList or Sequential.",
     )
     checkpointed: Patterns = Field(
         [],

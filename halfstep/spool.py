@@ -65,6 +65,7 @@ of every field; what is not within them is not written, and read as Unrecordable
                 many the first; each buffer is told of once; see poison.py
     schedule    step, advanced, skipped: of the steps skipped so far, in how many the learning-rate
                 schedule advanced nevertheless; see schedule.py
+    left_out    step, diagnosis, reason: one that is wanted, and that this run cannot have
     failed_diagnosis  step, diagnosis, error: one that raised, and is asked no more
 
 What the training process takes from outside is its control file, one JSON object:

@@ -21,7 +21,7 @@ class BufferRule:
 
     def keep(self) -> None:
         """Copy them, before a step: a kernel for each kind of buffers."""
-        self._kept = [(group, _in_a_row(group)) for group in self._groups()]
+        self._kept = [(group, in_a_row(group)) for group in kinds(self._modules)]
 
     @torch.no_grad()
     def restore(self, found_inf: Iterable[Tensor]) -> None:
@@ -30,28 +30,35 @@ class BufferRule:
             return
         was_skipped = torch.stack(list(found_inf)).amax() > 0
         for group, before in self._kept:
-            values = torch.where(was_skipped, before, _in_a_row(group))
-            parts = torch.split(values, [buffer.numel() for buffer in group])
-            shaped = [part.view(b.shape) for part, b in zip(parts, group, strict=True)]
-            torch._foreach_copy_(group, shaped)
-
-    def _groups(self) -> list[list[Tensor]]:
-        """Return the buffers by type and device; masks, which no step changes, stay away, and so
-        do expanded ones.
-        """
-        groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for module in self._modules:
-            for buffer in module.buffers():
-                is_strided = buffer.layout == torch.strided
-                if is_strided and buffer.dtype != torch.bool and not _is_expanded(buffer):
-                    groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-        return list(groups.values())
+            put_back(group, torch.where(was_skipped, before, in_a_row(group)))
 
 
-def _is_expanded(buffer: Tensor) -> bool:
+def kinds(modules: Iterable[nn.Module]) -> list[list[Tensor]]:
+    """Return the buffers by type and device; masks, which no step changes, stay away, and so do
+    expanded ones.
+    """
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for module in modules:
+        for buffer in module.buffers():
+            is_strided = buffer.layout == torch.strided
+            if is_strided and buffer.dtype != torch.bool and not is_expanded(buffer):
+                groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+    return list(groups.values())
+
+
+def in_a_row(group: list[Tensor]) -> Tensor:
+    """Return the values of buffers of one kind, one behind the other."""
+    return torch.cat([buffer.reshape(-1) for buffer in group])
+
+
+def put_back(group: list[Tensor], values: Tensor) -> None:
+    """Give buffers of one kind these values."""
+    parts = torch.split(values, [buffer.numel() for buffer in group])
+    shaped = [part.view(b.shape) for part, b in zip(parts, group, strict=True)]
+    torch._foreach_copy_(group, shaped)
+
+
+def is_expanded(buffer: Tensor) -> bool:
+    """Whether its elements share memory."""
     sizes = zip(buffer.shape, buffer.stride(), strict=True)
     return any(size > 1 and stride == 0 for size, stride in sizes)
-
-
-def _in_a_row(group: list[Tensor]) -> Tensor:
-    return torch.cat([buffer.reshape(-1) for buffer in group])

@@ -25,6 +25,7 @@ from halfstep.run_config import RunConfig
 from trainer import machine
 from trainer.files import SavedFile, checksum, write_whole
 from trainer.memory_format import lay_out_as_weights
+from trainer.shards import parts_of_module, parts_of_optimizer
 from trainer.weights import write_weights
 
 FORMAT = 1
@@ -163,11 +164,11 @@ def restore(
         )
     try:
         for name, module in modules.items():
-            module.load_state_dict(state["modules"][name])
+            module.load_state_dict(parts_of_module(state["modules"][name], module))
         for name, optimizer in recipe.optimizers.items():
             # Settings are the configuration's, in case a fork has changed them; state is loaded.
             settings = [_settings(group) for group in optimizer.param_groups]
-            optimizer.load_state_dict(state["optimizers"][name])
+            optimizer.load_state_dict(parts_of_optimizer(state["optimizers"][name], optimizer))
             for group, own in zip(optimizer.param_groups, settings, strict=True):
                 group.update(own)
             lay_out_as_weights(optimizer)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.shards import local, part
 from trainer.watched import WatchedOptimizer
 
 PREFIX = "ema/"  # of the metrics that the averages get
@@ -55,7 +56,8 @@ class Ema:
             updates += was_applied
             decay = ((1 + updates) / (10 + updates)).clamp(max=self._decay)
             share = (1 - decay) * was_applied  # 0-dim, on the device
-            for averages, weights in _chunks(self._averages[name], self._weights[name]):
+            parts = (_own(each[name]) for each in (self._averages, self._weights))
+            for averages, weights in _chunks(*parts):
                 # lerp in three parts, for it takes no factor of the device in one kernel.
                 away = torch._foreach_sub(weights, averages)
                 torch._foreach_mul_(away, share)
@@ -65,18 +67,18 @@ class Ema:
     def in_place(self) -> Iterator[None]:
         """Have the networks compute with the averages for a while."""
         kept = {
-            name: [weight.detach().clone() for weight in weights]
+            name: [weight.detach().clone() for weight in _own(weights)]
             for name, weights in self._weights.items()
         }
         with torch.no_grad():
             for name, weights in self._weights.items():
-                torch._foreach_copy_(weights, self._averages[name])
+                torch._foreach_copy_(_own(weights), _own(self._averages[name]))
         try:
             yield
         finally:
             with torch.no_grad():
                 for name, weights in self._weights.items():
-                    torch._foreach_copy_(weights, kept[name])
+                    torch._foreach_copy_(_own(weights), kept[name])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages by module, under the weights' names, tied ones under both."""
@@ -104,7 +106,12 @@ class Ema:
             updates.copy_(state["updates"][name])
         for name, averages in own["weights"].items():
             for path, average in averages.items():
-                average.copy_(state["weights"][name][path])
+                average.copy_(part(state["weights"][name][path], average))
+
+
+def _own(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return this rank's parts, in the same memory."""
+    return [local(tensor) for tensor in tensors]
 
 
 def _chunks(

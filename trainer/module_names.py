@@ -32,13 +32,13 @@ def chosen(
                 f"{', '.join(names[:NAMES_SHOWN])}{more}"
             )
         for name, module in matches.items():
-            called = dict(_called(name, module))
-            if not called:
+            those = dict(called(name, module))
+            if not those:
                 kind = type(module).__name__
                 raise ConfigError(
                     f"{field} names {name}, a {kind}: it holds nothing that is called"
                 )
-            found |= called
+            found |= those
     once = {id(module): name for name, module in reversed(found.items())}  # tied: its first name
     names_found = set(once.values())
     return {
@@ -59,14 +59,14 @@ def _is_named(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
-def _called(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def called(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the module; of a list of modules, which nobody calls, those in it."""
     forward: Any = type(module).forward
     if forward is not nn.Module.forward or "forward" in vars(module):
         yield name, module
         return
     for path, child in module.named_children():
-        yield from _called(f"{name}.{path}", child)
+        yield from called(f"{name}.{path}", child)
 
 
 def _above(name: str) -> Iterator[str]:

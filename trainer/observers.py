@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from halfstep.spool import Event, Steps
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Observer:
     """Does nothing at any moment; override those of interest."""
 
-    is_diagnosis: ClassVar[bool] = False
+    is_diagnosis: bool = False
 
     def before_step(self, step: int) -> None:
         """Hear which step comes."""

@@ -8,7 +8,7 @@ not make anybody wait for a device.
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,9 +19,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from halfstep.attempt_files import AttemptFiles, write_file
+from halfstep.recipe import RecipeError
+from halfstep.run_config import RunConfig
 from halfstep.run_settings import Training
+from trainer.shards import Calls, shard
 
 Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
 STOPS: tuple[Stop | None, ...] = (None, "preempt", "pause", "cancel")  # the last ones prevail
@@ -56,9 +60,15 @@ class Ranks:
 
     rank, world_size = 0, 1
 
-    def wrap(self, module: nn.Module, training: Training) -> nn.Module:
-        """Return the module as it is trained: with its gradients averaged over the ranks."""
-        return module
+    def wrap(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        config: RunConfig[Any],
+        device: torch.device,
+    ) -> dict[str, nn.Module]:
+        """Return the modules as they are trained: with their gradients averaged over the ranks."""
+        return dict(modules)
 
     def mean_(self, value: Tensor) -> Tensor:
         """Average a device tensor over the ranks, in place, without waiting for it."""
@@ -92,8 +102,22 @@ class ProcessGroup(Ranks):
         self._agreed_at = time.monotonic()
         # Kept here, because the recipe may call them through a wrapper of torch.compile.
         self._averaged: list[DistributedDataParallel] = []
+        self._calls = Calls()
 
-    def wrap(self, module: nn.Module, training: Training) -> nn.Module:
+    def wrap(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        config: RunConfig[Any],
+        device: torch.device,
+    ) -> dict[str, nn.Module]:
+        """Return the modules in DistributedDataParallel, or themselves in shards."""
+        if config.training.parallel == "fsdp":
+            self._calls = shard(modules, optimizers, config, device)
+            return dict(modules)
+        return {name: self._averaging(m, config.training) for name, m in modules.items()}
+
+    def _averaging(self, module: nn.Module, training: Training) -> nn.Module:
         """Return the module in DistributedDataParallel; one without parameters as it is."""
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return module
@@ -113,7 +137,10 @@ class ProcessGroup(Ranks):
 
     @contextmanager
     def local_gradients(self) -> Iterator[None]:
-        """Leave gradients on their rank. Forward and backward have both to be inside."""
+        """Leave gradients on their rank. Forward and backward have both to be inside.
+
+        Not those of shards: they would be whole on each rank until the last pass.
+        """
         with ExitStack() as stack:
             for module in self._averaged:
                 stack.enter_context(module.no_sync())
@@ -122,23 +149,35 @@ class ProcessGroup(Ranks):
     def agree(self, control: Callable[[], Control]) -> Control:
         """Return what all ranks will obey: the strongest stop, and the request one of them has.
 
-        Every so many steps, the same on all ranks: as many as make AGREE_SECONDS.
+        Every so many steps, the same on all ranks: as many as make AGREE_SECONDS.  Raises
+        RecipeError if their shards do not belong together any more.
         """
         self._steps_until_agreed -= 1
         if self._steps_until_agreed > 0:
             return Control()
         heard = control()
-        own = heard.request
-        numbers = [own.id, KINDS.index(own.kind), own.value] if own else [0, 0, 0]
+        request = heard.request
+        numbers = [0.0, 0.0, 0.0]
+        if request:
+            numbers = [request.id, KINDS.index(request.kind), request.value]
         seconds = (time.monotonic() - self._agreed_at) / self._steps_between
-        wanted = torch.tensor([STOPS.index(heard.stop), *numbers, seconds], dtype=torch.float64)
+        calls = self._calls.checksum
+        own = [STOPS.index(heard.stop), *numbers, seconds, calls, -calls]
+        wanted = torch.tensor(own, dtype=torch.float64)
         dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=self._hosts)
-        stop, id_, kind, value, seconds = wanted.tolist()  # on hosts: nobody waits for a device
+        # On hosts: nobody waits for a device.
+        stop, id_, kind, value, seconds, most, least = wanted.tolist()
+        if most != -least:
+            raise RecipeError(
+                "training.parallel is fsdp, and the ranks have called modules in unlike orders, so "
+                "that weights of one were taken for another's; call the same ones on all ranks, or "
+                "name what holds them in modules.sharded"
+            )
         self._agreed_at = time.monotonic()
         self._steps_between = max(1, min(int(AGREE_SECONDS / max(seconds, 1e-6)), MOST_STEPS_ALONE))
         self._steps_until_agreed = self._steps_between
-        request = Request(int(id_), KINDS[int(kind)], value) if id_ else None
-        return Control(STOPS[int(stop)], request)
+        agreed = Request(int(id_), KINDS[int(kind)], value) if id_ else None
+        return Control(STOPS[int(stop)], agreed)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in order of rank."""

@@ -24,6 +24,7 @@ from trainer.checkpoint import Progress
 from trainer.data.batches import Batches
 from trainer.files import SavedFile
 from trainer.ranks import Ranks
+from trainer.shards import is_shard, whole
 from trainer.snapshot import Snapshot, Staging, room
 from trainer.writing import Writer
 
@@ -65,6 +66,8 @@ class Saver:
         self._device, self._ranks, self._parts = device, ranks, parts
         self._on_event = on_event
         self._staging, self._writer = Staging(device), Writer()
+        parameters = (each for module in modules.values() for each in module.parameters())
+        self._is_sharded = any(is_shard(parameter) for parameter in parameters)
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +88,7 @@ class Saver:
 
         After the first step, with which optimizers make their state.
         """
-        if self._folder is not None and self._ranks.rank == 0:
+        if self._folder is not None and self._ranks.rank == 0 and not self._is_sharded:
             weights = [module.state_dict() for module in self._modules.values()]
             moments = [optimizer.state_dict() for optimizer in self._recipe.optimizers.values()]
             averages = self._parts["ema"].state_dict() if "ema" in self._parts else None
@@ -111,12 +114,13 @@ class Saver:
         if self._folder is None:
             return
         started = time.perf_counter()
-        gather = self._ranks.gather
+        gather, is_writer = self._ranks.gather, self._ranks.rank == 0
+        if is_writer:
+            self._writer.wait()  # what it writes lies where this copy will
         random_states = gather(checkpoint.random_state(self._device))
         recipe_state = deepcopy(self._recipe.state_dict())  # before the next batch is drawn
         next_batch = gather(self._batches.fingerprint())
-        if self._ranks.rank == 0:
-            self._writer.wait()  # what it writes lies where this copy will
+        if is_writer or self._is_sharded:
             state = checkpoint.capture(
                 self._recipe,
                 self._modules,
@@ -129,11 +133,18 @@ class Saver:
                 self._batches.state,
                 next_batch,
             )
-            snapshot = self._staging.take(state)
+            snapshot = self._copied(state, is_kept=is_writer)
+        if is_writer:
             event = {"event": "checkpoint", "step": progress.step, "reason": reason}
             event |= {"request": request, "stall_seconds": time.perf_counter() - started}
             self._writer.begin(partial(self._write, self._folder, snapshot, event))
         gather(None)  # the others wait on the host: a slow disk must not outlast NCCL's patience
+
+    def _copied(self, state: dict[str, Any], *, is_kept: bool) -> Snapshot:
+        """Return a copy; what lies in shards is put together, for which all ranks are here."""
+        if self._is_sharded:
+            return Snapshot(whole(state, is_kept=is_kept), None)
+        return self._staging.take(state)
 
     def finish(self) -> None:
         """Wait until what is under way is on the disk, for all ranks. Raises what it raised."""

@@ -60,6 +60,7 @@ from trainer.resuming import go_back_to, go_on_from, load_parts
 from trainer.rewinding import Rewinding
 from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
+from trainer.shards import check_one_loss
 from trainer.spikes import Spikes
 from trainer.starting_weights import start_from_weights
 from trainer.stopwatch import Stopwatch
@@ -188,6 +189,7 @@ def train(
     seed_everything(training.seed + ranks.rank)  # each rank has its own dropout from here on
 
     # DistributedDataParallel replaces the modules that the recipe calls; these are the plain ones.
+    # (With training.parallel fsdp they stay, and each rank keeps a part of their weights.)
     modules = dict(recipe.modules)
     if resume is None:
         start_from_weights(weights, modules, config, on_event)
@@ -207,7 +209,7 @@ def train(
             from trainer.stochastic_rounding import set_stochastic_rounding
 
             set_stochastic_rounding(recipe.optimizers, training)
-    recipe.modules = {name: ranks.wrap(module, training) for name, module in modules.items()}
+    recipe.modules = ranks.wrap(modules, recipe.optimizers, config, device)
     if training.compile:  # outermost, so that the compiler can overlap DDP's communication
         recipe.modules = {name: compiled(m, training) for name, m in recipe.modules.items()}
     peaks = peak_rates(recipe.optimizers)
@@ -635,6 +637,8 @@ def check_losses(losses: tuple[Loss, ...], optimizers: Mapping[str, WatchedOptim
             shape = tuple(loss.value.shape)
             names = '", "'.join(loss.optimizers)
             raise RecipeError(f'the loss of "{names}" has shape {shape}: yield its mean')
+    if any(watched.shared_with for watched in optimizers.values()):
+        check_one_loss([loss.optimizers for loss in losses], optimizers)
 
 
 def with_steps_of_epochs(

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from halfstep.gradients import count_nonfinite, elements
 from halfstep.recipe import RecipeError
 from halfstep.rows import Counts
+from trainer.shards import counts_of_whole, group_of, local, norms_of_whole
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -58,6 +59,8 @@ class WatchedOptimizer:
         self._is_on_cpu = device.type == "cpu"
         self._zero, self._one = torch.zeros((), device=device), torch.ones((), device=device)
         self._found_inf = self._zero
+        #: The ranks that have the rest of the parameters; None: each has all of them.
+        self.shared_with = group_of(self.parameters)
         is_fp32 = all(p.dtype == torch.float32 for p in self.parameters)
         self._norm_dtype = None if is_fp32 else torch.float32
         # The result of a step in which the recipe yields no loss for this optimizer.
@@ -80,7 +83,7 @@ class WatchedOptimizer:
 
     def gradient_norms(self) -> Tensor:
         """Return the L2 norm of each parameter's gradient, (P,) in fp32; 0 where there is none."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
         if not gradients:
             raise RecipeError(
                 f"the loss reached no parameter of its optimizer: {', '.join(self.names)} have no "
@@ -90,7 +93,8 @@ class WatchedOptimizer:
             self._check_sparse()
             gradients = [elements(gradient) for gradient in gradients]
         norms = iter(torch._foreach_norm(gradients, dtype=self._norm_dtype))
-        return torch.stack([self._zero if p.grad is None else next(norms) for p in self.parameters])
+        own = torch.stack([self._zero if p.grad is None else next(norms) for p in self.parameters])
+        return norms_of_whole(own, self.shared_with)
 
     def step(self, scaler: GradScaler) -> Tensor:
         """Let the scaler step or skip; return found_inf, 0-dimensional: 1 if it skipped."""
@@ -102,11 +106,12 @@ class WatchedOptimizer:
         """Return Update.counts of these norms. Call it before the clip, which spreads a NaN."""
         if not self._is_on_cpu or math.isfinite(norms.sum().item()):  # in host memory: no wait
             return None
-        return {
-            position: count_nonfinite(gradient)
+        own = {
+            position: count_nonfinite(local(gradient))
             for position, norm in enumerate(norms.tolist())
             if not math.isfinite(norm) and (gradient := self.parameters[position].grad) is not None
         }
+        return counts_of_whole(own, self.shared_with)
 
     def check_elements_can_be_clipped(self) -> None:
         """Raise RecipeError if a gradient is sparse: torch clips those by their norm alone."""

@@ -49,6 +49,9 @@ SHAPES = {
 SINKING = [make_module("body", -10, [90], underflow=0.02), make_module("head", -10, [10])]
 
 
+LEFT_OUT = {"diagnosis": "replay", "reason": "not with training.parallel fsdp"}
+
+
 @pytest.mark.parametrize(
     ("word", "changes", "titles"),
     [
@@ -97,6 +100,7 @@ SINKING = [make_module("body", -10, [90], underflow=0.02), make_module("head", -
             {"schedule": {"advanced": 9, "skipped": 10}},
             ["The learning-rate schedule advances in skipped steps"],
         ),
+        ("healthy", {"left_out": LEFT_OUT}, ["The replay is left out"]),
     ],
 )
 def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: list[str]) -> None:

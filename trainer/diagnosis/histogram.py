@@ -1,6 +1,7 @@
 """Where a run's gradients lie against fp16's window, every so many steps; see halfstep.exponents.
 
-Counted between unscaling and the clip. In the other steps it costs nothing.
+Counted between unscaling and the clip. In the other steps it costs nothing. Of gradients in shards
+each rank counts its own, and the counts are added up: so none of them may give up alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,13 +15,12 @@ from halfstep.parcel import Parcels
 from halfstep.run_settings import Diagnosis
 from halfstep.spool import Event
 from trainer.observers import Observer
+from trainer.shards import group_of, local, sum_
 from trainer.watched import StepResult, WatchedOptimizer
 
 
 class Histogram(Observer):
     """Counts in the steps that are due; otherwise costs a comparison."""
-
-    is_diagnosis = True
 
     def __init__(
         self,
@@ -33,6 +33,8 @@ class Histogram(Observer):
         self._on_event = on_event
         names = [name for watched in optimizers.values() for name in watched.names]
         self._exponents = Exponents(names, device)
+        self._shared_with = group_of(p for each in optimizers.values() for p in each.parameters)
+        self.is_diagnosis = self._shared_with is None
         self._step = 0
         self._counts: Tensor | None = None  # while a step is counted
         self._parcels = Parcels()
@@ -47,14 +49,15 @@ class Histogram(Observer):
         """Count this optimizer's gradients, if the step is due: unscaled, not clipped yet."""
         if self._counts is None:
             return
-        gradients = (parameter.grad for parameter in optimizer.parameters)
+        own = (parameter.grad for parameter in optimizer.parameters)
+        gradients = (None if gradient is None else local(gradient) for gradient in own)
         self._exponents.count(self._counts, zip(optimizer.names, gradients, strict=True))
 
     def after_step(self, result: StepResult) -> None:
         """Send off what was counted, and report what has arrived."""
         if self._counts is not None:
             report = partial(self._report, self._step)
-            self._parcels.send(report, result.scale, self._counts)
+            self._parcels.send(report, result.scale, sum_(self._counts, self._shared_with))
             self._counts = None
         self._parcels.report()
 

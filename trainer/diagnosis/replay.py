@@ -60,6 +60,7 @@ WATCHED_STEPS = 2500
 FLAG_LATE_STEPS = 32
 #: And afterwards as late as any row of the ring.
 ROW_LATE_STEPS = RING_ROWS + 1
+SHARDED = "not with training.parallel fsdp: a rank alone has not the weights of a step"
 
 
 @dataclass
@@ -127,6 +128,11 @@ class Replay(Observer):
         self._batches, self._device, self._on_event = batches, device, on_event
         is_possible = rig.scaler.is_enabled() and batches.can_be_repeated
         self._most = config.diagnosis.replay_skips if is_possible else 0
+        self._can_replay = batches.can_be_repeated
+        if any(watched.shared_with for watched in rig.optimizers.values()):
+            if self._most:
+                on_event({"event": "left_out", "step": 0, "diagnosis": "replay", "reason": SHARDED})
+            self._most, self._can_replay = 0, False
         self._replayed = 0  # of those, by themselves
         self._calibration = Calibration()
         self._late = FLAG_LATE_STEPS if device.type == "cuda" else 0
@@ -229,7 +235,7 @@ class Replay(Observer):
 
     def request(self, step: int, request: int) -> None:
         """Replay a step by hand: a past one now, one to come when it has been attempted."""
-        if not self._batches.can_be_repeated:  # obeyed as far as it can be
+        if not self._can_replay:  # obeyed as far as it can be
             self._tell([request])
             return
         if step > self._now:

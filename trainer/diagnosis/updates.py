@@ -6,6 +6,8 @@ those are not looked at. In steps that are due it costs a copy of the weights, o
 
 Of an optimizer that rounds by chance, it is counted what that has saved: the weights that have
 moved, and would not have if they were rounded to the nearest.
+
+Of weights in shards each rank compares its own, and the counts are added up.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,6 +22,7 @@ from halfstep.parcel import Parcels
 from halfstep.run_settings import Diagnosis
 from halfstep.spool import Event
 from trainer.observers import Observer
+from trainer.shards import group_of, local, sum_
 from trainer.watched import StepResult, WatchedOptimizer
 
 
@@ -28,13 +31,13 @@ class _Before(NamedTuple):
 
     name: str
     weight: nn.Parameter
-    values: Tensor
+    values: Tensor  # of this rank's part
     wanted: Tensor  # bool: where it has a gradient
     would_stay: list[Tensor]  # bool: where it would not move, of one that rounds by chance
 
     def counts(self) -> Tensor:
         """Return (3,): elements with a gradient, those of them that have not moved, those saved."""
-        stayed = self.weight.detach() == self.values
+        stayed = local(self.weight.detach()) == self.values
         saved = [self.wanted & each & ~stayed for each in self.would_stay]
         counted = [self.wanted, self.wanted & stayed, *(saved or [torch.zeros_like(stayed)])]
         return torch.stack([each.sum() for each in counted])
@@ -43,8 +46,6 @@ class _Before(NamedTuple):
 class Updates(Observer):
     """Compares weights in bf16 before and after a step that is due."""
 
-    is_diagnosis = True
-
     def __init__(
         self,
         optimizers: Mapping[str, WatchedOptimizer],
@@ -52,6 +53,8 @@ class Updates(Observer):
         on_event: Callable[[Event], None],
     ) -> None:
         weights = [weight for watched in optimizers.values() for weight in watched.parameters]
+        self._shared_with = group_of(weights)
+        self.is_diagnosis = self._shared_with is None  # else none of the ranks may give up alone
         has_bf16 = any(weight.dtype == torch.bfloat16 for weight in weights)
         self._every_steps = settings.updates_every_steps if has_bf16 else 0
         self._on_event = on_event
@@ -75,7 +78,7 @@ class Updates(Observer):
         """Copy the weights that are about to be updated, if the step is due."""
         if self._is_due:
             self._before += [
-                _Before(name, weight, weight.detach().clone(), _is_not_zero(weight.grad), [])
+                _Before(name, weight, local(weight.detach()).clone(), _is_not_zero(weight.grad), [])
                 for name, weight in zip(optimizer.names, optimizer.parameters, strict=True)
                 if weight.dtype == torch.bfloat16 and weight.grad is not None
             ]
@@ -104,9 +107,9 @@ class Updates(Observer):
         if self._error is not None:
             raise self._error
         if self._before:
-            counts = [each.counts() for each in self._before]
+            counts = sum_(torch.stack([each.counts() for each in self._before]), self._shared_with)
             names = [each.name for each in self._before]
-            self._parcels.send(partial(self._report, self._step, names), torch.stack(counts))
+            self._parcels.send(partial(self._report, self._step, names), counts)
             self._before = []
         self._parcels.report()
 
@@ -128,4 +131,5 @@ class Updates(Observer):
 
 
 def _is_not_zero(gradient: Tensor) -> Tensor:
-    return (gradient.to_dense() if gradient.is_sparse else gradient) != 0
+    own = local(gradient)
+    return (own.to_dense() if own.is_sparse else own) != 0

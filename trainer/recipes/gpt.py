@@ -20,6 +20,7 @@ fp32 (the embedding's type), and the loss is taken in fp32 by autocast. Nothing 
 import math
 import sysconfig
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +30,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from halfstep.flops import count_flops
-from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig, data_path
+from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig, data_path, place
 
 VOCABULARY = 256
 EVALUATION_WINDOWS = 64  # of T bytes each, spread evenly over the validation text
@@ -104,7 +105,7 @@ class GPT(Recipe):
             )
         self.window = torch.arange(self.context + 1, device=device)  # the T inputs, and one more
 
-        model = Transformer(settings).to(device)
+        model = place(partial(Transformer, settings), config, device)
         self.modules = {"model": model}
         matrices = [p for p in model.parameters() if p.dim() >= 2]
         vectors = [p for p in model.parameters() if p.dim() < 2]
