@@ -84,6 +84,7 @@ def _signed_in(
     session: Db,
     database: TheDatabase,
     posted: Posted,
+    detail: deeds.Detail,
     background: BackgroundTasks,
 ) -> Visitor:
     token = _token(request)
@@ -94,9 +95,9 @@ def _signed_in(
         elif not known.is_noted:
             _note_later(request, database, token, background)
         visitor = _admitted(request, session, known.user, token, known=known)
-        return _noted(request, session, visitor, known)
+        return _noted(request, session, visitor, detail, known.name)
     visitor = _by_cookie(request, session, str(posted.get("csrf_token", "")))
-    return _noted(request, session, visitor)
+    return _noted(request, session, visitor, detail)
 
 
 def _full_token(session: Session, token: str) -> accounts.KnownToken:
@@ -142,11 +143,11 @@ def _admitted(
 
 
 def _noted(
-    request: Request, session: Session, visitor: Visitor, token: accounts.KnownToken | None = None
+    request: Request, session: Session, visitor: Visitor, detail: str, token: str | None = None
 ) -> Visitor:
     """Write down what is changed, with the change."""
     if request.method not in SAFE_METHODS:
-        deeds.note(session, visitor.user, request, token.name if token else None)
+        deeds.note(session, visitor.user, request, token, detail)
     return visitor
 
 
@@ -161,7 +162,7 @@ async def _sender(request: Request, background: BackgroundTasks) -> User:
         raise SignInNeeded
     if known.kind not in (FULL, WRITE):
         raise NotForSending
-    request.state.only = known.project
+    request.state.only, request.state.token = known.project, known.name
     if known.project is not None:
         await run_in_threadpool(_check_run, database, request, known.project)
     if not known.is_noted:
@@ -202,6 +203,7 @@ def _whose_upload(request: Request, database: Database, token: str | None) -> tu
         if token is None:
             return _by_cookie(request, session).user, True
         known = _full_token(session, token)
+        request.state.token = known.name
         visitor = _admitted(request, session, known.user, token, known=known)
         return visitor.user, known.is_noted
 

@@ -16,7 +16,7 @@ from sqlalchemy import make_url
 
 from app import formats
 from app.disk import disk
-from db import accounts, pruning, pyramid, run_bin, runs
+from db import accounts, deeds, pruning, pyramid, run_bin, runs
 from db.backup import back_up
 from db.backup import restore as restore_backup
 from db.database import Database, open_database
@@ -208,6 +208,8 @@ def backup(folder: Annotated[Path, typer.Argument(help="A new folder to write")]
     if not database.is_current():  # what is backed up is what there is
         raise Conflict(f"{database.name} is not of this version: `halfstep migrate` changes that.")
     saved = back_up(database, open_store(settings), folder)
+    with database.writing() as session:
+        deeds.note_typed(session, "backup", str(folder))
     for key in saved["left_out"]:
         typer.echo(f"left out, because it is missing or damaged: {key}")
     typer.echo(f"{folder}: {saved['rows']} rows, {saved['files']} files")
@@ -313,6 +315,7 @@ def _print_link(settings: Settings, database: Database, name: str | None = None)
         if who.deactivated_at is not None:
             raise Conflict(f"{who.name} was shut out: `halfstep user change {who.name} activate`.")
         token = accounts.make_link_token(session, who)
+        deeds.note_typed(session, "link", who.name)
     print_link(settings, token)
 
 

@@ -8,7 +8,7 @@ import typer
 from sqlalchemy.orm import Session
 
 from app.commands import open_installed, print_link, run_typed
-from db import accounts, people, projects
+from db import accounts, deeds, people, projects
 from db.errors import Invalid
 from db.rights import MEMBER
 from db.settings import Settings
@@ -49,6 +49,8 @@ def _add(
     with _installed() as (settings, session):
         made = people.invite(session, name, project=project, role=role)
         made.is_operator = operator
+        what = f"{name} {'operator' if operator else ''} {role} {project}"
+        deeds.note_typed(session, "user add", what)
         token = accounts.make_link_token(session, made)
     print_link(settings, token)
 
@@ -72,6 +74,7 @@ def _give_role(
     """Give a role in a project, in place of the one before; `none` takes it away."""
     with _installed() as (_settings, session):
         who = people.named(session, name)
+        deeds.note_typed(session, "user role", f"{who.name} {role} {project}")
         if role == "none":
             projects.take_role(session, who, project)
         else:
@@ -89,6 +92,7 @@ def _change(
     with _installed() as (settings, session):
         who = people.named(session, name)
         people.CHANGES[change](session, who)  # type: ignore[index]
+        deeds.note_typed(session, "user change", f"{who.name} {change}")
         token = accounts.make_link_token(session, who) if change == "reset" else ""
     if token:
         print_link(settings, token)
@@ -103,3 +107,4 @@ def _set_subject(
     """Let a provider of identities sign an account in: "https://provider 1234"."""
     with _installed() as (_settings, session):
         people.set_subject(session, people.named(session, name), subject.strip())
+        deeds.note_typed(session, "user subject", f"{name} {subject.strip()}")

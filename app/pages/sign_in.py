@@ -5,7 +5,9 @@ from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Form, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
+from starlette.background import BackgroundTask
 
+from app import deeds
 from app.auth import Forgery, NoPasswords, SignedIn, cookie_of, is_secure, local_path, sign_in
 from app.brake import TooManyTries, client_of
 from app.context import Db, Hashing, TheBrake, TheDatabase, TheSettings
@@ -57,8 +59,10 @@ def redeem_link(
         with database.writing() as session:
             user = accounts.redeem_link_token(session, token)
             sign_in(request, response, session, user, by_link=True)
+            deeds.note_now(session, request, user, "signed in by a link")
     except Refused:
-        return RedirectResponse("/sign-in?problem=link", status_code=303)
+        refused = BackgroundTask(deeds.note_refusal, database, request)
+        return RedirectResponse("/sign-in?problem=link", status_code=303, background=refused)
     return response
 
 
@@ -135,8 +139,10 @@ def finish_sso(
                 session, user, roles_of_groups.parsed(settings.oidc_roles), claims.groups
             )
             sign_in(request, response, session, user)
+            deeds.note_now(session, request, user, "signed in by the provider")
     except (SsoFailed, Refused) as failure:
         response = _sign_in_page(request, settings, problem=str(failure), status_code=401)
+        response.background = BackgroundTask(deeds.note_refusal, database, request)
     response.delete_cookie(SSO_COOKIE, path="/sign-in/sso")
     return response
 
@@ -177,11 +183,14 @@ def sign_in_with_password(
         )
         if isinstance(error, TooManyTries):
             answer.headers["Retry-After"] = str(error.seconds)
+        else:
+            answer.background = BackgroundTask(deeds.note_refusal, database, request, name)
         return answer
     brake.release(**client)
     with database.writing() as session:
         welcome = RedirectResponse(target, status_code=303)
         sign_in(request, welcome, session, user)
+        deeds.note_now(session, request, user, "signed in by a password")
     return welcome
 
 
