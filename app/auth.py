@@ -8,6 +8,7 @@ import hmac
 import logging
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import BackgroundTasks, Depends, Request, Response
 from sqlalchemy import select
@@ -51,6 +52,11 @@ class NoPasswords(HalfstepError):
 
 class WriteOnly(HalfstepError):
     """This token may send watched runs and nothing else: make a full one on the account page."""
+
+
+class LinkNeeded(HalfstepError):
+    """This read-only link has ended, or this browser has not opened it yet. Open it again, or ask
+    for a new one."""
 
 
 @dataclass(frozen=True)
@@ -305,6 +311,18 @@ def is_secure(request: Request) -> bool:
 def cookie_name(settings: Settings) -> str:
     """Name the port: browsers share cookies between the ports of a host."""
     return f"halfstep-{settings.port}"
+
+
+def check_came_from_here(request: Request) -> None:
+    """See that no other site signs a browser in as somebody else. Raises Forgery.
+
+    Over plain HTTP browsers do not say where they come from but by Origin; one that says nothing at
+    all is believed no more than one that comes from elsewhere.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    is_other = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+    if site not in ("same-origin", "none", None) or is_other or (site is None and origin is None):
+        raise Forgery
 
 
 def local_path(address: str) -> str:

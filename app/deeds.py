@@ -102,19 +102,25 @@ def note(session: Session, user: User, request: Request, token: str | None, deta
     # One that is none is refused, and this with it, where the route's parameters are read.
     is_id = run_id.isdecimal() and len(run_id) <= len(str(LARGEST_ID))
     said = _said(request, detail) | {"user_id": user.id, "token": token}
-    session.info[_PENDING] = [said | {"run_id": min(int(run_id), LARGEST_ID) if is_id else None}]
+    done = [said | {"run_id": min(int(run_id), LARGEST_ID) if is_id else None}]
+    request.state.deeds = session.info[_PENDING] = done
 
 
 def done_to(session: Session, run_ids: Iterable[int]) -> None:
     """Say to which runs the request of a session was done: a deed each."""
-    pending = session.info.get(_PENDING, ())
-    session.info[_PENDING] = [each | {"run_id": run_id} for run_id in run_ids for each in pending]
+    pending = session.info.get(_PENDING, [])
+    pending[:] = [each | {"run_id": run_id} for run_id in run_ids for each in pending]
 
 
 def tell(session: Session, detail: str) -> None:
     """Say what the request of a session has done, where only its route knows."""
     for each in session.info.get(_PENDING, ()):
         each["detail"] = detail[:DETAIL_CHARACTERS]
+
+
+def forget(request: Request) -> None:
+    """Write nothing down of a request that a page refuses: nothing was done."""
+    getattr(request.state, "deeds", []).clear()
 
 
 @event.listens_for(Session, "before_commit")

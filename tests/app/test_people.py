@@ -27,7 +27,8 @@ def _script(app: FastAPI, database: Database, user: User, **of: Any) -> TestClie
     return TestClient(app, base_url="http://localhost", headers=headers)
 
 
-def _browser(app: FastAPI, database: Database, user: User) -> TestClient:
+def browser_of(app: FastAPI, database: Database, user: User) -> TestClient:
+    """Somebody's browser."""
     with database.writing() as session:
         secret, row = accounts.start_session(session, user)
         token = row.csrf_token
@@ -102,7 +103,7 @@ def test_maintainers_give_roles_in_their_projects(
         carol = accounts.make_user(session, "carol")
         dave = accounts.make_user(session, "dave")
         projects.set_role(session, carol, "vision", MAINTAINER)
-    script = _browser(app, database, carol)
+    script = browser_of(app, database, carol)
     given = {"project": "vision", "user": "dave", "role": "viewer"}
     assert script.put("/api/v1/projects/roles", json=given).status_code == 204
     told = script.get("/api/v1/projects/roles", params={"project": "vision"}).json()
@@ -114,7 +115,7 @@ def test_maintainers_give_roles_in_their_projects(
     )
     for wrong, status in wrongs:
         assert script.put("/api/v1/projects/roles", json=given | wrong).status_code == status
-    assert _browser(app, database, dave).post("/projects/roles", data=given).status_code == 403
+    assert browser_of(app, database, dave).post("/projects/roles", data=given).status_code == 403
     assert "speech" not in script.get("/projects").text
     assert script.post("/projects/roles", data=given | {"role": MEMBER}).status_code == 303
     assert script.post("/projects/roles", data=given | {"user": "nobody"}).status_code == 422
@@ -212,7 +213,7 @@ def test_other_browsers_are_signed_out(
     app: FastAPI, database: Database, ada: User, browser: TestClient
 ) -> None:
     """All but the one that asks."""
-    other = _browser(app, database, ada)
+    other = browser_of(app, database, ada)
     assert browser.get("/account").text.count("<b>this browser</b>") == 1
     assert browser.post("/account/sign-ins/deletion").status_code == 303
     assert other.get("/runs").status_code == 303
