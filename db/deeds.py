@@ -13,10 +13,10 @@ DETAIL_CHARACTERS = 300
 TERMINAL = "terminal"
 
 
-def note_typed(session: Session, command: str, detail: str) -> None:
+def note_typed(session: Session, command: str, *words: str) -> None:
     """Write down what was typed on the server's machine, by whoever may sit there."""
-    said = {"deed": f"halfstep {command}", "detail": detail[:DETAIL_CHARACTERS]}
-    session.add(Deed(**said, address=TERMINAL))
+    detail = " ".join(filter(None, words))[:DETAIL_CHARACTERS]
+    session.add(Deed(deed=f"halfstep {command}", detail=detail, address=TERMINAL))
 
 
 def listed(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import delete, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.exc import DatabaseError
 from starlette.testclient import TestClient
 
@@ -246,6 +246,13 @@ def test_accounts_are_kept_from_a_terminal(
     assert "/?token=" in told
     assert "ada: operator\n" in told
     assert "carol: maintainer of the first project, may run commands, deactivated\n" in told
+    with database.reading() as session:
+        deeds = session.scalars(select(Deed).order_by(Deed.id)).all()
+    assert {(each.address, each.user_id) for each in deeds} == {("terminal", None)}
+    assert [(each.deed, each.detail) for each in deeds][:2] == [
+        ("halfstep user add", "carol viewer"),
+        ("halfstep user role", "carol maintainer"),
+    ]
     for words, message in (
         (["add", "CAROL"], "looks as 'carol'"),
         (["role", "nobody", "viewer"], "no account"),
