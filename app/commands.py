@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from alembic.command import upgrade
 from sqlalchemy import make_url
+from sqlalchemy.orm import Session
 
 from app import formats
 from app.disk import disk
@@ -24,6 +25,7 @@ from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.settings import Settings
 from db.storage import mend as mend_storage
 from db.storage import mismatches, open_store
+from db.tables import User
 from halfstep.output import say
 from halfstep.process import close_to_others
 
@@ -94,7 +96,7 @@ def server() -> None:
 
 
 @command
-def link(user: Annotated[str, typer.Argument(help="Name of the user, new or known")]) -> None:
+def link(user: Annotated[str, typer.Argument(help="Name of the user")]) -> None:
     """Print a link that signs a user in once, within a day."""
     settings, database = open_installed()
     _print_link(settings, database, user)
@@ -311,12 +313,20 @@ def _print_link(settings: Settings, database: Database, name: str | None = None)
     """Print a link for somebody, or else for the first operator."""
     with database.writing() as session:
         who = accounts.first_operator(session) if name is None else None
-        who = who or accounts.user_named(session, name or OPERATOR)
+        who = who or _named(session, name or OPERATOR)
         if who.deactivated_at is not None:
             raise Conflict(f"{who.name} was shut out: `halfstep user change {who.name} activate`.")
         token = accounts.make_link_token(session, who)
         deeds.note_typed(session, "link", who.name)
     print_link(settings, token)
+
+
+def _named(session: Session, name: str) -> User:
+    """Return the user of that name; the very first is made. Raises NotFound, Invalid."""
+    if accounts.has_users(session) and accounts.find_user(session, name) is None:
+        called = name[: accounts.NAME_CHARACTERS]
+        raise NotFound(f"There is no user {called!r}: `halfstep user add NAME` makes one.")
+    return accounts.user_named(session, name)
 
 
 def print_link(settings: Settings, token: str) -> None:

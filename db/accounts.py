@@ -55,11 +55,16 @@ def user_named(session: Session, name: str) -> User:
     """
     user = find_user(session, name)
     if user is None:
-        is_first = not session.scalar(select(func.count()).select_from(User))
+        is_first = not has_users(session)
         user = make_user(session, name, is_operator=is_first)
         if not is_first:
             projects.set_role(session, user, projects.DEFAULT, MEMBER)
     return user
+
+
+def has_users(session: Session) -> bool:
+    """Tell whether anybody has, or had, an account."""
+    return session.scalar(select(User.id).limit(1)) is not None
 
 
 def find_user(session: Session, name: str) -> User | None:

@@ -31,7 +31,7 @@ class Uploaded(BaseModel):
 
 
 @router.put(
-    "/uploads/{name}",
+    "/uploads/{name:path}",
     status_code=201,
     openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
 )

@@ -138,5 +138,6 @@ def _account(
         this=at_browser.token_hash,
         changed=changed,
         token=token,
+        roles=projects.memberships(session, visitor.user),
         errors=errors or {},
     )

@@ -51,6 +51,7 @@ def test_an_operator_invites_and_shuts_out(
     assert stranger.post("/", data={"token": token}).headers["location"] == "/runs"
     assert stranger.get("/runs").status_code == 200
     assert stranger.get("/people").status_code == 403
+    assert "You are <b>viewer</b> of the first project." in stranger.get("/account").text
     with database.reading() as session:
         bob = people.named(session, "BOB")
         assert projects.memberships(session, bob) == {"": "viewer"}

@@ -159,6 +159,9 @@ def test_runs_go_where_one_may_submit(
             assert answer.status_code == (201 if is_allowed else 422), (role, path)
             if not is_allowed:
                 assert "'vision' is not allowed; allowed: " in answer.json()["errors"]["project"]
+        rule = {"condition": "ended", "scope": "project", "project": "speech"}
+        told = client.post("/api/v1/alerts/rules", json=rule)
+        assert told.status_code == (201 if role == "outsider" else 422), (role, told.text)
     for given in (
         {"project": "nowhere"},
         {"project": PROJECT, "after_id": hidden.id},
