@@ -155,7 +155,8 @@ def note_refusal(database: Database, request: Request, name: str = "") -> None:
         with database.writing() as session:
             user = accounts.find_user(session, name)
             same.append(Deed.user_id == user.id if user else Deed.user_id.is_(None))
-            recent = select(Deed.id).where(Deed.time > now() - REFUSED_SECONDS, *same)
+            since = session.scalars(select(now())).one() - REFUSED_SECONDS  # a number: by the index
+            recent = select(Deed.id).where(Deed.time > since, *same)
             if session.scalar(recent.limit(1)) is None:
                 session.add(Deed(**said, user_id=user.id if user else None))
     except DBAPIError as error:

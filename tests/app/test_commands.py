@@ -139,17 +139,19 @@ def test_setting_out_of_range_is_named(tmp_path: Path, name: str, value: str, al
     assert "Traceback" not in ended.stderr
 
 
-def test_link_makes_the_first_user_alone(site: Site) -> None:
+def test_link_makes_the_first_user_alone(tmp_path: Path) -> None:
     """A name that is mistyped later makes no account; the terminal's deeds are written down."""
-    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
-    ended = halfstep("link", "x" * 65, **environment)
-    assert "1 to 64 are allowed" in ended.stderr
+    environment = {"HALFSTEP_DATA": str(tmp_path)}
+    halfstep("migrate", **environment)
+    assert "1 to 64 are allowed" in halfstep("link", "x" * 65, **environment).stderr
     assert "/?token=" in halfstep("link", "bob", **environment).stdout
     ended = halfstep("link", "bbo", **environment)
     assert "There is no user 'bbo': `halfstep user add NAME` makes one." in ended.stderr
-    with site.database.reading() as session:
+    database = Database(f"sqlite:///{tmp_path / 'halfstep.db'}")
+    with database.reading() as session:
         assert session.scalars(select(User.name)).all() == ["bob"]
         deed = session.scalars(select(Deed)).one()
+    database.dispose()
     assert (deed.deed, deed.detail, deed.address) == ("halfstep link", "bob", "terminal")
 
 
