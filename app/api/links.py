@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
+from app import deeds
 from app.api.lists import After, Limit, ListPage
 from app.auth import AtBrowser, SignedIn
 from app.comparison import MOST_RUNS
@@ -66,6 +67,7 @@ def make_link(wanted: NewLink, session: Db, visitor: SignedIn, _at_browser: AtBr
     """Make a link. Only a browser may: what a stolen token made would outlive its revocation."""
     ids = check_shareable(session, list(dict.fromkeys(wanted.runs)))
     secret, link = shared_links.make(session, visitor.user, ids, wanted.days)
+    deeds.done_to(session, ids)
     told = _row(link, visitor.user.name, len(ids)).model_dump()
     return MadeLink(**told, address=address_of(secret))
 

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
 
+from app import deeds
 from app.api.links import address_of, check_shareable
 from app.auth import AtBrowser, SignedIn, Visitor, local_path
 from app.comparison import MOST_RUNS
@@ -38,6 +39,7 @@ def make_link(
     secret, errors = "", dict[str, str]()
     try:
         secret, _link = shared_links.make(session, visitor.user, ids, _days(days))
+        deeds.done_to(session, ids)
     except Invalid as error:
         errors = error.errors
     here = f"{request.url.scheme}://{request.url.netloc}"

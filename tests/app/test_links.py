@@ -219,5 +219,5 @@ def test_links_are_made_by_those_who_may(
     assert browser_of(app, database, peer).post(address).status_code == 404
     assert browser_of(app, database, boss).post(address).status_code == 303
     assert client.get(f"/api/v1/links?runs={run.id}").json()["total"] == 0
-    (made,) = browser.get("/api/v1/deeds?user=MEL").json()["deeds"]
+    (made,) = browser.get(f"/api/v1/deeds?user=MEL&run={run.id}").json()["deeds"]
     assert made["detail"] == f"runs {run.id}, days 30"
