@@ -8,6 +8,7 @@ import hmac
 import logging
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import BackgroundTasks, Depends, Request, Response
 from sqlalchemy import select
@@ -53,6 +54,11 @@ class WriteOnly(HalfstepError):
     """This token may send watched runs and nothing else: make a full one on the account page."""
 
 
+class LinkNeeded(HalfstepError):
+    """This read-only link has ended, or this browser has not opened it yet. Open it again, or ask
+    for a new one."""
+
+
 @dataclass(frozen=True)
 class Visitor:
     """Somebody who is signed in: by sign_in, or, a script, by a token."""
@@ -84,6 +90,7 @@ def _signed_in(
     session: Db,
     database: TheDatabase,
     posted: Posted,
+    detail: deeds.Detail,
     background: BackgroundTasks,
 ) -> Visitor:
     token = _token(request)
@@ -94,9 +101,9 @@ def _signed_in(
         elif not known.is_noted:
             _note_later(request, database, token, background)
         visitor = _admitted(request, session, known.user, token, known=known)
-        return _noted(request, session, visitor, known)
+        return _noted(request, session, visitor, detail, known.name)
     visitor = _by_cookie(request, session, str(posted.get("csrf_token", "")))
-    return _noted(request, session, visitor)
+    return _noted(request, session, visitor, detail)
 
 
 def _full_token(session: Session, token: str) -> accounts.KnownToken:
@@ -142,11 +149,11 @@ def _admitted(
 
 
 def _noted(
-    request: Request, session: Session, visitor: Visitor, token: accounts.KnownToken | None = None
+    request: Request, session: Session, visitor: Visitor, detail: str, token: str | None = None
 ) -> Visitor:
     """Write down what is changed, with the change."""
     if request.method not in SAFE_METHODS:
-        deeds.note(session, visitor.user, request, token.name if token else None)
+        deeds.note(session, visitor.user, request, token, detail)
     return visitor
 
 
@@ -163,7 +170,7 @@ async def _sender(request: Request, background: BackgroundTasks) -> User:
             await run_in_threadpool(_check_run, database, request, known.project)
     if known.kind not in (FULL, WRITE):
         raise NotForSending
-    request.state.only = known.project
+    request.state.only, request.state.token = known.project, known.name
     if not known.is_noted:
         _note_later(request, database, token, background)
     return known.user
@@ -202,6 +209,7 @@ def _whose_upload(request: Request, database: Database, token: str | None) -> tu
         if token is None:
             return _by_cookie(request, session).user, True
         known = _full_token(session, token)
+        request.state.token = known.name
         visitor = _admitted(request, session, known.user, token, known=known)
         return visitor.user, known.is_noted
 
@@ -303,6 +311,18 @@ def is_secure(request: Request) -> bool:
 def cookie_name(settings: Settings) -> str:
     """Name the port: browsers share cookies between the ports of a host."""
     return f"halfstep-{settings.port}"
+
+
+def check_came_from_here(request: Request) -> None:
+    """See that no other site signs a browser in as somebody else. Raises Forgery.
+
+    Over plain HTTP browsers do not say where they come from but by Origin; one that says nothing at
+    all is believed no more than one that comes from elsewhere.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    is_other = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+    if site not in ("same-origin", "none", None) or is_other or (site is None and origin is None):
+        raise Forgery
 
 
 def local_path(address: str) -> str:

@@ -36,11 +36,11 @@ class TooManyTries(HalfstepError):
 
 def client_of(request: Request, name: str) -> dict[str, str]:
     """Return by what the tries of this client for this user are counted."""
-    address = _network(request.client.host if request.client else "")
+    address = network_of(request.client.host if request.client else "")
     return {"address": address, "name": f"{address} {key_of(name[:64])}"}
 
 
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
     """Return an address as it is counted: of IPv6 the /64, all of which one machine has."""
     try:
         parsed = ipaddress.ip_address(address)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from alembic.command import upgrade
 from sqlalchemy import make_url
+from sqlalchemy.orm import Session
 
 from app import formats
 from app.disk import disk
-from db import accounts, pruning, pyramid, run_bin, runs
+from db import accounts, deeds, pruning, pyramid, run_bin, runs
 from db.backup import back_up
 from db.backup import restore as restore_backup
 from db.database import Database, open_database
@@ -24,6 +25,7 @@ from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.settings import Settings
 from db.storage import mend as mend_storage
 from db.storage import mismatches, open_store
+from db.tables import User
 from halfstep.output import say
 from halfstep.process import close_to_others
 
@@ -94,7 +96,7 @@ def server() -> None:
 
 
 @command
-def link(user: Annotated[str, typer.Argument(help="Name of the user, new or known")]) -> None:
+def link(user: Annotated[str, typer.Argument(help="Name of the user")]) -> None:
     """Print a link that signs a user in once, within a day."""
     settings, database = open_installed()
     _print_link(settings, database, user)
@@ -208,6 +210,8 @@ def backup(folder: Annotated[Path, typer.Argument(help="A new folder to write")]
     if not database.is_current():  # what is backed up is what there is
         raise Conflict(f"{database.name} is not of this version: `halfstep migrate` changes that.")
     saved = back_up(database, open_store(settings), folder)
+    with database.writing() as session:
+        deeds.note_typed(session, "backup", str(folder))
     for key in saved["left_out"]:
         typer.echo(f"left out, because it is missing or damaged: {key}")
     typer.echo(f"{folder}: {saved['rows']} rows, {saved['files']} files")
@@ -309,11 +313,20 @@ def _print_link(settings: Settings, database: Database, name: str | None = None)
     """Print a link for somebody, or else for the first operator."""
     with database.writing() as session:
         who = accounts.first_operator(session) if name is None else None
-        who = who or accounts.user_named(session, name or OPERATOR)
+        who = who or _named(session, name or OPERATOR)
         if who.deactivated_at is not None:
             raise Conflict(f"{who.name} was shut out: `halfstep user change {who.name} activate`.")
         token = accounts.make_link_token(session, who)
+        deeds.note_typed(session, "link", who.name)
     print_link(settings, token)
+
+
+def _named(session: Session, name: str) -> User:
+    """Return the user of that name; the very first is made. Raises NotFound, Invalid."""
+    if accounts.has_users(session) and accounts.find_user(session, name) is None:
+        called = name[: accounts.NAME_CHARACTERS]
+        raise NotFound(f"There is no user {called!r}: `halfstep user add NAME` makes one.")
+    return accounts.user_named(session, name)
 
 
 def print_link(settings: Settings, token: str) -> None:

@@ -1,32 +1,171 @@
 """Writing down who changed what: with every change that a signed-in request makes, in its own
-transaction, so that there is no deed without a row, nor a row without its deed.
+transaction, so that there is no deed without a row, nor a row without its deed. Who comes in, or is
+refused, and what is typed on the server's machine stands there too.
 
-What is sent is not written down, and so no secret can be.
+Of what is sent no more is written down than FIELDS names, so that no secret can be.
 """
 
-from fastapi import Request
+import logging
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from sqlalchemy import event, select
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from app.brake import network_of
+from app.context import Posted
+from app.rights import name_of
+from db import accounts
+from db.database import Database, now
+from db.deeds import DETAIL_CHARACTERS
 from db.tables import LARGEST_ID, Deed, User
+
+logger = logging.getLogger(__name__)
 
 #: Changes nothing, or nothing but what its user alone sees.
 LEFT_OUT = ("/runs/new", "/alerts/notices/reading", "/api/v1/alerts/notices/reading")
-CHARACTERS = 200
+CHARACTERS, VALUE_CHARACTERS = 200, 100
+#: Refusals of one address, for one user or for nobody, are written down so often.
+REFUSED, REFUSED_SECONDS = "refused", 60.0
+
+_FIELDS = {
+    "name role project": "pages.people.invite api.people.invite",
+    "change": "api.people.change_user",
+    "name": "pages.projects.make_project api.projects.make_project",
+    "name viewers_download": "api.projects.change_project",
+    "project viewers_download": "pages.projects.change_project",
+    "user role project": """
+        pages.projects.set_role api.projects.set_role
+        pages.projects.take_role api.projects.take_role
+    """,
+    "name kind project days": "pages.account.make_token api.tokens.make_token",
+    "runs days": "pages.links.make_link api.links.make_link",
+    "action tag": "api.bulk.act_on_runs",
+    "name recipe project": "api.runs.submit_run api.sweeps.begin_sweep",
+    "name tags": "api.runs.edit_run",
+    "priority": "pages.actions.set_priority api.runs.set_priority",
+    "before_id": "api.runs.set_place",
+    "scale": "pages.actions.set_scale api.runs.set_scale",
+    "step": "pages.actions.replay api.runs.replay_step",
+    "condition scope run_id": "pages.alerts.make_rule api.alerts.make_rule",
+}
+#: Of what is sent to a route, what is written down: it holds no secret, and nobody's notes.
+FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {route: tuple(fields.split()) for fields, routes in _FIELDS.items() for route in routes.split()}
+)
+
+_PENDING = "deeds"
 
 
-def note(session: Session, user: User, request: Request, token: str | None) -> None:
-    """Write down a request that changes something. token: the name of the one that it came with."""
+async def _detail(request: Request, posted: Posted) -> str:
+    fields = FIELDS.get(name_of(request.scope["endpoint"]), ())
+    if not fields:
+        return ""
+    sent: dict[str, Any] = {**request.query_params, **posted}
+    if "json" in request.headers.get("content-type", ""):
+        try:
+            body = await request.json()
+        except ValueError:  # the route refuses it
+            body = None
+        sent |= body if isinstance(body, dict) else {}
+    return _in_words({name: sent[name] for name in fields if name in sent})
+
+
+#: What of a request is written down, beside its address.
+Detail = Annotated[str, Depends(_detail)]
+
+
+def _in_words(values: Mapping[str, Any]) -> str:
+    """Say some fields in a line, cut where it is too long."""
+    told = ((name, _word(value)) for name, value in values.items())
+    return ", ".join(f"{name} {word}" for name, word in told if word)[:DETAIL_CHARACTERS]
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(_word(each) for each in value if not isinstance(each, list))
+    if not isinstance(value, str | int | float):
+        return ""
+    return "".join(each for each in str(value) if each.isprintable())[:VALUE_CHARACTERS]
+
+
+def note(session: Session, user: User, request: Request, token: str | None, detail: str) -> None:
+    """Write down a request that changes something, once it has. token: the name of the one that it
+    came with.
+    """
     if request.url.path in LEFT_OUT:
         return
     run_id = str(request.path_params.get("run_id", ""))
     # One that is none is refused, and this with it, where the route's parameters are read.
     is_id = run_id.isdecimal() and len(run_id) <= len(str(LARGEST_ID))
-    session.add(
-        Deed(
-            user_id=user.id,
-            token=token,
-            deed=f"{request.method} {request.url.path}"[:CHARACTERS],
-            run_id=min(int(run_id), LARGEST_ID) if is_id else None,
-            address=request.client.host[:64] if request.client else "",
-        )
-    )
+    said = _said(request, detail) | {"user_id": user.id, "token": token}
+    done = [said | {"run_id": min(int(run_id), LARGEST_ID) if is_id else None}]
+    request.state.deeds = session.info[_PENDING] = done
+
+
+def done_to(session: Session, run_ids: Iterable[int]) -> None:
+    """Say to which runs the request of a session was done: a deed each."""
+    pending = session.info.get(_PENDING, [])
+    pending[:] = [each | {"run_id": run_id} for run_id in run_ids for each in pending]
+
+
+def tell(session: Session, detail: str) -> None:
+    """Say what the request of a session has done, where only its route knows."""
+    for each in session.info.get(_PENDING, ()):
+        each["detail"] = detail[:DETAIL_CHARACTERS]
+
+
+def forget(request: Request) -> None:
+    """Write nothing down of a request that a page refuses: nothing was done."""
+    getattr(request.state, "deeds", []).clear()
+
+
+@event.listens_for(Session, "before_commit")
+def _write(session: Session) -> None:
+    """Write them at the very end: nobody changes a deed that is written."""
+    if not session.in_nested_transaction():
+        session.add_all(Deed(**each) for each in session.info.pop(_PENDING, ()))
+
+
+def note_now(
+    session: Session, request: Request, user: User, detail: str, run_id: int | None = None
+) -> None:
+    """Write down at once what no signed-in request is: that somebody comes in, or has sent a file
+    or a watched run.
+    """
+    token = getattr(request.state, "token", None)
+    said = _said(request, detail) | {"user_id": user.id, "token": token, "run_id": run_id}
+    session.add(Deed(**said))
+
+
+def note_refusal(database: Database, request: Request, name: str = "") -> None:
+    """Write down that somebody was refused, unless it was lately; to be called after the answer,
+    which so takes as long whether the name is somebody's or not.
+
+    name: that was tried. It is kept if it is a user's alone: another may be a password, typed into
+    the wrong field.
+    """
+    said = _said(request, REFUSED)
+    said["address"] = network_of(said["address"])
+    same = [getattr(Deed, name) == value for name, value in said.items()]
+    try:
+        with database.writing() as session:
+            user = accounts.find_user(session, name)
+            same.append(Deed.user_id == user.id if user else Deed.user_id.is_(None))
+            since = session.scalars(select(now())).one() - REFUSED_SECONDS  # a number: by the index
+            recent = select(Deed.id).where(Deed.time > since, *same)
+            if session.scalar(recent.limit(1)) is None:
+                session.add(Deed(**said, user_id=user.id if user else None))
+    except DBAPIError as error:
+        logger.warning("a refused sign-in was not written down: %s", error.orig)
+
+
+def _said(request: Request, detail: str) -> dict[str, Any]:
+    return {
+        "deed": f"{request.method} {request.url.path}"[:CHARACTERS],
+        "detail": detail[:DETAIL_CHARACTERS],
+        "address": request.client.host[:64] if request.client else "",
+    }

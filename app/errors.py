@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.auth import (
     Forgery,
+    LinkNeeded,
     NoPasswords,
     NotForScripts,
     NotForSending,
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 STATUS_CODES: dict[type[Exception], int] = {
     SignInNeeded: 401,
+    LinkNeeded: 401,
     ShutOut: 401,
     errors.Refused: 401,
     Forgery: 403,

@@ -7,7 +7,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import DictLoader, Environment, StrictUndefined
 
-from app import formats
+from app import deeds, formats
 from app.auth import Visitor
 from app.documents import term
 from app.file_names import file_name
@@ -37,6 +37,8 @@ def page(
     **values: Any,
 ) -> HTMLResponse:
     """Render a whole page."""
+    if status_code >= 400:
+        deeds.forget(request)
     text = fragment(
         template,
         visitor=visitor,

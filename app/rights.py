@@ -27,6 +27,8 @@ class Forbidden(HalfstepError):
 ANYBODY = "anybody"
 #: For people at their browsers, and what is the whole instance's.
 COMMAND, OPERATE = "command", "operate"
+#: For whoever has a read-only link, of its runs alone, and for nobody by a sign-in.
+LINK = "link"
 
 _TABLE: dict[str, str] = {
     ANYBODY: """
@@ -63,7 +65,13 @@ _TABLE: dict[str, str] = {
         pages.account.end_sign_ins
         api.projects.list_projects api.projects.list_members api.projects.set_role
         api.projects.take_role api.projects.change_project
+        pages.links.make_link pages.links.revoke_link
+        api.links.list_links api.links.make_link api.links.revoke_link
         api.docs.openapi api.docs.docs api.unversioned.redirect
+    """,
+    LINK: """
+        pages.shared.show pages.shared.get_series
+        pages.shared.get_comparison pages.shared.get_series_of_runs
     """,
     Right.SEE: """
         pages.run.show_run pages.sweeps.show_sweep pages.alerts.make_rule_of_run

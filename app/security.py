@@ -27,6 +27,10 @@ HSTS = "max-age=31536000"
 #: A piece of a watched run's spool or files.
 PIECE_BYTES = 32 << 20
 
+#: Where read-only links lead. The page that posts a link's secret has to say where it comes from,
+#: which it could not without any Referer; those that it leads to need not.
+SHARED = "/shared"
+
 
 def content_security_policy(nonce: str) -> str:
     """Allow what this server sends and nothing else; the nonce is the import map's."""
@@ -67,6 +71,10 @@ class SecurityHeaders:
                 headers.setdefault("Content-Security-Policy", content_security_policy(nonce))
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers["Referrer-Policy"] = "same-origin"
+                if scope["path"].startswith(SHARED):
+                    headers["X-Robots-Tag"] = "noindex"
+                if scope["path"].startswith(f"{SHARED}/"):
+                    headers["Referrer-Policy"] = "no-referrer"
                 headers["Cross-Origin-Opener-Policy"] = "same-origin"
                 headers["Cross-Origin-Resource-Policy"] = "same-origin"
                 headers.setdefault("Cache-Control", "no-store")

@@ -21,8 +21,12 @@ from db.storage import open_store, put_file
 
 logger = logging.getLogger(__name__)
 
-KINDS = (".safetensors", ".pt")
+SAFETENSORS, PICKLE = KINDS = (".safetensors", ".pt")
 NAME_CHARACTERS = 100
+#: What torch.save begins a file with: a zip, or what it wrote before 1.6.
+OF_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
+#: Of a safetensors file: the length of its header, and the brace that this begins with.
+HEAD_BYTES = 9
 
 
 class Stored(NamedTuple):
@@ -40,10 +44,13 @@ class Upload:
         if not name.endswith(KINDS):
             kinds = " or ".join(KINDS)
             raise Invalid({"name": f"{name[:NAME_CHARACTERS]!r} is no such file; allowed: {kinds}"})
+        if "/" in name or "\\" in name:
+            text = f"{name[:NAME_CHARACTERS]!r} names a folder; allowed: the name of a file alone"
+            raise Invalid({"name": text})
         self._name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[-NAME_CHARACTERS:].lstrip("-.")
         self._settings = settings
         self._check_size(declared_bytes)
-        self._size, self._digest = 0, hashlib.sha256()
+        self._size, self._digest, self._head = 0, hashlib.sha256(), b""
         self._path = settings.data / uploads.FOLDER / "incoming" / uuid.uuid4().hex
 
     def __enter__(self) -> Self:
@@ -67,6 +74,7 @@ class Upload:
         self._size += len(piece)
         self._check_size(self._size)
         self._digest.update(piece)
+        self._head = (self._head + piece[:HEAD_BYTES])[:HEAD_BYTES]
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             file.write(piece)
@@ -75,6 +83,7 @@ class Upload:
         """Put the whole file where checkpoints are put."""
         if not self._size:
             raise Invalid({"body": f"{self._name} is empty; allowed: a file of weights"})
+        self._check_content()
         sha256 = self._digest.hexdigest()
         upload = f"{sha256}/{self._name}"
         key = uploads.key(upload)
@@ -86,6 +95,17 @@ class Upload:
             whole.parent.mkdir(parents=True, exist_ok=True)
             self._path.replace(whole)
         return Stored(upload, self._size, sha256)
+
+    def _check_content(self) -> None:
+        """See that it begins as such a file does, which one that was renamed does not."""
+        if self._name.endswith(PICKLE):
+            what, is_one = "torch.save", self._head.startswith(OF_TORCH)
+        else:
+            length = int.from_bytes(self._head[:8], "little")
+            what, is_one = "safetensors", self._head[8:] == b"{" and length + 8 <= self._size
+        if not is_one:
+            text = f"{self._name} does not begin as a file of {what} does, whatever it is called"
+            raise Invalid({"body": f"{text}; allowed: a file of weights"})
 
     def _check_size(self, size_bytes: int) -> None:
         most = largest_bytes(self._settings)

@@ -8,7 +8,7 @@ import typer
 from sqlalchemy.orm import Session
 
 from app.commands import open_installed, print_link, run_typed
-from db import accounts, people, projects
+from db import accounts, deeds, people, projects
 from db.errors import Invalid
 from db.rights import MEMBER
 from db.settings import Settings
@@ -49,6 +49,7 @@ def _add(
     with _installed() as (settings, session):
         made = people.invite(session, name, project=project, role=role)
         made.is_operator = operator
+        deeds.note_typed(session, "user add", made.name, role, project, "operator" * operator)
         token = accounts.make_link_token(session, made)
     print_link(settings, token)
 
@@ -72,6 +73,7 @@ def _give_role(
     """Give a role in a project, in place of the one before; `none` takes it away."""
     with _installed() as (_settings, session):
         who = people.named(session, name)
+        deeds.note_typed(session, "user role", who.name, role, project)
         if role == "none":
             projects.take_role(session, who, project)
         else:
@@ -89,6 +91,7 @@ def _change(
     with _installed() as (settings, session):
         who = people.named(session, name)
         people.CHANGES[change](session, who)  # type: ignore[index]
+        deeds.note_typed(session, "user change", who.name, change)
         token = accounts.make_link_token(session, who) if change == "reset" else ""
     if token:
         print_link(settings, token)
@@ -102,4 +105,6 @@ def _set_subject(
 ) -> None:
     """Let a provider of identities sign an account in: "https://provider 1234"."""
     with _installed() as (_settings, session):
-        people.set_subject(session, people.named(session, name), subject.strip())
+        who = people.named(session, name)
+        people.set_subject(session, who, subject.strip())
+        deeds.note_typed(session, "user subject", who.name, subject.strip())

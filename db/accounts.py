@@ -22,6 +22,8 @@ from db.tables import (
     ApiToken,
     Membership,
     Project,
+    SharedLink,
+    SharedRun,
     SignInLink,
     SignInSession,
     User,
@@ -53,11 +55,16 @@ def user_named(session: Session, name: str) -> User:
     """
     user = find_user(session, name)
     if user is None:
-        is_first = not session.scalar(select(func.count()).select_from(User))
+        is_first = not has_users(session)
         user = make_user(session, name, is_operator=is_first)
         if not is_first:
             projects.set_role(session, user, projects.DEFAULT, MEMBER)
     return user
+
+
+def has_users(session: Session) -> bool:
+    """Tell whether anybody has, or had, an account."""
+    return session.scalar(select(User.id).limit(1)) is not None
 
 
 def find_user(session: Session, name: str) -> User | None:
@@ -146,7 +153,9 @@ def _keep_an_operator(session: Session, user: User) -> None:
 
 
 def _shut_out(session: Session, user: User) -> None:
-    for table in (SignInSession, ApiToken, SignInLink):
+    shown = select(SharedLink.id).where(SharedLink.user_id == user.id)
+    session.execute(delete(SharedRun).where(SharedRun.link_id.in_(shown)))
+    for table in (SignInSession, ApiToken, SignInLink, SharedLink):
         session.execute(delete(table).where(table.user_id == user.id))
 
 
@@ -306,9 +315,10 @@ def page_of_api_tokens(session: Session, user: User, *, after: str = "", limit: 
     return page(session, query, (ApiToken.id,), after=after, limit=limit, newest_first=True)
 
 
-def delete_api_token(session: Session, user: User, token_id: int) -> None:
-    """Revoke one of a user's own tokens."""
-    session.execute(delete(ApiToken).where(ApiToken.id == token_id, ApiToken.user_id == user.id))
+def delete_api_token(session: Session, user: User, token_id: int) -> str | None:
+    """Revoke one of a user's own tokens; return what it was called, None if there was none."""
+    mine = delete(ApiToken).where(ApiToken.id == token_id, ApiToken.user_id == user.id)
+    return session.scalar(mine.returning(ApiToken.name))
 
 
 class KnownToken(NamedTuple):

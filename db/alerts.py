@@ -7,9 +7,10 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from db import channels
+from db import channels, rights
 from db.alert_conditions import CONDITIONS
 from db.errors import Invalid, NotFound
+from db.rights import Right
 from db.tables import AlertRule, Notice, Run, User
 
 RUN, PROJECT, MINE, ALL = SCOPES = ("run", "project", "mine", "all")
@@ -49,6 +50,10 @@ def make(
     run = session.get(Run, run_id) if scope == RUN and run_id is not None else None
     if scope == RUN and (run is None or run.deleted_at is not None):
         wrong["run_id"] = f"there is no run {run_id}; allowed: the number of a run"
+    standing = rights.limits(session)
+    if scope == PROJECT and standing is not None and not standing.may(Right.SEE, project):
+        text = f"there is no project {project[:100]!r}; allowed: one that you see"
+        wrong.setdefault("project", text)
     if wrong:
         raise Invalid(wrong)
     said: dict[str, Any] = {

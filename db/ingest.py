@@ -95,6 +95,12 @@ def begin(
     return session.get_one(WatchedAttempt, (run.id, attempt))
 
 
+def is_known(session: Session, owner: User, watch_id: str) -> bool:
+    """Tell whether somebody has sent a run of this id before."""
+    mine = (Run.owner_id == owner.id, Run.watch_id == watch_id)
+    return session.scalar(select(Run.id).where(*mine)) is not None
+
+
 def _check_project(session: Session, owner: User, project: str) -> None:
     """See that somebody may send runs of a project; an operator's is made now. Raises Invalid."""
     if owner.is_operator:

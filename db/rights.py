@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from sqlalchemy import event, select
+from sqlalchemy import ColumnElement, event, false, select
 from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
 
 from db.tables import FULL, READ, STEER, SUBMIT, WRITE, Membership, Project, Run, Sweep, User
@@ -24,6 +24,7 @@ class Right(StrEnum):
 
     SEE = "see"
     DOWNLOAD = "download"
+    SHARE = "share"
     SUBMIT = "submit"
     STEER_OWN = "steer_own"
     STEER = "steer"
@@ -36,7 +37,7 @@ class Right(StrEnum):
 RIGHTS_OF: Mapping[str, frozenset[Right]] = MappingProxyType(
     {
         VIEWER: frozenset({Right.SEE}),
-        MEMBER: frozenset({Right.SEE, Right.DOWNLOAD, Right.SUBMIT, Right.STEER_OWN}),
+        MEMBER: frozenset({Right.SEE, Right.DOWNLOAD, Right.SHARE, Right.SUBMIT, Right.STEER_OWN}),
         MAINTAINER: frozenset(Right),
     }
 )
@@ -45,6 +46,7 @@ DEEDS = MappingProxyType(
     {
         Right.SEE: "see",
         Right.DOWNLOAD: "download of",
+        Right.SHARE: "share runs of",
         Right.SUBMIT: "submit to",
         Right.STEER_OWN: "steer your own runs of",
         Right.STEER: "steer other people's runs of",
@@ -59,10 +61,11 @@ _STANDING = "standing"
 
 @dataclass(frozen=True)
 class Standing:
-    """What one person may do, or a token of theirs.
+    """What one person may do, or a token or a read-only link of theirs.
 
     rights: by project; of an operator they are not looked at.  most: what the token allows, of a
     person everything.  only: the one project that the token opens, if it does not open all.
+    runs: those that the link shows, of which nothing else is there; None: no link.
     """
 
     user_id: int
@@ -70,6 +73,7 @@ class Standing:
     rights: Mapping[str, frozenset[Right]]
     most: frozenset[Right] = frozenset(Right)
     only: str | None = None
+    runs: frozenset[int] | None = None
 
     @property
     def projects(self) -> tuple[str, ...] | None:
@@ -105,7 +109,7 @@ RIGHTS_OF_TOKENS: Mapping[str, frozenset[Right]] = MappingProxyType(
         FULL: frozenset(Right),
         READ: _READING,
         SUBMIT: _READING | {Right.SUBMIT},
-        STEER: frozenset(Right) - {Right.MANAGE},
+        STEER: frozenset(Right) - {Right.MANAGE, Right.SHARE},
         WRITE: frozenset({Right.SUBMIT}),
     }
 )
@@ -177,6 +181,10 @@ def _hide(state: ORMExecuteState) -> None:
     of = limits(state.session)
     if of is None or of.projects is None or not state.is_select or state.is_column_load:
         return
-    for table in (Run, Sweep):
-        seen = with_loader_criteria(table, table.project.in_(of.projects), include_aliases=True)
+    shown: dict[type[Run | Sweep], ColumnElement[bool]]
+    shown = {table: table.project.in_(of.projects) for table in (Run, Sweep)}
+    if of.runs is not None:
+        shown = {Run: Run.id.in_(of.runs), Sweep: false()}
+    for table, is_shown in shown.items():
+        seen = with_loader_criteria(table, is_shown, include_aliases=True)
         state.statement = state.statement.options(seen)

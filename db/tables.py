@@ -243,20 +243,48 @@ class ApiToken(Table):
     used_at: Mapped[float | None]
 
 
+class SharedLink(Table):
+    """A read-only link, which shows runs to whoever has it; only the hash of its secret is kept.
+
+    user_id: of its maker, who has to be one who may share these runs.
+    """
+
+    __tablename__ = "shared_links"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    token_hash: Mapped[str] = mapped_column(unique=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
+    created_at: Mapped[float] = mapped_column(default=now())
+    expires_at: Mapped[float]
+
+
+class SharedRun(Table):
+    """A run that a read-only link shows. place: among those of the link."""
+
+    __tablename__ = "shared_runs"
+
+    link_id: Mapped[int] = mapped_column(ForeignKey("shared_links.id"), primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True, index=True)
+    place: Mapped[int]
+
+
 class Deed(Table):
     """Who changed what, when and from where; rows are neither changed nor deleted.
 
-    token: the name of the one that a script came with.  deed: method and path.  run_id: of the run
-    that it was done to, which need not be there any more.
+    user_id: null of who typed it on the server's machine, or tried to sign in as nobody.
+    token: the name of the one that a script came with.  deed: method and path.  detail: of what was
+    sent what app.deeds lists, never a secret.  run_id: of the run that it was done to, which need
+    not be there any more.
     """
 
     __tablename__ = "deeds"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    time: Mapped[float] = mapped_column(default=now())
-    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
+    time: Mapped[float] = mapped_column(default=now(), index=True)
+    user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"), index=True)
     token: Mapped[str | None]
     deed: Mapped[str]
+    detail: Mapped[str] = mapped_column(default="", server_default="")
     run_id: Mapped[int | None] = mapped_column(index=True)
     address: Mapped[str]
 

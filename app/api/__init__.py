@@ -14,6 +14,7 @@ from app.api import (
     export,
     grouping,
     ingest,
+    links,
     people,
     projects,
     run_bin,
@@ -58,6 +59,7 @@ modules = (
     people,
     projects,
     deeds,
+    links,
     alerts,
     docs,
 )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from app import bulk
+from app import bulk, deeds
 from app.auth import SignedIn
 from app.context import Db
 from app.parameters import RunId, Text
@@ -48,4 +48,5 @@ def act_on_runs(wanted: BulkAction, session: Db, visitor: SignedIn) -> BulkAnswe
         text = f"{wanted.tag[:100]!r} with {wanted.action}; allowed: a text with add_tag, "
         raise Invalid({"tag": text + "remove_tag, and none with the others"})
     done, refused = bulk.act(session, visitor.user, wanted.action, wanted.runs, wanted.tag)
+    deeds.done_to(session, done)
     return BulkAnswer(done=done, refused=[RefusedRun(**vars(each)) for each in refused])

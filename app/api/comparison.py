@@ -133,18 +133,19 @@ def get_series_of_runs(
 ) -> SeriesOfRuns:
     """Return some series of several runs, from step first to step last."""
     ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
-    if len(series) > MOST_SERIES:
-        text = f"it names {len(series):,} series; allowed: {MOST_SERIES} at most"
-        raise Invalid({"series": text})
-    return SeriesOfRuns(runs=_series(session, ids, series, first, last, points))
+    return series_of(session, ids, series, first, last, points)
 
 
-def _series(
+def series_of(
     session: Session, ids: list[int], names: list[str], first: int, last: int | None, points: int
-) -> dict[int, ComparedSeries]:
+) -> SeriesOfRuns:
+    """Read what charts of runs side by side draw. Raises Invalid."""
+    if len(names) > MOST_SERIES:
+        text = f"it names {len(names):,} series; allowed: {MOST_SERIES} at most"
+        raise Invalid({"series": text})
     found = {run.id: run for run, _owner in runs.with_owners(session, ids)}
     counted = comparisons.examples(session, list(found.values()))
-    return {
+    series = {
         run_id: ComparedSeries(
             **dict(window_of(session, found[run_id], first, last, points, names)),
             examples=Examples.model_validate(counted[run_id], from_attributes=True)
@@ -154,6 +155,7 @@ def _series(
         for run_id in ids
         if run_id in found
     }
+    return SeriesOfRuns(runs=series)
 
 
 def _group(session: Session, group_id: int, settings: Settings) -> Comparison:

@@ -2,34 +2,40 @@
 
 import json
 from collections.abc import Iterator
-from typing import Annotated
+from datetime import UTC, date, datetime, time
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
 
 from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db, TheDatabase
-from app.parameters import RunId
-from db import deeds
+from app.parameters import RunId, Text
+from db import accounts, deeds
+from db.errors import Invalid
 from db.tables import Deed
 
 router = APIRouter(prefix="/deeds", tags=["people"])
 
 
 class DeedRow(BaseModel):
-    """A change that somebody signed in has made."""
+    """What somebody has done."""
 
     model_config = ConfigDict(from_attributes=True)
 
     id: int
     time: float
-    user: Annotated[str, Field(description="Who")]
+    user: Annotated[
+        str | None, Field(description="Who; null of nobody known, and on the server's terminal")
+    ]
     token: Annotated[str | None, Field(description="Name of the token that a script came with")]
-    deed: Annotated[str, Field(description="Method and path")]
+    deed: Annotated[str, Field(description="Method and path, or a command")]
+    detail: Annotated[str, Field(description="Of what was sent, what may be kept")]
     run_id: int | None
-    address: Annotated[str, Field(description="From where")]
+    address: Annotated[str, Field(description="From where; terminal: the server's")]
 
 
 class Deeds(ListPage):
@@ -38,7 +44,11 @@ class Deeds(ListPage):
     deeds: list[DeedRow]
 
 
-def _row(deed: Deed, name: str) -> DeedRow:
+#: A day's beginning is the same wherever one is.
+Since = Annotated[date | None, Query(description="Not before this day, UTC: 2026-11-22")]
+
+
+def _row(deed: Deed, name: str | None) -> DeedRow:
     return DeedRow.model_validate({**vars(deed), "user": name})
 
 
@@ -47,13 +57,26 @@ def list_deeds(
     session: Db,
     _visitor: SignedIn,
     run: Annotated[RunId | None, Query(description="Done to this run alone")] = None,
+    user: Annotated[Text, Query(description="By this person alone")] = "",
+    since: Since = None,
     after: After = "",
     limit: Limit = 1000,
 ) -> Deeds:
     """List what was done."""
-    found = deeds.listed(session, run_id=run, after=after, limit=limit)
+    chosen = conditions(session, run, user, since)
+    found = deeds.listed(session, **chosen, after=after, limit=limit)
     rows = [_row(deed, name) for deed, name in found.rows]
     return Deeds(deeds=rows, total=found.total, next=found.next)
+
+
+def conditions(session: Session, run: int | None, user: str, since: date | None) -> dict[str, Any]:
+    """Return what deeds are listed by. Raises Invalid of a person that there never was."""
+    who = accounts.find_user(session, user) if user.strip() else None
+    if user.strip() and who is None:
+        allowed = "the name of a user, or of one who was removed"
+        raise Invalid({"user": f"there is no user {user[:100]!r}; allowed: {allowed}"})
+    begin = datetime.combine(since, time.min, UTC).timestamp() if since else None
+    return {"run_id": run, "user_id": who.id if who else None, "since": begin}
 
 
 @router.get("/export")

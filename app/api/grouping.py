@@ -10,6 +10,8 @@ from app.auth import SignedIn
 from app.context import Db
 from app.parameters import Name, Sort, Text
 from app.summary import Number
+from db.conditions import SYNONYMS
+from db.errors import Invalid
 from db.grouping import GROUPED_BY, grouped
 
 router = APIRouter(prefix="/runs", tags=["runs"])
@@ -62,6 +64,11 @@ def list_groups(
     """Group runs, newest first if not told otherwise: the first 200 groups."""
     terms = filters.read(filter, me=visitor.user.name)
     names = [each.sort for each in grouping.figures(columns.chosen(values))]
+    sorted_by = sort.removeprefix("-")
+    allowed = ("id", "runs", group, *names)
+    if sorted_by not in allowed and SYNONYMS.get(sorted_by) not in allowed:
+        text = f"{sort[:100]!r} is not allowed; allowed: {', '.join(allowed)}, downwards with -"
+        raise Invalid({"sort": text})
     found = grouped(session, group, names=names, conditions=terms, sort=sort)
     return GroupList(
         groups=[

@@ -12,6 +12,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from app import deeds
 from app import ingest as pieces
 from app.arrivals import Arrival, take_file
 from app.auth import NotForSending, Sender
@@ -95,6 +96,7 @@ def begin(told: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
     config = json_safe(told.config or {})
     if errors := outsized(config) or flaws(config, "config") | flaws(told.versions, "versions"):
         raise Invalid(errors)
+    is_known = ingest.is_known(session, sender, told.id)
     attempt = ingest.begin(
         session,
         sender,
@@ -108,6 +110,8 @@ def begin(told: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
         host=told.host,
         versions=told.versions,
     )
+    if not is_known:
+        deeds.note_now(session, request, sender, "a watched run began", attempt.run_id)
     return Begun(
         run=attempt.run_id,
         attempt=attempt.attempt,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from app import columns, configuration, continuing, filters
+from app import columns, configuration, continuing, deeds, filters
 from app.auth import SignedIn
 from app.command_lines import Command, as_submitted
 from app.configuration import Setting
@@ -172,6 +172,7 @@ def submit_run(
 ) -> RunSummary:
     """Queue a run. 422 names each bad field, its value and what is allowed."""
     run = submit(session, visitor.user, submission, idempotency_key=idempotency_key)
+    deeds.done_to(session, [run.id])
     return summarise(session, run, visitor.user.name, settings)
 
 

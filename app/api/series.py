@@ -140,6 +140,13 @@ def get_series(
     points: Annotated[int, Query(ge=LEAST_POINTS, le=MOST_POINTS)] = MOST_POINTS,
 ) -> SeriesPage:
     """Return the series from step first to step last."""
+    return page_of_series(session, run_id, first, last, points)
+
+
+def page_of_series(
+    session: Session, run_id: int, first: int, last: int | None, points: int
+) -> SeriesPage:
+    """Read what charts of a run draw."""
     run = runs.get(session, run_id)
     cursor = str(history.cursor_now(session, run))
     resumptions = history.resumptions(session, run_id)

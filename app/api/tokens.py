@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
+from app import deeds
 from app.api.lists import After, Limit, ListPage
 from app.auth import AtBrowser, SignedIn
 from app.context import Db
@@ -84,4 +85,5 @@ def make_token(
 @router.delete("/{token_id}", status_code=204)
 def revoke_token(token_id: RowId, session: Db, visitor: SignedIn) -> None:
     """Revoke one of your tokens."""
-    accounts.delete_api_token(session, visitor.user, token_id)
+    name = accounts.delete_api_token(session, visitor.user, token_id)
+    deeds.tell(session, f"name {name}" if name else "")

@@ -9,9 +9,12 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from app import deeds
 from app.auth import Uploader
 from app.context import TheSettings, ingesting
-from app.uploads import Upload
+from app.uploads import Stored, Upload
+from db.database import Database
+from db.tables import User
 
 router = APIRouter(tags=["runs"])
 
@@ -28,7 +31,7 @@ class Uploaded(BaseModel):
 
 
 @router.put(
-    "/uploads/{name}",
+    "/uploads/{name:path}",
     status_code=201,
     openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
 )
@@ -36,7 +39,7 @@ async def upload_weights(
     name: Annotated[str, Path(max_length=1000, description="Ends in .safetensors or .pt")],
     request: Request,
     settings: TheSettings,
-    _user: Uploader,
+    user: Uploader,
 ) -> Uploaded:
     """Upload a file of weights, as the body. What breaks off leaves nothing."""
     declared = request.headers.get("content-length", "")
@@ -45,7 +48,14 @@ async def upload_weights(
         async for piece in _pieces(request):
             await ingesting(request, partial(file.add, piece))
         stored = await ingesting(request, file.keep)
+    await ingesting(request, partial(_note, request, user, stored))
     return Uploaded(**stored._asdict())
+
+
+def _note(request: Request, user: User, stored: Stored) -> None:
+    database: Database = request.app.state.database
+    with database.writing() as session:
+        deeds.note_now(session, request, user, f"{stored.upload}, {stored.size_bytes:,} bytes")
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:

@@ -9,6 +9,7 @@ from app.pages import (
     comparison,
     deeds,
     documents,
+    links,
     new_command,
     new_run,
     people,
@@ -18,6 +19,7 @@ from app.pages import (
     run_bin,
     runs,
     secrets,
+    shared,
     sign_in,
     sweeps,
     views,
@@ -44,6 +46,8 @@ for module in (
     people,
     projects,
     deeds,
+    links,
+    shared,
     documents,
 ):
     router.include_router(module.router)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
-from app import rights
+from app import deeds, rights
 from app.auth import AtBrowser, SignedIn, Visitor, sign_in
 from app.brake import client_of
 from app.context import Db, Hashing, TheBrake
@@ -93,7 +93,8 @@ def revoke_token(
     token_id: RowId, session: Db, visitor: SignedIn, _at_browser: AtBrowser
 ) -> RedirectResponse:
     """Revoke a token."""
-    accounts.delete_api_token(session, visitor.user, token_id)
+    name = accounts.delete_api_token(session, visitor.user, token_id)
+    deeds.tell(session, f"name {name}" if name else "")
     return RedirectResponse("/account", status_code=303)
 
 
@@ -137,5 +138,6 @@ def _account(
         this=at_browser.token_hash,
         changed=changed,
         token=token,
+        roles=projects.memberships(session, visitor.user),
         errors=errors or {},
     )

@@ -8,7 +8,7 @@ from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
-from app import continuing
+from app import continuing, deeds
 from app.auth import SignedIn, local_path
 from app.context import Db, Posted
 from app.parameters import RunId, as_run_id
@@ -23,14 +23,16 @@ router = APIRouter()
 @router.post("/runs/cancellation")
 def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectResponse:
     """Cancel the ticked runs that have not ended."""
-    ended = 0
+    cancelled, ended = [], 0
     # By id, as everybody locks runs: two that lock in other orders would wait for each other.
     for run_id in sorted({as_run_id("run", str(text)) for text in posted.getlist("run")}):
         check(session, Right.STEER, run_id)
         if runs.get(session, run_id, lock=True).ended_at is None:
             runs.cancel(session, run_id, visitor.user)
+            cancelled.append(run_id)
         else:
             ended += 1
+    deeds.done_to(session, cancelled)
     return _back_to_list(posted, ended=ended)
 
 

@@ -13,6 +13,7 @@ from app.auth import SignedIn, Visitor
 from app.comparison import MOST_RUNS, Comparison
 from app.context import Db, TheSettings
 from app.news import list_cursor
+from app.pages.links import sharing_of
 from app.parameters import RunId, Text, as_run_ids
 from app.rendering import page
 from db import comparisons, runs, waiting
@@ -119,23 +120,30 @@ def _page(
     queue = Queue.read(session)
     marks = waiting.live_marks(session, ids, queue)
     newest = runs.newest_id(session)
-    drawable = SERIES | {name: name for name in laid_out.names if name not in comparison.LABELS}
-    notices = list(_notices(laid_out, view, drawable))
-    drawn = [name for name in drawable if name in view.draw] or _usual(laid_out, drawable)
     return page(
         request,
         template,
         visitor=visitor,
-        comparison=laid_out,
-        view=replace(view, draw=drawn),
-        every_setting=view.settings == "all",
-        drawable=drawable,
-        notices=notices,
         likely=comparisons.likely(session, ids, most=LIKELY_SHOWN),
         most_runs=MOST_RUNS,
         cursor=list_cursor(newest, marks, is_worker_up=bool(queue.workers)),
+        sharing=sharing_of(session, visitor, [column.run for column in laid_out.columns]),
+        **shown_of(laid_out, view),
         **values,
     )
+
+
+def shown_of(laid_out: Comparison, view: View) -> dict[str, Any]:
+    """Return what is shown of runs side by side, to whomever."""
+    drawable = SERIES | {name: name for name in laid_out.names if name not in comparison.LABELS}
+    drawn = [name for name in drawable if name in view.draw] or _usual(laid_out, drawable)
+    return {
+        "comparison": laid_out,
+        "view": replace(view, draw=drawn),
+        "every_setting": view.settings == "all",
+        "drawable": drawable,
+        "notices": list(_notices(laid_out, view, drawable)),
+    }
 
 
 def _notices(laid_out: Comparison, view: View, drawable: dict[str, str]) -> Iterator[str]:

@@ -1,15 +1,19 @@
 """Who changed what, when and from where. For operators."""
 
-from typing import Annotated
+from datetime import date
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
+from app.api.deeds import conditions
 from app.auth import SignedIn
 from app.context import Db
-from app.parameters import RunId, Text
+from app.parameters import Text, as_run_id
 from app.rendering import page
 from db import deeds
+from db.errors import Invalid
+from db.paging import Page
 
 router = APIRouter()
 
@@ -19,9 +23,42 @@ def show_deeds(
     request: Request,
     session: Db,
     visitor: SignedIn,
-    run: Annotated[RunId | None, Query()] = None,
+    run: Annotated[Text, Query()] = "",
+    user: Text = "",
+    since: Annotated[Text, Query()] = "",
     after: Text = "",
 ) -> HTMLResponse:
-    """Show a page of them, newest first. run: those done to it alone."""
-    found = deeds.listed(session, run_id=run, after=after, limit=100)
-    return page(request, "deeds.html", visitor=visitor, found=found, run=run)
+    """Show a page of them, newest first. run, user, since: as the API has them; a form sends empty
+    ones too.
+    """
+    wanted: dict[str, Any] = {"run": run.strip(), "user": user.strip(), "since": since.strip()}
+    found, errors = Page([], 0, None), dict[str, str]()
+    try:
+        chosen = conditions(session, _run(run), user, _day(since))
+        found = deeds.listed(session, **chosen, after=after, limit=100)
+    except Invalid as error:
+        errors = error.errors
+    code = 422 if errors else 200
+    return page(
+        request,
+        "deeds.html",
+        visitor=visitor,
+        status_code=code,
+        found=found,
+        errors=errors,
+        **wanted,
+    )
+
+
+def _run(text: str) -> int | None:
+    return as_run_id("run", text.strip()) if text.strip() else None
+
+
+def _day(text: str) -> date | None:
+    if not text.strip():
+        return None
+    try:
+        return date.fromisoformat(text.strip())
+    except ValueError as error:
+        message = f"{text[:100]!r} is not allowed; allowed: a day, as 2026-11-22"
+        raise Invalid({"since": message}) from error

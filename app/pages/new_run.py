@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
-from app import forms, schemas
+from app import deeds, forms, schemas
 from app.auth import SignedIn, Visitor
 from app.context import Db, Posted
 from app.parameters import RunId, Step, Text
@@ -139,6 +139,7 @@ def submit_run(request: Request, session: Db, posted: Posted, visitor: SignedIn)
         if errors:
             raise Invalid(errors | check(session, submission).errors)
         run = submit(session, visitor.user, submission)
+        deeds.done_to(session, [run.id])
     except NotFound as error:
         return _form(request, session, visitor, recipe, {}, values, {"recipe": str(error)})
     except Invalid as error:

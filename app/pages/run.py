@@ -13,6 +13,7 @@ from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.environment import environment_of
 from app.news import by_step, labels_mark, skipped_steps, waiting_mark
+from app.pages.links import sharing_of
 from app.parameters import RunId
 from app.rendering import page
 from app.summary import summarise
@@ -63,6 +64,7 @@ def show_run(
         "run.html",
         visitor=visitor,
         may=visitor.rights(run),
+        sharing=sharing_of(session, visitor, [run]),
         tabs=TABS.items(),
         tab=tab if tab in TABS else next(iter(TABS)),
         run=summarise(session, run, owner, settings),

@@ -1,12 +1,21 @@
 """Coming in and going out."""
 
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Form, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
+from starlette.background import BackgroundTask
 
-from app.auth import Forgery, NoPasswords, SignedIn, cookie_of, is_secure, local_path, sign_in
+from app import deeds
+from app.auth import (
+    NoPasswords,
+    SignedIn,
+    check_came_from_here,
+    cookie_of,
+    is_secure,
+    local_path,
+    sign_in,
+)
 from app.brake import TooManyTries, client_of
 from app.context import Db, Hashing, TheBrake, TheDatabase, TheSettings
 from app.parameters import Text
@@ -51,14 +60,16 @@ def redeem_link(
     next: Annotated[str, Form()] = "/runs",  # noqa: A002
 ) -> Response:
     """Sign in by a link, unless another site sent the browser here."""
-    _check_came_from_here(request)
+    check_came_from_here(request)
     response = RedirectResponse(local_path(next), status_code=303)
     try:
         with database.writing() as session:
             user = accounts.redeem_link_token(session, token)
             sign_in(request, response, session, user, by_link=True)
+            deeds.note_now(session, request, user, "signed in by a link")
     except Refused:
-        return RedirectResponse("/sign-in?problem=link", status_code=303)
+        refused = BackgroundTask(deeds.note_refusal, database, request)
+        return RedirectResponse("/sign-in?problem=link", status_code=303, background=refused)
     return response
 
 
@@ -135,8 +146,10 @@ def finish_sso(
                 session, user, roles_of_groups.parsed(settings.oidc_roles), claims.groups
             )
             sign_in(request, response, session, user)
+            deeds.note_now(session, request, user, "signed in by the provider")
     except (SsoFailed, Refused) as failure:
         response = _sign_in_page(request, settings, problem=str(failure), status_code=401)
+        response.background = BackgroundTask(deeds.note_refusal, database, request)
     response.delete_cookie(SSO_COOKIE, path="/sign-in/sso")
     return response
 
@@ -157,7 +170,7 @@ def sign_in_with_password(
     Argon2 takes its time on purpose, so nobody's write waits for it: the password is verified
     before the transaction that writes the new session.
     """
-    _check_came_from_here(request)
+    check_came_from_here(request)
     if not settings.passwords:
         raise NoPasswords
     target = local_path(next)
@@ -177,24 +190,15 @@ def sign_in_with_password(
         )
         if isinstance(error, TooManyTries):
             answer.headers["Retry-After"] = str(error.seconds)
+        else:
+            answer.background = BackgroundTask(deeds.note_refusal, database, request, name)
         return answer
     brake.release(**client)
     with database.writing() as session:
         welcome = RedirectResponse(target, status_code=303)
         sign_in(request, welcome, session, user)
+        deeds.note_now(session, request, user, "signed in by a password")
     return welcome
-
-
-def _check_came_from_here(request: Request) -> None:
-    """See that no other site signs a browser in as somebody else. Raises Forgery.
-
-    Over plain HTTP browsers do not say where they come from but by Origin; one that says nothing at
-    all is believed no more than one that comes from elsewhere.
-    """
-    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    is_other = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
-    if site not in ("same-origin", "none", None) or is_other or (site is None and origin is None):
-        raise Forgery
 
 
 @router.post("/sign-out")

@@ -19,6 +19,7 @@ const SHARE = 0.25
 const article = document.querySelector('[data-runs]')
 const table = article.querySelector('[data-fragment=comparison]')
 const readout = article.querySelector('[data-readout]')
+const { api } = article.dataset
 const ids = article.dataset.runs.split(',')
 const view = readView()
 const choices = Object.fromEntries([...new URLSearchParams(location.search)].filter(([name]) => ['by', 'band', 'settings', 'across', 'up'].includes(name)))
@@ -28,7 +29,7 @@ const legend = new Legend(article, ids, () => { write(); draw() })
 
 const boxes = [...article.querySelectorAll('[name=draw]')]
 const rows = () => boxes.filter(({ checked }) => checked).map(({ value, dataset }) => ({ name: value, title: dataset.title }))
-const { points, fetchSeries } = seriesOf(view, () => rows().map(({ name }) => name), () => draw())
+const { points, fetchSeries } = seriesOf(api, view, () => rows().map(({ name }) => name), () => draw())
 /** Those that were there when the page came need no place in the address. */
 const usual = boxes.filter(({ defaultChecked }) => defaultChecked).map(({ value }) => value).join()
 const isAsked = new URLSearchParams(location.search).has('draw')
@@ -83,7 +84,7 @@ const draw = () => {
 }
 
 const fetchWords = async () => {
-  const [page, facts] = await Promise.all([insisted(plain(new URL(location.href))), insisted(`/api/v1/comparison?runs=${ids}`)])
+  const [page, facts] = await Promise.all([insisted(plain(new URL(location.href))), insisted(`${api}/comparison?runs=${ids}`)])
   const fresh = new DOMParser().parseFromString(await page.text(), 'text/html').querySelector('[data-fragment=comparison]')
   const found = await facts.json()
   differences = found.differences
@@ -168,7 +169,7 @@ article.addEventListener('click', (event) => {
   event.preventDefault()
   goOn(add ? [...ids, add].join() : ids.filter((id) => id !== remove).join())
 })
-article.querySelector('[data-add-form]').addEventListener('submit', (event) => {
+article.querySelector('[data-add-form]')?.addEventListener('submit', (event) => {
   event.preventDefault()
   goOn(event.target.elements.runs.value)
 })

@@ -7,8 +7,8 @@ const [CHUNK, AT_ONCE] = [5, 3]
 /** Of a run. With half as many, runs of a few thousand steps would have to be drawn from buckets of 64. */
 const POINTS = 2000
 
-/** @param {import('view').View} view @param {() => string[]} drawn names of series and metrics @param {() => void} onCome */
-export const seriesOf = (view, drawn, onCome) => {
+/** @param {string} api @param {import('view').View} view @param {() => string[]} drawn names of series and metrics @param {() => void} onCome */
+export const seriesOf = (api, view, drawn, onCome) => {
   /** @type {Map<string, Points>} */
   const points = new Map()
   /** Of each run the latest time that it was asked for: an earlier answer is not shown. @type {Map<string, number>} */
@@ -36,7 +36,7 @@ export const seriesOf = (view, drawn, onCome) => {
       for (let chunk = chunks.shift(); chunk; chunk = chunks.shift()) {
         const query = new URLSearchParams({ runs: chunk.join(), points: String(POINTS), ...asked })
         for (const name of names) query.append('series', name)
-        const { runs } = await (await insisted(`/api/v1/comparison/series?${query}`)).json()
+        const { runs } = await (await insisted(`${api}/comparison/series?${query}`)).json()
         for (const [id, page] of Object.entries(runs)) {
           if (latest.get(id) !== number) continue
           const known = points.get(id)

@@ -23,6 +23,8 @@ PUBLIC = {"/", "/sign-in", "/healthz", "/static/{name}", "/api/{_rest:unversione
 PUBLIC |= {"/metrics"}
 #: Where a provider of identities signs in: tests/app/test_sso.py.
 PUBLIC |= {"/sign-in/sso", "/sign-in/sso/answer"}
+#: Where a read-only link is opened: tests/app/test_links.py, of what it opens too.
+PUBLIC |= {"/shared"}
 
 
 def _routes(app: FastAPI) -> list[tuple[str, str]]:
@@ -93,6 +95,9 @@ def test_a_token_that_writes_opens_nothing_but_the_ingest(
         answer = stranger.request(method, re.sub(r"\{[^}]+\}", "1", path), headers=headers)
         if path.startswith("/api/v1/ingest"):
             assert answer.status_code in (404, 422), f"{method} {path}: {answer.status_code}"
+            continue
+        if path.startswith("/shared/"):  # which no token opens
+            assert answer.status_code == 401, f"{method} {path}: {answer.status_code}"
             continue
         assert answer.status_code == 403, f"{method} {path}: {answer.status_code}"
         if method != "HEAD":

@@ -11,7 +11,7 @@ from alembic import command
 from sqlalchemy import select, update
 
 from db.database import Database
-from db.tables import StepBucket
+from db.tables import Deed, StepBucket, User
 from tests.app.conftest import offer_digits, start_run
 from tests.db.telemetry_made import make_steps, record
 from tests.site import SECONDS, Site, answers, halfstep, is_running, until, up
@@ -139,12 +139,20 @@ def test_setting_out_of_range_is_named(tmp_path: Path, name: str, value: str, al
     assert "Traceback" not in ended.stderr
 
 
-def test_link_makes_a_user(site: Site) -> None:
-    """`halfstep link NAME` prints a link for a new user."""
-    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+def test_link_makes_the_first_user_alone(tmp_path: Path) -> None:
+    """A name that is mistyped later makes no account; the terminal's deeds are written down."""
+    environment = {"HALFSTEP_DATA": str(tmp_path)}
+    halfstep("migrate", **environment)
+    assert "1 to 64 are allowed" in halfstep("link", "x" * 65, **environment).stderr
     assert "/?token=" in halfstep("link", "bob", **environment).stdout
-    ended = halfstep("link", "x" * 65, **environment)
-    assert "1 to 64 are allowed" in ended.stderr
+    ended = halfstep("link", "bbo", **environment)
+    assert "There is no user 'bbo': `halfstep user add NAME` makes one." in ended.stderr
+    database = Database(f"sqlite:///{tmp_path / 'halfstep.db'}")
+    with database.reading() as session:
+        assert session.scalars(select(User.name)).all() == ["bob"]
+        deed = session.scalars(select(Deed)).one()
+    database.dispose()
+    assert (deed.deed, deed.detail, deed.address) == ("halfstep link", "bob", "terminal")
 
 
 def test_commands_for_an_installation_make_none(tmp_path: Path) -> None:
@@ -171,6 +179,8 @@ def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -
     folder = str(tmp_path / "backup")
     assert "0 files" in halfstep("backup", folder, **environment).stdout
     assert "there already" in halfstep("backup", folder, **environment).stderr
+    with site.database.reading() as session:
+        assert session.scalars(select(Deed.deed)).all() == ["halfstep backup"]
     assert "0 do not match" in halfstep("storage", "check", "--deep", **environment).stdout
     other = {"HALFSTEP_DATA": str(tmp_path / "other")}
     assert "0 files restored" in halfstep("restore", folder, **other).stdout

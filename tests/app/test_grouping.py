@@ -39,6 +39,8 @@ def test_each_groups_filter_lists_its_runs(
             listed = script.get("/api/v1/runs", params={"filter": group["filter"]}).json()
             assert (listed["total"], listed["notes"]) == (group["runs"], []), group
             assert listed["runs"][0]["id"] == group["newest"]
+    wrong = script.get("/api/v1/runs/groups", params={"group": "batch_size", "sort": "-name"})
+    assert "'-name' is not allowed; allowed: id, runs, batch_size, loss" in wrong.json()["detail"]
     groups = script.get("/api/v1/runs/groups", params={"group": "batch_size"}).json()["groups"]
     assert [(each["value"], each["filter"]) for each in groups] == [
         (8.0, "training.batch_size=8"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import delete, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.exc import DatabaseError
 from starlette.testclient import TestClient
 
@@ -27,7 +27,8 @@ def _script(app: FastAPI, database: Database, user: User, **of: Any) -> TestClie
     return TestClient(app, base_url="http://localhost", headers=headers)
 
 
-def _browser(app: FastAPI, database: Database, user: User) -> TestClient:
+def browser_of(app: FastAPI, database: Database, user: User) -> TestClient:
+    """Somebody's browser."""
     with database.writing() as session:
         secret, row = accounts.start_session(session, user)
         token = row.csrf_token
@@ -50,6 +51,7 @@ def test_an_operator_invites_and_shuts_out(
     assert stranger.post("/", data={"token": token}).headers["location"] == "/runs"
     assert stranger.get("/runs").status_code == 200
     assert stranger.get("/people").status_code == 403
+    assert "You are <b>viewer</b> of the first project." in stranger.get("/account").text
     with database.reading() as session:
         bob = people.named(session, "BOB")
         assert projects.memberships(session, bob) == {"": "viewer"}
@@ -102,7 +104,7 @@ def test_maintainers_give_roles_in_their_projects(
         carol = accounts.make_user(session, "carol")
         dave = accounts.make_user(session, "dave")
         projects.set_role(session, carol, "vision", MAINTAINER)
-    script = _browser(app, database, carol)
+    script = browser_of(app, database, carol)
     given = {"project": "vision", "user": "dave", "role": "viewer"}
     assert script.put("/api/v1/projects/roles", json=given).status_code == 204
     told = script.get("/api/v1/projects/roles", params={"project": "vision"}).json()
@@ -114,7 +116,7 @@ def test_maintainers_give_roles_in_their_projects(
     )
     for wrong, status in wrongs:
         assert script.put("/api/v1/projects/roles", json=given | wrong).status_code == status
-    assert _browser(app, database, dave).post("/projects/roles", data=given).status_code == 403
+    assert browser_of(app, database, dave).post("/projects/roles", data=given).status_code == 403
     assert "speech" not in script.get("/projects").text
     assert script.post("/projects/roles", data=given | {"role": MEMBER}).status_code == 303
     assert script.post("/projects/roles", data=given | {"user": "nobody"}).status_code == 422
@@ -212,7 +214,7 @@ def test_other_browsers_are_signed_out(
     app: FastAPI, database: Database, ada: User, browser: TestClient
 ) -> None:
     """All but the one that asks."""
-    other = _browser(app, database, ada)
+    other = browser_of(app, database, ada)
     assert browser.get("/account").text.count("<b>this browser</b>") == 1
     assert browser.post("/account/sign-ins/deletion").status_code == 303
     assert other.get("/runs").status_code == 303
@@ -245,6 +247,13 @@ def test_accounts_are_kept_from_a_terminal(
     assert "/?token=" in told
     assert "ada: operator\n" in told
     assert "carol: maintainer of the first project, may run commands, deactivated\n" in told
+    with database.reading() as session:
+        deeds = session.scalars(select(Deed).order_by(Deed.id)).all()
+    assert {(each.address, each.user_id) for each in deeds} == {("terminal", None)}
+    assert [(each.deed, each.detail) for each in deeds][:2] == [
+        ("halfstep user add", "carol viewer"),
+        ("halfstep user role", "carol maintainer"),
+    ]
     for words, message in (
         (["add", "CAROL"], "looks as 'carol'"),
         (["role", "nobody", "viewer"], "no account"),

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from starlette.testclient import TestClient
 
-from app.rights import ANYBODY, COMMAND, NEEDS, OPERATE, name_of
+from app.rights import ANYBODY, COMMAND, LINK, NEEDS, OPERATE, name_of
 from app.sweeping import SweepSubmission, begin
 from db import accounts, projects
 from db.database import Database
@@ -40,7 +40,7 @@ def people(database: Database, ada: User, offered: None) -> dict[str, User]:
     return found
 
 
-def _routes(app: FastAPI) -> list[tuple[str, str, str]]:
+def routes_of(app: FastAPI) -> list[tuple[str, str, str]]:
     """Method, path and name of each route that asks who one is."""
     return [
         (method, route.path, name_of(route.original_route.endpoint))
@@ -66,7 +66,7 @@ def _sweep(database: Database, user: User, **place: Any) -> Sweep:
 
 def test_every_route_is_in_the_table_and_the_table_has_no_other(app: FastAPI) -> None:
     """One that nobody has thought of would be an operator's alone."""
-    assert {name for _method, _path, name in _routes(app)} == {
+    assert {name for _method, _path, name in routes_of(app)} == {
         name for name in NEEDS if not name.endswith("unversioned.redirect")
     }
 
@@ -85,10 +85,10 @@ def test_a_role_allows_what_it_says_on_every_route(
             _sweep(database, user if role == MEMBER else ada, project=PROJECT),
             _sweep(database, ada, project=PROJECT),
         ]
-        for method, path, name in _routes(app):
+        for method, path, name in routes_of(app):
             need = NEEDS[name]
             is_stream = path.endswith("/live") and need in ALLOWED.get(role, ((),))[0]
-            if need == ANYBODY or is_stream:  # which would not end
+            if need in (ANYBODY, LINK) or is_stream:  # which would not end
                 continue
             for i, run in enumerate((own, others)):
                 ids = {"run_id": run.id, "sweep_id": sweeps[i].id}
@@ -111,7 +111,7 @@ def test_a_role_allows_what_it_says_on_every_route(
 def test_an_operator_is_refused_nothing(app: FastAPI, database: Database, ada: User) -> None:
     """The first account of all is one."""
     client = _script(app, database, ada)
-    for method, path, _name in _routes(app):
+    for method, path, _name in routes_of(app):
         if path.endswith("/live"):  # which would not end
             continue
         answer = client.request(method, re.sub(r"\{[^}]+\}", "1", path))
@@ -130,7 +130,7 @@ def test_what_one_may_not_see_is_on_no_page(
     submit(database, ada, project=HIDDEN)
     outsider = _script(app, database, people["outsider"])
     viewer = _script(app, database, people[VIEWER])
-    pages = [path for method, path, _ in _routes(app) if method == "GET" and "live" not in path]
+    pages = [path for method, path, _ in routes_of(app) if method == "GET" and "live" not in path]
     seen = 0
     for path in pages:
         ids = {"sweep_id": str(sweep.id)}
@@ -159,6 +159,9 @@ def test_runs_go_where_one_may_submit(
             assert answer.status_code == (201 if is_allowed else 422), (role, path)
             if not is_allowed:
                 assert "'vision' is not allowed; allowed: " in answer.json()["errors"]["project"]
+        rule = {"condition": "ended", "scope": "project", "project": "speech"}
+        told = client.post("/api/v1/alerts/rules", json=rule)
+        assert told.status_code == (201 if role == "outsider" else 422), (role, told.text)
     for given in (
         {"project": "nowhere"},
         {"project": PROJECT, "after_id": hidden.id},

@@ -22,13 +22,25 @@ from sqlalchemy import (
     inspect,
     select,
     table,
+    text,
 )
+from sqlalchemy.exc import DatabaseError
 
-from db import accounts, checkpoints, ingest, queue
+from db import accounts, checkpoints, deeds, ingest, queue
 from db.database import Database
 from db.pyramid import SIZES, STEP_SERIES
 from db.summaries import layout
-from db.tables import Artifact, LatestMetric, Run, RunSetting, Status, StepBucket, Worker
+from db.tables import (
+    Artifact,
+    Deed,
+    LatestMetric,
+    Run,
+    RunSetting,
+    Status,
+    StepBucket,
+    User,
+    Worker,
+)
 from db.windows import window
 from halfstep.spool import UNKNOWN_US
 from tests.db.conftest import submit, submit_command
@@ -61,6 +73,7 @@ REVISIONS = [
     "0023",
     "0024",
     "0025",
+    "0026",
     "0027",
 ]
 
@@ -123,6 +136,21 @@ def test_rows_outlive_every_migration(database: Database) -> None:
         command.downgrade(config, revision)
         assert counts(database, filled) == {1}, revision
     command.upgrade(config, "head")
+
+
+def test_deeds_are_kept_by_an_earlier_version_too(database: Database, ada: User) -> None:
+    """But for those of nobody known, of which it knows nothing; still nobody changes any."""
+    with database.writing() as session:
+        deeds.note_typed(session, "backup", "here")
+        session.add(Deed(user_id=ada.id, deed="POST /views", address=""))
+    command.downgrade(database.migrations(), "0024")
+    rows = "SELECT deed FROM deeds"
+    with database.engine.begin() as connection:
+        assert connection.execute(text(rows)).scalars().all() == ["POST /views"]
+    for _ in range(2):
+        with database.engine.begin() as connection, pytest.raises(DatabaseError, match="are kept"):
+            connection.execute(text("DELETE FROM deeds"))
+        command.upgrade(database.migrations(), "head")
 
 
 def test_every_revision_is_tried() -> None:

@@ -14,7 +14,7 @@ from db.database import Database
 from db.errors import Conflict, Ended, Invalid, NotFound
 from db.settings import Settings
 from db.storage import open_store
-from db.tables import Channel, Run, Status, Step, StepBucket, SystemSample, User
+from db.tables import Channel, Run, SharedLink, Status, Step, StepBucket, SystemSample, User
 from tests.db.conftest import config, submit
 from tests.db.telemetry_made import make_events, make_metric, make_steps, record
 from tests.db.test_checkpoints import saved
@@ -148,6 +148,7 @@ def test_a_run_is_erased_with_all_its_rows(
         session.execute(
             insert(Channel).values(user_id=1, name="", kind="", target="", ciphertext="")
         )
+        session.execute(insert(SharedLink).values(user_id=1, token_hash="", expires_at=1.0))
         for run_id in (ended, other.id):
             for table in erasure.tables():
                 row = {column.name: a_value(column) for column in table.columns}
@@ -160,7 +161,7 @@ def test_a_run_is_erased_with_all_its_rows(
                 session.execute(insert(table).values(row))
                 filled.add(table.name)
     before = rows_left(database, other.id)
-    assert len(filled) == 20
+    assert len(filled) == 21
     erase_now(database, settings, ada, ended)
     assert rows_left(database, ended) == 0
     assert rows_left(database, other.id) == before

@@ -23,7 +23,8 @@ from halfstep.run_settings import Weights
 from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
 from tests.site import halfstep, until
 
-BODY = bytes(range(256)) * (PIECE_BYTES // 128) + b"x"  # two pieces and a byte
+#: Two pieces and a byte, that begin as torch's files do.
+BODY = (b"PK\x03\x04" + bytes(range(256)) * (PIECE_BYTES // 128))[: 2 * PIECE_BYTES + 1]
 SHA256 = hashlib.sha256(BODY).hexdigest()
 
 
@@ -91,11 +92,14 @@ def test_a_file_is_stored_by_its_hash_and_starts_a_run(
     [
         ("net.bin", BODY, None, 422, "'net.bin' is no such file; allowed: .safetensors or .pt"),
         ("net.pt", b"", None, 422, "net.pt is empty"),
+        ("net.pt", b"{" * 99, None, 422, "net.pt does not begin as a file of torch.save does"),
+        ("n.safetensors", b"x" * 99, None, 422, "does not begin as a file of safetensors does"),
+        ("..%2Fnet.pt", BODY, None, 422, "'../net.pt' names a folder"),
         ("net.pt", BODY, len(BODY) - 1, 413, "net.pt is too large; allowed by HALFSTEP_UPLOAD_GIB"),
         ("net.pt", [BODY[:-1], b"x"], len(BODY) - 1, 413, "allowed by HALFSTEP_UPLOAD_GIB"),
         ("net.pt", b"x", 0, 413, "allowed by HALFSTEP_UPLOAD_GIB: none"),
     ],
-    ids=["kind", "empty", "size", "on the way", "off"],
+    ids=["kind", "empty", "torch", "safetensors", "folder", "size", "on the way", "off"],
 )
 def test_what_is_refused_leaves_nothing(
     settings: Settings,
@@ -186,13 +190,13 @@ def test_the_command_uploads_what_a_run_starts_from(
     offer_weights(database)
     token = script.headers["authorization"].removeprefix("Bearer ")
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
-    (tmp_path / "net.safetensors").write_bytes(BODY)
-    words = ("--weights", str(tmp_path / "net.safetensors"), "--set", "weights.strict=false")
+    (tmp_path / "net.pt").write_bytes(BODY)
+    words = ("--weights", str(tmp_path / "net.pt"), "--set", "weights.strict=false")
     queued = halfstep("run", "submit", "digits", *words, "--json", **environment)
     assert queued.returncode == 0, queued.stderr
     with database.reading() as session:
         weights = runs.get(session, json.loads(queued.stdout)["id"]).config["weights"]
-    assert weights["upload"] == f"{SHA256}/net.safetensors"
+    assert weights["upload"] == f"{SHA256}/net.pt"
     assert weights["strict"] is False
     for wrong in (("digits", "--weights", str(tmp_path)), ("--command", "ls", *words[:2])):
         refused = halfstep("run", "submit", *wrong, **environment)

@@ -1,0 +1,40 @@
+"""A read-only link, pasted into a browser that nobody has signed in with."""
+
+from playwright.sync_api import Browser, Page, expect
+
+from db.database import Database
+from db.tables import Run, User
+from tests.app.conftest import submit
+from tests.db.telemetry_made import make_events, make_steps, record
+from tests.e2e.test_access import found_on
+
+
+def test_a_link_shows_runs_to_whoever_pastes_it(
+    page: Page, chromium: Browser, database: Database, ada: User, running: Run
+) -> None:
+    """One, or several side by side, with their charts; the secret leaves the address at
+    once; what is revoked is gone. axe finds nothing on what is shown.
+    """
+    record(database, running, make_steps([1.0] * 60, skipped=[3]), events=make_events([3]))
+    other = submit(database, ada)
+    for address, told in (
+        (f"/runs/{running.id}", "1 skipped step"),
+        (f"/compare?runs={running.id},{other.id}", "Figures and settings"),
+    ):
+        page.goto(address)
+        page.get_by_text("Share…").click()
+        page.get_by_role("button", name="Make a link").click()
+        context = chromium.new_context()
+        guest = context.new_page()
+        guest.goto(page.locator("code.secret").inner_text())
+        guest.wait_for_url("**/shared/*")
+        expect(guest.get_by_text("shared by ada")).to_be_visible()
+        expect(guest.locator(".js-plotly-plot").first).to_be_visible()
+        expect(guest.get_by_text(told)).to_be_visible()
+        shown = guest.url
+        assert list(found_on(guest)) == []
+        page.get_by_role("button", name="Revoke").first.click()
+        page.wait_for_url(f"**{address}")
+        guest.goto(shown)
+        expect(guest.get_by_text("This read-only link has ended")).to_be_visible()
+        context.close()
