@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.database import now
@@ -104,6 +104,17 @@ _WANTED: tuple[Any, ...] = (
 
 def _places(session: Session, here: Place) -> list[Place]:
     """List the workers that are up, the one that asks as it says itself."""
+    up = _PLACES.where(or_(ALIVE, Worker.id == here.worker_id)).order_by(Worker.id)
+    places = [Place(*row) for row in session.execute(up)]
+    return [
+        each
+        if each.worker_id != here.worker_id
+        else replace(here, torch=each.torch, devices=max(each.devices, here.devices))
+        for each in places
+    ]
+
+
+def _every_place() -> Select[Any]:
     used = (
         select(RunNode.worker_id, func.sum(func.json_array_length(RunNode.devices)).label("used"))
         .where(IN_USE, RunNode.worker_id.is_not(None))
@@ -116,15 +127,10 @@ def _places(session: Session, here: Place) -> list[Place]:
         *(Worker.offers_commands, Worker.versions["torch"].as_string(), total),
         total - func.coalesce(used.c.used, 0),
     )
-    up = select(*columns).outerjoin(used, used.c.worker_id == Worker.id)
-    up = up.where(or_(ALIVE, Worker.id == here.worker_id)).order_by(Worker.id)
-    places = [Place(*row) for row in session.execute(up)]
-    return [
-        each
-        if each.worker_id != here.worker_id
-        else replace(here, torch=each.torch, devices=max(each.devices, here.devices))
-        for each in places
-    ]
+    return select(*columns).outerjoin(used, used.c.worker_id == Worker.id)
+
+
+_PLACES = _every_place()
 
 
 def planned(
