@@ -23,6 +23,8 @@ MEMORY_GIB = func.coalesce(Run.config["training"]["device_memory_gib"].as_float(
 LOOKED_AT = 100
 #: Of a node: its devices are in use.
 IN_USE = RunNode.ended_at.is_(None)
+#: Of a run: it wants several devices at once.
+SEVERAL = Run.nodes * Run.devices_per_node > 1
 ORDER = (Run.priority.desc(), Run.position, Run.id)
 
 
@@ -89,9 +91,22 @@ class Plan:
     kept: Reservation | None = None
 
 
-def _line(session: Session, waiting: Collection[ColumnElement[bool]]) -> Sequence[Row[Any]]:
-    """List the first runs that want several devices at once."""
-    query = select(*_WANTED).where(*waiting, Run.nodes * Run.devices_per_node > 1)
+def _line(
+    session: Session, waiting: Collection[ColumnElement[bool]], places: list[Place]
+) -> Sequence[Row[Any]]:
+    """List the first runs that want several devices at once, and that these workers might train.
+
+    However many there are for which there are no workers, they hide nobody.
+    """
+    recipes = {name for each in places for name in each.recipes}
+    query = select(*_WANTED).where(
+        *waiting,
+        SEVERAL,
+        Run.nodes <= len(places),
+        Run.devices_per_node <= max(each.devices for each in places),
+        or_(Run.source == COMMAND, Run.recipe.in_(sorted(recipes))),
+        max(each.device_memory_bytes for each in places) / GIB >= MEMORY_GIB,
+    )
     return session.execute(query.order_by(*ORDER).limit(LOOKED_AT)).all()
 
 
@@ -137,8 +152,10 @@ def planned(
     session: Session, waiting: Collection[ColumnElement[bool]], here: Place, patience: float
 ) -> Plan:
     """Find the first gang that this worker can be part of, and what is kept for one before it."""
-    line = _line(session, waiting)
-    places = _places(session, here) if line else []
+    if session.scalar(select(Run.id).where(*waiting, SEVERAL).limit(1)) is None:
+        return Plan()
+    places = _places(session, here)
+    line = _line(session, waiting, places)
     teams: dict[tuple[Any, ...], list[list[Place]]] = {}
     lacking: dict[tuple[Any, ...], bool] = {}
     tried: set[tuple[Any, ...]] = set()
