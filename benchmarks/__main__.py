@@ -32,6 +32,7 @@ CLAIMS = (
     "step_to_figure",
     "browser_busy",
     "idle_look",
+    "gangs",
     "live_viewers",
     "memory",
 )

@@ -25,6 +25,9 @@ from db.tables import (
 )
 from db.workers import ALIVE
 
+#: Made once: each alias makes all of its columns anew.
+_EARLIER, _OTHER = aliased(Run), aliased(Run)
+
 
 def claim(
     session: Session,
@@ -70,6 +73,9 @@ def claim(
     if only is not None:
         waiting.append(Run.id == only)
     plan = planned(session, waiting, here, gang_patience)
+    fits = _fits(here, plan.kept)
+    if plan.gang is None and session.scalar(select(Run.id).where(*waiting, fits).limit(1)) is None:
+        return None  # as is usual, and nothing is locked or written for it
     worker_ids = (worker_id, *plan.partners)
     taken = _lock(session, worker_ids, free_devices)
     fits = _fits(replace(here, free=len(taken[worker_id])), plan.kept)
@@ -115,11 +121,10 @@ def in_use(session: Session, worker_ids: Collection[int]) -> dict[int, set[int]]
 
 def unheld(runs_per_user: int) -> list[ColumnElement[bool]]:
     """Say of a queued run that neither another's end nor its owner's limit is in its way."""
-    earlier, others = aliased(Run), aliased(Run)
-    conditions = [~exists().where(earlier.id == Run.after_id, earlier.status.not_in(ENDED))]
+    conditions = [~exists().where(_EARLIER.id == Run.after_id, _EARLIER.status.not_in(ENDED))]
     if runs_per_user:
-        active = select(func.count()).where(others.status.in_(ACTIVE))
-        of_owner = active.where(others.owner_id == Run.owner_id).scalar_subquery()
+        active = select(func.count()).where(_OTHER.status.in_(ACTIVE))
+        of_owner = active.where(_OTHER.owner_id == Run.owner_id).scalar_subquery()
         conditions.append(of_owner < runs_per_user)
     return conditions
 

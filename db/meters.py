@@ -76,12 +76,12 @@ def _busy(nodes: Iterable[Any], kinds: dict[int, list[str]]) -> Counter[str]:
 def _queued(session: Session, up: list[Worker], full: set[int]) -> Counter[str]:
     """Count queued runs by why they wait: alike ones are one row."""
     earlier = aliased(Run)
-    alike = (Run.source, Run.recipe, Run.precision, Run.devices_per_node, Run.owner_id)
+    alike = (Run.source, Run.recipe, Run.precision, Run.nodes, Run.devices_per_node, Run.owner_id)
     awaits = case((earlier.id.is_not(None), 1), else_=0)
     query = select(*alike, awaits, func.count()).where(Run.status == Status.QUEUED)
     query = query.outerjoin(earlier, (earlier.id == Run.after_id) & earlier.status.not_in(ENDED))
     queued: Counter[str] = Counter()
-    for source, recipe, precision, devices, owner_id, waits, count in session.execute(
+    for source, recipe, precision, nodes, devices, owner_id, waits, count in session.execute(
         query.group_by(*alike, awaits)
     ):
         able = [
@@ -91,7 +91,7 @@ def _queued(session: Session, up: list[Worker], full: set[int]) -> Counter[str]:
         ]
         obstacles = {
             NO_WORKER: not up,
-            NOT_OFFERED: not able,
+            NOT_OFFERED: workers.most_together(able) < nodes,
             AFTER: bool(waits),
             LIMIT: owner_id in full,
             DEVICE: True,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.database import now
@@ -23,6 +23,8 @@ MEMORY_GIB = func.coalesce(Run.config["training"]["device_memory_gib"].as_float(
 LOOKED_AT = 100
 #: Of a node: its devices are in use.
 IN_USE = RunNode.ended_at.is_(None)
+#: Of a run: it wants several devices at once.
+SEVERAL = Run.nodes * Run.devices_per_node > 1
 ORDER = (Run.priority.desc(), Run.position, Run.id)
 
 
@@ -89,9 +91,22 @@ class Plan:
     kept: Reservation | None = None
 
 
-def _line(session: Session, waiting: Collection[ColumnElement[bool]]) -> Sequence[Row[Any]]:
-    """List the first runs that want several devices at once."""
-    query = select(*_WANTED).where(*waiting, Run.nodes * Run.devices_per_node > 1)
+def _line(
+    session: Session, waiting: Collection[ColumnElement[bool]], places: list[Place]
+) -> Sequence[Row[Any]]:
+    """List the first runs that want several devices at once, and that these workers might train.
+
+    However many there are for which there are no workers, they hide nobody.
+    """
+    recipes = {name for each in places for name in each.recipes}
+    query = select(*_WANTED).where(
+        *waiting,
+        SEVERAL,
+        Run.nodes <= len(places),
+        Run.devices_per_node <= max(each.devices for each in places),
+        or_(Run.source == COMMAND, Run.recipe.in_(sorted(recipes))),
+        max(each.device_memory_bytes for each in places) / GIB >= MEMORY_GIB,
+    )
     return session.execute(query.order_by(*ORDER).limit(LOOKED_AT)).all()
 
 
@@ -103,7 +118,23 @@ _WANTED: tuple[Any, ...] = (
 
 
 def _places(session: Session, here: Place) -> list[Place]:
-    """List the workers that are up, the one that asks as it says itself."""
+    """List the workers that are up, the one that asks as it says itself.
+
+    Those for one run alone are for no other.
+    """
+    asking = select(Worker.only_run_id).where(Worker.id == here.worker_id).scalar_subquery()
+    is_alike = Worker.only_run_id.is_not_distinct_from(asking)
+    up = _PLACES.where(or_(ALIVE, Worker.id == here.worker_id), is_alike).order_by(Worker.id)
+    places = [Place(*row) for row in session.execute(up)]
+    return [
+        each
+        if each.worker_id != here.worker_id
+        else replace(here, torch=each.torch, devices=max(each.devices, here.devices))
+        for each in places
+    ]
+
+
+def _every_place() -> Select[Any]:
     used = (
         select(RunNode.worker_id, func.sum(func.json_array_length(RunNode.devices)).label("used"))
         .where(IN_USE, RunNode.worker_id.is_not(None))
@@ -116,25 +147,21 @@ def _places(session: Session, here: Place) -> list[Place]:
         *(Worker.offers_commands, Worker.versions["torch"].as_string(), total),
         total - func.coalesce(used.c.used, 0),
     )
-    up = select(*columns).outerjoin(used, used.c.worker_id == Worker.id)
-    up = up.where(or_(ALIVE, Worker.id == here.worker_id), Worker.placement.is_(None))
-    asking = select(Worker.only_run_id).where(Worker.id == here.worker_id).scalar_subquery()
-    up = up.where(Worker.only_run_id.is_not_distinct_from(asking)).order_by(Worker.id)
-    places = [Place(*row) for row in session.execute(up)]
-    return [
-        each
-        if each.worker_id != here.worker_id
-        else replace(here, torch=each.torch, devices=max(each.devices, here.devices))
-        for each in places
-    ]
+    every = select(*columns).outerjoin(used, used.c.worker_id == Worker.id)
+    return every.where(Worker.placement.is_(None))
+
+
+_PLACES = _every_place()
 
 
 def planned(
     session: Session, waiting: Collection[ColumnElement[bool]], here: Place, patience: float
 ) -> Plan:
     """Find the first gang that this worker can be part of, and what is kept for one before it."""
-    line = _line(session, waiting)
-    places = _places(session, here) if line else []
+    if session.scalar(select(Run.id).where(*waiting, SEVERAL).limit(1)) is None:
+        return Plan()
+    places = _places(session, here)
+    line = _line(session, waiting, places)
     teams: dict[tuple[Any, ...], list[list[Place]]] = {}
     lacking: dict[tuple[Any, ...], bool] = {}
     tried: set[tuple[Any, ...]] = set()

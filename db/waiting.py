@@ -145,7 +145,7 @@ def _lacking(run: Run, able: list[Worker]) -> str:
     if most < run.devices_per_node:
         return f"it needs {run.devices_per_node} devices, and no worker has more than {most}"
     large = [worker for worker in able if len(worker.devices) >= run.devices_per_node]
-    together = max(Counter(worker.versions.get("torch") for worker in large).values())
+    together = workers.most_together(large)
     if together < run.nodes:
         few = "only one worker that is up has" if together == 1 else f"only {together} workers have"
         return f"it needs {_needed(run)}, and {few} as many, of one version of torch"

@@ -1,5 +1,7 @@
 """What workers say of themselves, and what they offer together."""
 
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +206,11 @@ def takes(worker: Worker, source: str, recipe: str, precision: str) -> bool:
     if source == COMMAND:
         return worker.offers_commands
     return offers(worker, recipe) and precision in precisions(worker.devices)
+
+
+def most_together(some: Iterable[Worker]) -> int:
+    """Return how many of these workers could train one run: those of one version of torch."""
+    return max(Counter(worker.versions.get("torch") for worker in some).values(), default=0)
 
 
 def offer_commands(session: Session) -> bool:

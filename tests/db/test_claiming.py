@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from db import claiming, queue, runs, waiting, workers
+from db import claiming, queue, reservations, runs, waiting, workers
 from db.database import Database, now
 from db.tables import Run, RunNode, Status, User, Worker
 from tests.db.conftest import CPU, DIGITS, submit
@@ -263,6 +263,20 @@ def test_one_gang_at_a_time_has_devices_kept(database: Database, ada: User) -> N
         assert [bool(run.reservation) for run in (impossible, later, first)] == [False, False, True]
         runs.cancel(session, first.id, ada)
         assert first.reservation is None
+
+
+def test_what_no_workers_could_train_hides_nobody(
+    database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of them are ahead, the first that can be trained is looked at."""
+    monkeypatch.setattr(reservations, "LOOKED_AT", 1)
+    one, _two = add_workers(database, 1, 1)
+    with database.writing() as session:
+        for changes in ({"nodes": 3}, {"devices_per_node": 2}, {"recipe": "other"}):
+            submit(session, ada, **({"nodes": 2} | changes))
+        assert claim(session, one) is None
+        gang = submit(session, ada, nodes=2)
+        assert claim(session, one) == gang
 
 
 def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:

@@ -32,7 +32,7 @@ def test_queued_runs_are_counted_by_why_they_wait(database: Database, ada: User)
         first = submit(session, ada)
         submit(session, ada, after_id=first.id)
         submit(session, ada, recipe="unknown")
-        submit(session, ada, devices_per_node=2)
+        submit(session, ada, nodes=2)
         submit_command(session, ada)
     assert read(database).queued == {"no_worker": 5}
     worker = add_worker(database, "w", [DIGITS], [CPU])
