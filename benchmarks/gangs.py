@@ -1,6 +1,6 @@
 """A queue of runs of all sizes, through the real claim on PostgreSQL, with a clock of our own.
 
-    python -m benchmarks.gangs [--runs 600] [--workers 32] [--patience 300] [--known]
+    python -m benchmarks.gangs [--runs 300] [--workers 32] [--patience 300] [--known]
 
 The product's default is measured beside two orders in plain Python over the same trace, which know
 each run's length: FIFO, in which nobody overtakes, and EASY, in which the first that waits has a
@@ -328,7 +328,7 @@ def product(
 def main() -> None:
     """Run the trace in every order."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--runs", type=int, default=600)
+    parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--workers", type=int, default=32)
     parser.add_argument("--patience", type=float, default=300.0)
     parser.add_argument("--known", action="store_true", help="leave out lengths not known")
