@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -50,10 +51,13 @@ def _ends(answer: httpx2.Response) -> bool:
 
 @contextmanager
 def _statements(engine: Engine) -> Iterator[list[str]]:
+    """What this thread asks; the server, in others, asks for itself."""
     said: list[str] = []
+    ours = threading.get_ident()
 
     def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
-        said.append(statement)
+        if threading.get_ident() == ours:
+            said.append(statement)
 
     event.listen(engine, "before_cursor_execute", note)
     yield said

@@ -33,10 +33,11 @@ def test_killed_trainings_end_as_if_nothing_had_happened(
     """SIGKILL of the training process: weights, optimizer, scaler and every record are the same."""
     times = often(full=50, short=1)
 
-    def kill_training(run_id: int) -> None:
+    def kill_training(run_id: int) -> bool:
         training = site.training(run_id)
         training.kill()
         until(lambda: not is_running(training))
+        return True
 
     with site.worker(**TRIES):
         disturbed = disturb(site, times, moments, kill_training)
@@ -51,10 +52,11 @@ def test_killed_workers_do_not_disturb_their_runs(site: Site, moments: random.Ra
     with ExitStack() as stack:
         workers = [stack.enter_context(site.worker(**TRIES))]
 
-        def kill_worker(_run_id: int) -> None:
+        def kill_worker(_run_id: int) -> bool:
             workers[-1].kill()
             workers[-1].wait()
             workers.append(stack.enter_context(site.worker(**TRIES)))
+            return True
 
         disturbed = disturb(site, times, moments, kill_worker)
         assert_undisturbed(site, disturbed)
@@ -72,16 +74,19 @@ def test_killed_servers_do_not_disturb_runs_or_viewers(site: Site, moments: rand
         stack.enter_context(site.worker())
         servers = [stack.enter_context(serving(site, port))]
 
-        def kill_server(run_id: int) -> None:
+        def kill_server(run_id: int) -> bool:
             if run_id not in viewers:
                 viewers[run_id] = Viewer(
                     f"http://127.0.0.1:{port}/api/v1/runs/{run_id}/live", token
                 )
                 viewers[run_id].start()
                 until(lambda: viewers[run_id].cursor != "")
+            if viewers[run_id].is_over:  # its run has ended: there is nobody who would come back
+                return False
             servers[-1].kill()
             servers[-1].wait()
             servers.append(stack.enter_context(serving(site, port)))
+            return True
 
         disturbed = disturb(site, times, moments, kill_server)
         assert_undisturbed(site, disturbed)
@@ -130,9 +135,12 @@ def test_all_killed_at_once_then_up_again(site: Site, moments: random.Random) ->
 
 
 def disturb(
-    site: Site, times: int, moments: random.Random, kill: Callable[[int], None]
+    site: Site, times: int, moments: random.Random, kill: Callable[[int], bool]
 ) -> list[int]:
-    """Kill something that often, each time while a run trains; return the runs that it took."""
+    """Kill something that often, each time while a run trains; return the runs that it took.
+
+    kill: tells whether it did.
+    """
     disturbed: list[int] = []
     killed = 0
     while killed < times:
@@ -141,8 +149,7 @@ def disturb(
         while killed < times and is_training(site, run_id):
             time.sleep(moments.uniform(0, 4))
             if site.has_training(run_id):
-                kill(run_id)
-                killed += 1
+                killed += kill(run_id)
     return disturbed
 
 
