@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from db import rights, runs
+from db import runs
 from db.claiming import unheld
 from db.database import now
 from db.reservations import ORDER
@@ -91,14 +91,3 @@ def note(session: Session, run_id: int, attempt: int, state: str, reason: str) -
     if state == "gone":
         placement.ended_at = now()
     session.get_one(Run, run_id, with_for_update=True).revision += 1
-
-
-def reasons(session: Session) -> dict[int, str]:
-    """Return what the cluster last said of each queued run that it was asked for."""
-    with rights.unlimited(session):
-        latest = (
-            select(Placement.run_id, Placement.reason)
-            .join(Run, Run.id == Placement.run_id)
-            .where(Run.status == Status.QUEUED, Placement.attempt == Run.attempt + 1)
-        )
-        return {row.run_id: row.reason for row in session.execute(latest)}

@@ -12,10 +12,10 @@ from zlib import crc32
 from sqlalchemy import select
 from sqlalchemy.orm import Session, aliased
 
-from db import placements, rights, runs, workers
+from db import rights, runs, workers
 from db.database import now
 from db.reservations import GIB
-from db.tables import ACTIVE, COMMAND, ENDED, Run, RunNode, Status, Worker
+from db.tables import ACTIVE, COMMAND, ENDED, Placement, Run, RunNode, Status, Worker
 
 #: Made once: each alias makes all of its columns anew.
 _EARLIER = aliased(Run)
@@ -59,7 +59,7 @@ class Queue:
             awaited={row.awaited for row in queued if row.awaited is not None},
             training=Counter(row.owner_id for row in unended if row.status != Status.QUEUED),
             used=used,
-            placed=placements.reasons(session),
+            placed={row.id: row.placed for row in queued if row.placed is not None},
             reserving=[row for row in queued if row.reservation and row.awaited is None],
         )
 
@@ -95,10 +95,13 @@ def _queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
     too, if asked for.
     """
     columns = (Run.id, Run.owner_id, Run.status, Run.nodes, Run.devices_per_node, Run.reservation)
-    query = select(*columns, _EARLIER.id.label("awaited"))
+    placed = Placement.reason.label("placed")
+    query = select(*columns, _EARLIER.id.label("awaited"), placed)
     query = query.where(Run.status.in_((Status.QUEUED, *(ACTIVE if and_training else ()))))
     is_awaited = (_EARLIER.id == Run.after_id) & _EARLIER.status.not_in(ENDED)
     query = query.outerjoin(_EARLIER, is_awaited)
+    is_next = (Placement.run_id == Run.id) & (Placement.attempt == Run.attempt + 1)
+    query = query.outerjoin(Placement, is_next)
     return session.execute(query.order_by(Run.priority.desc(), Run.position, Run.id)).all()
 
 

@@ -17,16 +17,19 @@ import httpx2
 import psutil
 from sqlalchemy import func, select
 
-from db import runs, series, workers
+from db import queue, runs, series, workers
 from db.database import Database
 from db.errors import DatabaseUnreachable
 from db.settings import Settings
 from db.tables import Run, Status, Step, User
 from tests import warm
 from tests.db.conftest import CPU, DIGITS, add_worker, claim
+from worker.engine import Handle
 from worker.worker import Worker
 
 GATED = f"{Path(__file__).with_name('gated.py')}:Gated"
+#: A supervisor that has ended.
+DEAD = Handle(pid=0, started_ticks=1, boot_id="")
 SECONDS = 240  # patience with a slow machine; nothing here is asserted about time
 
 
@@ -86,11 +89,13 @@ class Site:
         return worker
 
     def lost_attempt(self, worker: Worker, run_id: int) -> tuple[int, int]:
-        """Claim a run whose supervisor then died at once."""
+        """Claim a run whose supervisor then died at once, as the worker has yet to find out."""
         with self.database.writing() as session:
             run = claim(session, worker)
             assert run is not None
             assert run.id == run_id
+            node = queue.node(session, run.id, run.attempt)
+        worker.running[run.id, run.attempt] = (DEAD, node)
         return run.id, run.attempt
 
     def reaches_database(self) -> bool:

@@ -16,15 +16,13 @@ from db import claiming, gangs, queue, runs, workers
 from db.tables import RunNode, Status
 from tests import warm
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
-from tests.site import SECONDS, Site, is_running, until
+from tests.site import DEAD, SECONDS, Site, is_running, until
 from tests.trainer.conftest import assert_same_bits
 from worker.attempt import LOST_LEASE, Ending
 from worker.engine import Handle
 from worker.gang import as_told, judged
 
 LEASE_SECONDS = 12.0
-#: A supervisor that has ended.
-DEAD = Handle(pid=0, started_ticks=1, boot_id="")
 
 
 class Machines:
@@ -83,17 +81,18 @@ class Machines:
     def family(self, node: int) -> list[psutil.Process]:
         return psutil.Process(self.supervisors[node].pid).children(recursive=True)
 
-    def nodes(self, run_id: int, attempt: int = 1) -> list[RunNode]:
-        with self.site.database.reading() as session:
-            query = select(RunNode).where(RunNode.run_id == run_id, RunNode.attempt == attempt)
-            return list(session.scalars(query.order_by(RunNode.node)))
-
     def checkpoint(self, run_id: int, step: int) -> Any:
         folder = self.folder / "bucket" / "runs" / str(run_id) / "checkpoints"
         return torch.load(folder / f"step-{step:08d}.pt", weights_only=True)
 
 
 GATED = f"{Path(__file__).parents[1] / 'gated.py'}:Gated"
+
+
+def nodes(site: Site, run_id: int, attempt: int = 1) -> list[RunNode]:
+    with site.database.reading() as session:
+        query = select(RunNode).where(RunNode.run_id == run_id, RunNode.attempt == attempt)
+        return list(session.scalars(query.order_by(RunNode.node)))
 
 
 @pytest.fixture
@@ -113,8 +112,11 @@ def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site) -> 
     machines.wait()
     run = site.run(run_id)
     assert (run.status, run.step, run.error) == (Status.FINISHED, 20, None)
-    assert [node.ending and node.ending["fault"] for node in machines.nodes(run_id)] == [None, None]
-    assert all(node.ended_at for node in machines.nodes(run_id))
+    assert [node.ending and node.ending["fault"] for node in nodes(machines.site, run_id)] == [
+        None,
+        None,
+    ]
+    assert all(node.ended_at for node in nodes(machines.site, run_id))
     alone = site.submit(20, devices_per_node=2, config=run.config)
     with site.worker(HALFSTEP_CPU_DEVICES="2"):
         assert site.wait(alone).status == Status.FINISHED
@@ -143,7 +145,7 @@ def test_what_dies_on_one_node_ends_the_attempt_on_all(
     with site.database.reading() as session:
         reason = runs.statuses(session, run_id)[-1].reason or ""
     assert reason.startswith("node 1 (m1)"), reason
-    assert all(node.ended_at for node in machines.nodes(run_id))
+    assert all(node.ended_at for node in nodes(machines.site, run_id))
 
 
 def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
@@ -247,10 +249,12 @@ def test_a_node_waits_until_what_its_device_did_before_has_ended(site: Site) -> 
         run = claim(session, other, free_devices=[0])
         assert run is not None
         assert run.id == run_id
-    worker.running = {(99, 1): (Handle(os.getpid(), 0, ""), [0])}
+    busy = RunNode(run_id=99, attempt=1, node=0, devices=[0])
+    worker.running = {(99, 1): (Handle(os.getpid(), 0, ""), busy)}
     worker._pick_up()
     assert list(worker.running) == [(99, 1)]
-    worker.running = {(run_id, 1): (DEAD, [0])}
+    [mine] = [node for node in nodes(site, run_id) if node.worker_id == worker.id]
+    worker.running = {(run_id, 1): (DEAD, mine)}
     worker._reap()
     assert worker.running == {}
     with site.database.reading() as session:
@@ -266,7 +270,6 @@ def test_a_first_node_whose_supervisor_died_is_closed_after_the_others(site: Sit
     worker, other = site.idle_worker(), add_worker(site.database, "other", [DIGITS], [CPU])
     run_id = site.submit(nodes=2)
     attempt = site.lost_attempt(worker, run_id)
-    worker.running = {attempt: (DEAD, [0])}
     worker._reap()
     assert list(worker.running) == [attempt]
     with site.database.writing() as session:

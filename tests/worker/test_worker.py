@@ -16,10 +16,8 @@ from db.tables import Request, Run, ScalerEvent, Status
 from tests import warm
 from tests.site import GATED, Site, halfstep, is_running, until
 from tests.spool_made import spool_raw
-from worker.engine import Handle
 
 #: A supervisor that has ended.
-DEAD = Handle(pid=0, started_ticks=1, boot_id="")
 
 
 def test_two_workers_record_every_attempted_step(site: Site) -> None:
@@ -138,11 +136,11 @@ def test_what_a_dead_supervisors_training_told_ends_that_run_alone(site: Site, t
     """
     worker = site.idle_worker()
     bad, good = site.submit(), site.submit()
-    attempts = [site.lost_attempt(worker, run_id) for run_id in (bad, good)]
+    for run_id in (bad, good):
+        site.lost_attempt(worker, run_id)
     path = spool_raw(site.data / "runs" / str(bad) / "spool", 1, told)
     if told == b"no header":
         path.write_bytes(told * 10)
-    worker.running = {attempt: (DEAD, [0]) for attempt in attempts}
     worker._reap()
     assert worker.running == {}
     assert (site.run(bad).status, site.run(good).status) == (Status.FAILED, Status.QUEUED)
@@ -158,9 +156,9 @@ def test_nothing_that_one_run_left_keeps_the_others_from_being_looked_at(site: S
     """Whatever reading one run's remains raises, that run fails and the next one is closed."""
     worker = site.idle_worker()
     bad, good = site.submit(), site.submit()
-    attempts = [site.lost_attempt(worker, run_id) for run_id in (bad, good)]
+    for run_id in (bad, good):
+        site.lost_attempt(worker, run_id)
     (site.data / "runs" / str(bad) / "supervisor-1.log").mkdir(parents=True)  # no file to read
-    worker.running = {attempt: (DEAD, [0]) for attempt in attempts}
     worker._reap()
     assert (site.run(bad).status, site.run(good).status) == (Status.FAILED, Status.QUEUED)
 
