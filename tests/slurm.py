@@ -69,6 +69,11 @@ class Slurm:
     def start_node(self, name: str) -> None:
         self._launch("slurmd", "-D", "-N", name, key=name)
 
+    def kill_node(self, name: str) -> None:
+        """End a node's daemon, as it would be by a crash; what it started goes on by itself."""
+        self.processes[name].kill()
+        self.processes[name].wait()
+
     def ask(self, *words: str) -> str:
         environment = {**os.environ, **self.environment}
         return subprocess.run(words, env=environment, capture_output=True, text=True).stdout

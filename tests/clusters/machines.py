@@ -17,6 +17,7 @@ from tests.site import GATED, SECONDS, Site
 
 NET = "10.213.77"
 PORT = 5432
+LEASE_SECONDS = 12
 
 
 def can_make_machines() -> bool:
@@ -70,7 +71,7 @@ class Machine:
             "HALFSTEP_RECIPES": GATED,
             "HALFSTEP_GATE": str(self.site.gate),
             "HALFSTEP_TEST_TRACE": str(self.site.data / "trace"),
-            "HALFSTEP_LEASE_SECONDS": "12",
+            "HALFSTEP_LEASE_SECONDS": str(LEASE_SECONDS),
             **environment,
         }
         worker = f"hostname {self.name}; exec {sys.executable} -m worker.worker"

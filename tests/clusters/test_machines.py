@@ -1,5 +1,6 @@
 """Three machines, and what may befall them: never two attempts that train at once."""
 
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 
 from db import runs, workers
 from db.tables import Status
-from tests.clusters.machines import Machine, can_make_machines, machines
+from tests.clusters.machines import LEASE_SECONDS, Machine, can_make_machines, machines
 from tests.faults.conftest import COUNTS
 from tests.site import Site, until
 from tests.trainer.conftest import assert_same_bits
@@ -89,3 +90,29 @@ def assert_never_two_at_once(site: Site, run_id: int) -> None:
     spans = [(min(each), max(each)) for _attempt, each in sorted(times.items())]
     assert len(spans) > 1
     assert all(before[1] < after[0] for before, after in pairwise(spans))
+
+
+def test_what_is_away_for_a_moment_costs_nothing(site: Site, three: list[Machine]) -> None:
+    """A link cut for an eighth of the lease, and the way to the database as long: attempt 1 ends
+    it, with all rows. (TCP tries again after as long as it has waited in vain.)
+    """
+    for machine in three[:2]:
+        machine.start()
+    until(lambda: site.offers("gated"))
+    config = {"precision": "fp16", "training": {"steps": STEPS, "batch_size": 16}}
+    run_id = site.submit(recipe="gated", nodes=2, config=config)
+    site.wait_for_step(run_id, 5)
+    three[1].cut()
+    time.sleep(LEASE_SECONDS / 8)
+    three[1].mend()
+    site.wait_for_step(run_id, 15)
+    for machine in three[:2]:  # from each other as well as from the database
+        machine.cut()
+    time.sleep(LEASE_SECONDS / 8)
+    for machine in three[:2]:
+        machine.mend()
+    site.wait_for_step(run_id, 20)
+    site.open_gate()
+    run = site.wait(run_id)
+    assert (run.status, run.attempt, run.killed_attempts) == (Status.FINISHED, 1, 0)
+    assert site.count_steps(run_id) == STEPS

@@ -18,6 +18,7 @@ from tests.site import GATED, Site, until
 from tests.slurm import Slurm
 from tests.trainer.conftest import assert_same_bits
 from worker import placement
+from worker.cluster import on_a_node
 from worker.placement import CannotPlace, Pilots
 
 pytestmark = pytest.mark.skipif(not slurm.is_installed(), reason="needs Debian's slurm-wlm, munge")
@@ -122,6 +123,45 @@ def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: 
     ours, theirs = (torch.load(each / "step-00000080.pt", weights_only=True) for each in folders)
     for part in ("modules", "optimizers", "scaler", "random"):
         assert_same_bits(ours[part], theirs[part])
+
+
+def test_a_node_is_checked_before_the_first_run(
+    cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says of itself what is missing there; a partition that is not is Slurm's to name."""
+    for name, value in {**cluster.environment, "HALFSTEP_DATA": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    said = "\n".join(on_a_node(Settings(data=tmp_path, placement="slurm")))
+    assert "NO  database: sqlite:///" in said
+    assert "ok  storage: " in said
+    wrong = Settings(data=tmp_path, placement="slurm", slurm_options="--partition=nowhere")
+    [line] = on_a_node(wrong)
+    assert line.startswith("NO  slurm: ")
+    assert "invalid partition" in line
+
+
+def test_a_node_whose_daemon_dies_is_a_machine_that_is_lost(
+    site: Site, cluster: Slurm, tmp_path: Path
+) -> None:
+    """Slurm gives the job up and kills what is left of it; the lease alone queues the run again."""
+    own = {**cluster.environment, **site.environment, "HALFSTEP_PLACEMENT": "slurm"}
+    own |= {"HALFSTEP_SLURM_OPTIONS": "--exclusive", "HALFSTEP_LEASE_SECONDS": "15"}
+    own |= {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
+    command = [sys.executable, "-m", "worker.placer"]
+    with subprocess.Popen(command, env={**os.environ, **own}) as placer:
+        try:
+            until(lambda: site.offers("gated"))
+            run_id = site.submit(steps=80, recipe="gated")
+            site.wait_for_step(run_id, 3)
+            name = cluster.ask("squeue", "-h", "-o", "%N").strip()
+            cluster.kill_node(name)
+            site.training(run_id).kill()
+            until(lambda: site.run(run_id).attempt == 2)
+            site.open_gate()
+            assert site.wait(run_id).status == Status.FINISHED
+        finally:
+            placer.terminate()
+    cluster.start_node(name)
 
 
 def why(site: Site, run_id: int) -> str:
