@@ -42,7 +42,16 @@ def main() -> None:
     options = parser.parse_args()
     files = AttemptFiles(options.folder, options.attempt)
     place = Place(options.devices, options.nodes, options.node)
-    sys.exit(start_ranks(files, place) if place.world_size > 1 else run_attempt(files))
+    if place.world_size > 1:
+        sys.exit(start_ranks(files, place))
+    code = run_attempt(files)
+    if "RANK" in os.environ:
+        # All is written. The interpreter's end may find a thread of the process group's still
+        # running, which C++ answers by aborting: a rank that trained to its end would look killed.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def tie_to_parent() -> None:
