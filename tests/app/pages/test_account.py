@@ -6,10 +6,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from httpx2 import Response
-from sqlalchemy import update
+from sqlalchemy import literal, update
 from starlette.testclient import TestClient
 
-from app.brake import Brake
 from db import accounts
 from db.database import Database
 from db.tables import SignInSession, User
@@ -68,9 +67,11 @@ def test_the_current_password_is_asked_for(browser: TestClient, stranger: TestCl
     assert stranger.post("/sign-in", data=form).headers["location"] == "/"
 
 
-def test_guesses_of_the_current_password_have_to_wait(app: FastAPI, browser: TestClient) -> None:
+def test_guesses_of_the_current_password_have_to_wait(
+    monkeypatch: pytest.MonkeyPatch, browser: TestClient
+) -> None:
     """As at the sign-in, whoever was wrong a few times is told when to try again."""
-    app.state.brake = Brake(clock=lambda: 0.0)  # however long the guesses take here
+    monkeypatch.setattr("db.tries.now", lambda: literal(0.0))  # however long they take here
     set_password(browser)
     answers = [set_password(browser, current="a guess") for _ in range(6)]
     assert [answer.status_code for answer in answers] == [422] * 5 + [429]
