@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import exists, func, select, update
+from sqlalchemy import ColumnElement, exists, func, select, update
 from sqlalchemy.orm import Session, defer
 
 from db import notifications
@@ -94,7 +94,7 @@ def _is_alive(session: Session, worker: Worker) -> bool:
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a worker learns when it says that it is alive.
+    """What there is for a worker to do, in one look.
 
     is_stopped: it is to go on with nothing.  nodes: how many of its nodes have not ended.
     is_queued, is_lost: there are runs in the queue, and leases that have run out.
@@ -107,26 +107,31 @@ class Pulse:
 
 
 def beat(session: Session, worker_id: int) -> Pulse:
-    """Say that a worker is alive: one statement, which tells too whether there is more to do."""
+    """Say that a worker is alive, and look what there is to do, in one statement."""
+    alive = update(Worker).where(Worker.id == worker_id).values(seen_at=now())
+    alive = alive.execution_options(synchronize_session=False)
+    return Pulse(*session.execute(alive.returning(*_pulse(worker_id))).one())
+
+
+def pulse(session: Session, worker_id: int) -> Pulse:
+    """Look what there is for a worker to do."""
+    query = select(*_pulse(worker_id)).where(Worker.id == worker_id)
+    return Pulse(*session.execute(query).one())
+
+
+def _pulse(worker_id: int) -> tuple[ColumnElement[Any], ...]:
     mine = select(func.count()).where(RunNode.worker_id == worker_id, RunNode.ended_at.is_(None))
-    row = session.execute(
-        update(Worker)
-        .where(Worker.id == worker_id)
-        .values(seen_at=now())
-        .returning(
-            Worker.drained_at.is_not(None) & Worker.drain_stops,
-            mine.scalar_subquery(),
-            exists().where(Run.status == Status.QUEUED),
-            exists().where(RunNode.ended_at.is_(None), RunNode.lease_expires_at < now()),
-        )
-        .execution_options(synchronize_session=False)
-    ).one()
-    return Pulse(*row)
+    return (
+        Worker.drained_at.is_not(None) & Worker.drain_stops,
+        mine.scalar_subquery(),
+        exists().where(Run.status == Status.QUEUED),
+        exists().where(RunNode.ended_at.is_(None), RunNode.lease_expires_at < now()),
+    )
 
 
 def drain(session: Session, worker_id: int, *, stop: bool = False) -> Worker:
     """Have a worker take nothing more. stop: nor go on with what it has. Raises NotFound."""
-    worker = known(session, worker_id)
+    worker = _locked(session, worker_id)
     worker.drained_at, worker.drain_stops = worker.drained_at or now(), stop
     notifications.tell(session, worker_id)
     session.flush()
@@ -135,15 +140,14 @@ def drain(session: Session, worker_id: int, *, stop: bool = False) -> Worker:
 
 def undrain(session: Session, worker_id: int) -> Worker:
     """Let a worker take runs again. Raises NotFound."""
-    worker = known(session, worker_id)
+    worker = _locked(session, worker_id)
     worker.drained_at, worker.drain_stops = None, False
     notifications.tell(session, worker_id)
     session.flush()
     return worker
 
 
-def known(session: Session, worker_id: int) -> Worker:
-    """Return a worker, locked if it may be changed. Raises NotFound."""
+def _locked(session: Session, worker_id: int) -> Worker:
     worker = session.get(Worker, worker_id, with_for_update=True)
     if worker is None:
         raise NotFound(f"There is no worker {worker_id}.")
@@ -167,6 +171,14 @@ def of_nodes(session: Session, run: Run) -> list[str]:
     of_attempt = (RunNode.run_id == run.id) & (RunNode.attempt == run.attempt)
     query = select(Worker.name).join(RunNode, RunNode.worker_id == Worker.id).where(of_attempt)
     return list(session.scalars(query.order_by(RunNode.node)))
+
+
+def found(session: Session, worker_id: int) -> tuple[Worker, bool]:
+    """Return a worker, and whether it is up. Raises NotFound."""
+    row = session.execute(select(Worker, ALIVE).where(Worker.id == worker_id)).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no worker {worker_id}.")
+    return row[0], bool(row[1])
 
 
 def everyone(session: Session) -> list[tuple[Worker, bool]]:

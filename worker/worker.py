@@ -9,6 +9,7 @@ finds its supervisors again.
 import argparse
 import fcntl
 import os
+import random
 import signal
 import socket
 import sys
@@ -40,6 +41,8 @@ from worker.recorder import CannotRecord, Recorder, in_short, may_pass
 from worker.tidying import delete_erased, delete_uploads
 
 TICK_SECONDS = 0.5
+#: Over which those spread who are all told of one run.
+SPREAD_SECONDS = 0.1
 #: From one beat to the next; the longer of them where word comes of all else.
 BEAT_SECONDS, QUIET_BEAT_SECONDS = 3.0, 5.0
 TIDY_SECONDS = 60.0
@@ -84,7 +87,7 @@ class Worker:
         self._adopt()
         self.listener.start()
         self.beat_due = tidy_due = 0.0
-        self.may_have_work = True  # for us, in the database
+        self.may_have_work, self.is_told = True, False
         fault: str | None = None
         reached_since, is_away = time.monotonic(), False
         self.idle_since = time.monotonic()
@@ -93,18 +96,22 @@ class Worker:
             try:
                 os.utime(self._name_lock.fileno())  # what `is_turning` looks at
                 self._reap()
-                if self.may_have_work or not self.listener.is_listening:
-                    self._pick_up()
-                    self._claim()
-                    self.may_have_work = False
-                if self._is_done():
-                    break
                 if time.monotonic() >= self.beat_due:
                     self._beat(reached_since)
                     self._offer_anew()
                     is_quiet = self.listener.is_listening and not self.lost_before
                     pause = QUIET_BEAT_SECONDS if is_quiet else BEAT_SECONDS
                     self.beat_due = time.monotonic() + pause
+                elif self.is_told:
+                    with self.database.glancing() as session:
+                        self._heed(workers.pulse(session, self.id))
+                self.is_told = False
+                if self.may_have_work or not self.listener.is_listening:
+                    self._pick_up()
+                    self._claim()
+                    self.may_have_work = False
+                if self._is_done():
+                    break
                 if self.listener.fault not in (None, fault):
                     fault = self.listener.fault
                     _say(f"looks at the queue every {TICK_SECONDS:g} s: {fault}")
@@ -134,11 +141,11 @@ class Worker:
         """Wait for word of something to do, a tick long."""
         with suppress(Empty):
             heard = self.words.get(timeout=TICK_SECONDS)
+            if ANYBODY in heard:  # of many who wait the first takes it, and the others find none
+                time.sleep(random.uniform(0.0, SPREAD_SECONDS))  # noqa: S311 - no secret
             while not self.words.empty():
                 heard |= self.words.get()
-            if self.id in heard:
-                self.beat_due = 0.0  # it may be that we are drained
-            self.may_have_work |= not heard.isdisjoint((ANYBODY, self.id))
+            self.is_told |= not heard.isdisjoint((ANYBODY, self.id))
 
     def _is_done(self) -> bool:
         """Tell whether the one run that we are for needs us no more: it is over, or waits in vain.
@@ -387,11 +394,7 @@ class Worker:
         """Say that we are alive, hear what is wanted, and look for runs of others that are not."""
         with self.database.touching() as session:
             pulse = workers.beat(session, self.id)
-        # Word that was lost costs no more than the time from one beat to the next.
-        has_room = pulse.is_queued and bool(self._free_devices())
-        self.may_have_work |= has_room or pulse.nodes != len(self.running)
-        if pulse.is_stopped:
-            self._preempt()
+        self._heed(pulse)  # word that was lost costs the time from one beat to the next
         if not (pulse.is_lost or self.lost_before):
             return
         with self.database.writing() as session:
@@ -400,6 +403,13 @@ class Worker:
                 for run_id in queue.requeue_unreachable(session, lost):
                     _say(f"run {run_id}: unreachable for a whole lease, queued again")
         self.lost_before = lost
+
+    def _heed(self, pulse: workers.Pulse) -> None:
+        """Do as is wanted of us, and see whether there is work."""
+        has_room = pulse.is_queued and bool(self._free_devices())
+        self.may_have_work |= has_room or pulse.nodes != len(self.running)
+        if pulse.is_stopped:
+            self._preempt()
 
     def _preempt(self) -> None:
         """Have every training leave a checkpoint and go back to the queue, each asked once."""

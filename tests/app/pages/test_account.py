@@ -1,6 +1,4 @@
-"""Password and tokens, and the page of workers."""
-
-import html
+"""Password and tokens."""
 
 import pytest
 from fastapi import FastAPI
@@ -13,7 +11,6 @@ from db import accounts
 from db.database import Database
 from db.tables import SignInSession, User
 from tests.app.conftest import csrf_token
-from tests.db.conftest import add_worker
 
 
 def test_password_is_set_and_other_browsers_are_signed_out(
@@ -123,26 +120,6 @@ def test_token_is_shown_once(browser: TestClient) -> None:
     assert "<td>ci</td>" in later
     browser.post("/account/tokens/1/revocation")
     assert "<td>ci</td>" not in browser.get("/account").text
-
-
-def test_workers_show_devices_and_versions(offered: None, browser: TestClient) -> None:
-    """Who trains, on what, with which versions."""
-    page = browser.get("/workers").text
-    assert "7.45 GiB" in page
-    assert "torch 2" in page
-
-
-def test_a_recipe_that_lacks_packages_is_not_offered_and_says_why(
-    database: Database, offered: None, browser: TestClient
-) -> None:
-    """The page of workers has the command that installs them; the form knows no such recipe."""
-    needs = "torchvision: pip install 'halfstep-service[images]'"
-    add_worker(database, "w2", [{"name": "images", "needs": needs}])
-    page = html.unescape(browser.get("/workers").text)
-    assert f"images needs {needs}" in page
-    form = browser.get("/runs/new").text
-    assert "recipe=digits" in form
-    assert "images" not in form
 
 
 @pytest.mark.parametrize(
