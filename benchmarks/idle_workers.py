@@ -145,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=30.0)
-    options = parser.parse_args()
+    options = parser.parse_known_args()[0]
     rows, found = [], {}
     for name, by_word in (("looking", False), ("by word", True)):
         with databases.postgresql(connections=3 * options.workers) as database:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from sqlalchemy import func, select
@@ -18,21 +18,31 @@ MOST_WORKERS = 500
 HOST = -1
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One device. run_id: of the run that it is in use for.  name, status: of one that may be seen.
 
     utilization: 0 to 1, memory_bytes: in use; both None where nothing is sampled.
     """
 
-    index: int
+    number: int
     device: str
-    total_bytes: float
     run_id: int | None
     name: str | None
     status: str
     utilization: float | None
     memory_bytes: int | None
+
+    @property
+    def share(self) -> float:
+        """In hundredths, how busy it is, as far as is known."""
+        return round(100 * (self.utilization or 0.0))
+
+    @property
+    def load(self) -> str:
+        """How busy it is, in words; empty where that is not known."""
+        busy = None if self.utilization is None else f"{self.share:.0f} %"
+        memory = None if self.memory_bytes is None else f"{self.memory_bytes / 2**30:.0f} GiB"
+        return " · ".join(filter(None, (busy, memory)))
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,9 @@ class Row:
     @property
     def mark(self) -> str:
         """Something that changes when what is shown of the worker does."""
-        return f"{crc32(repr(self).encode()):x}"
+        said: list[Any] = [self.name, self.host, self.state, self.seen_at, self.is_drained, self.stops]
+        said += [self.only_run_id, self.placement, [tuple(cell) for cell in self.cells]]
+        return f"{crc32(repr(said).encode()):x}"
 
 
 _COLUMNS = (
@@ -67,23 +79,28 @@ def read(session: Session, limit: int = MOST_WORKERS) -> list[Row]:
     up = ALIVE.label("is_up")
     query = select(*_COLUMNS, up).where(LASTING).order_by(up.desc(), Worker.name).limit(limit)
     found = session.execute(query).all()
-    used: dict[int, dict[int, RunNode]] = defaultdict(dict)
-    nodes = select(RunNode).where(
+    used: dict[int, dict[int, Any]] = defaultdict(dict)
+    nodes = select(RunNode.worker_id, RunNode.run_id, RunNode.node, RunNode.devices).where(
         RunNode.ended_at.is_(None), RunNode.worker_id.in_([row.id for row in found])
     )
-    for node in session.scalars(nodes):
-        used[node.worker_id or 0].update(dict.fromkeys(node.devices, node))
+    for node in session.execute(nodes):
+        used[node.worker_id].update(dict.fromkeys(node.devices, node))
     run_ids = {node.run_id for devices in used.values() for node in devices.values()}
     seen = {
         row.id: row
         for row in session.execute(select(Run.id, Run.name, Run.status).where(Run.id.in_(run_ids)))
     }
-    samples = _samples(session, seen)
+    samples = _samples(session, seen, set().union(*used.values()))
     return [_row(row, used[row.id], seen, samples) for row in found]
 
 
-def _samples(session: Session, run_ids: Collection[int]) -> dict[tuple[int, int], Any]:
-    """Return the latest samples of these runs, by run and device: of their first nodes."""
+def _samples(
+    session: Session, run_ids: Collection[int], devices: Collection[int]
+) -> dict[tuple[int, int], Any]:
+    """Return the latest samples of these runs, by run and device: of their first nodes.
+
+    devices: of any of them, without which all that a run has ever had would be gone through.
+    """
     of_run = (SystemSample.run_id == Run.id, SystemSample.device == HOST)
     last = select(func.max(SystemSample.elapsed_ms)).where(*of_run).scalar_subquery()
     latest = select(Run.id, last.label("elapsed_ms")).where(Run.id.in_(run_ids)).subquery()
@@ -92,12 +109,13 @@ def _samples(session: Session, run_ids: Collection[int]) -> dict[tuple[int, int]
         latest,
         (SystemSample.run_id == latest.c.id) & (SystemSample.elapsed_ms == latest.c.elapsed_ms),
     )
+    query = query.where(SystemSample.device.in_(devices))
     return {(row.run_id, row.device): row for row in session.execute(query)}
 
 
 def _row(
     row: Any,
-    used: Mapping[int, RunNode],
+    used: Mapping[int, Any],
     seen: Mapping[int, Any],
     samples: Mapping[tuple[int, int], Any],
 ) -> Row:
@@ -120,7 +138,7 @@ def _row(
 
 def _cell(
     device: Mapping[str, Any],
-    node: RunNode | None,
+    node: Any,
     seen: Mapping[int, Any],
     samples: Mapping[tuple[int, int], Any],
 ) -> Cell:
@@ -130,9 +148,8 @@ def _cell(
     is_known = node is not None and node.node == 0 and device["kind"] != "cpu"
     sample = samples.get((node.run_id, index)) if node and is_known else None
     return Cell(
-        index=index,
+        number=index,
         device=" ".join((device["kind"], str(index), device.get("name") or "")).strip(),
-        total_bytes=device.get("memory_bytes") or 0,
         run_id=node.run_id if node else None,
         name=run.name if run else None,
         status=run.status if run else "",
