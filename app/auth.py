@@ -309,8 +309,13 @@ def is_secure(request: Request) -> bool:
 
 
 def cookie_name(settings: Settings) -> str:
-    """Name the port: browsers share cookies between the ports of a host."""
-    return f"halfstep-{settings.port}"
+    """Name the port: browsers share cookies between the ports of a host.
+
+    That of the address by which people come, which all servers behind it have in common.
+    """
+    public = urlsplit(settings.public_url)
+    usual = 443 if public.scheme == "https" else 80
+    return f"halfstep-{(public.port or usual) if settings.public_url else settings.port}"
 
 
 def check_came_from_here(request: Request) -> None:

@@ -8,7 +8,6 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
-from app.brake import Brake
 from app.in_flight import InFlight, Queue
 from app.live import Live
 from db.database import Database
@@ -82,11 +81,6 @@ def _live(request: Request) -> Live:
     return live
 
 
-def _brake(request: Request) -> Brake:
-    brake: Brake = request.app.state.brake
-    return brake
-
-
 def _session(request: Request, database: TheDatabase) -> Iterator[Session]:
     safe = request.method in SAFE_METHODS
     with database.reading() if safe else database.writing() as session:
@@ -102,7 +96,6 @@ async def _posted(request: Request) -> FormData:
 
 TheSettings = Annotated[Settings, Depends(_settings)]
 TheLive = Annotated[Live, Depends(_live)]
-TheBrake = Annotated[Brake, Depends(_brake)]
 # Scope "function": committed before the answer is sent, so whoever reads it finds the change; and
 # a stream that stays open holds no session.
 Db = Annotated[Session, Depends(_session, scope="function")]

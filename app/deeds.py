@@ -46,6 +46,7 @@ _FIELDS = {
     "action tag": "api.bulk.act_on_runs",
     "name recipe project": "api.runs.submit_run api.sweeps.begin_sweep",
     "name tags": "api.runs.edit_run",
+    "stop": "pages.workers.drain api.workers.drain_worker",
     "priority": "pages.actions.set_priority api.runs.set_priority",
     "before_id": "api.runs.set_place",
     "scale": "pages.actions.set_scale api.runs.set_scale",

@@ -27,7 +27,6 @@ from app.auth import (
     WriteOnly,
     who_asked,
 )
-from app.brake import TooManyTries
 from app.filters import BadFilter
 from app.in_flight import ShutOut, TooManyAtOnce
 from app.rendering import page
@@ -35,6 +34,7 @@ from app.rights import Forbidden
 from app.sso import SsoFailed
 from db import errors, secrets
 from db.database import is_outage
+from db.tries import TooManyTries
 
 logger = logging.getLogger(__name__)
 

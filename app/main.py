@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from fastapi import APIRouter, FastAPI
 
 from app import api, assets, downloads, errors, metrics, pages
-from app.brake import Brake
 from app.compact import Compact
 from app.context import HASHING, INGESTING, MOST_HASHING, TURNS
 from app.in_flight import Flights, InFlight, Queue
@@ -53,7 +52,6 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.sso = Provider(settings) if settings.oidc_issuer else None
     app.state.live = Live()
     app.state.in_flight = InFlight(database)
-    app.state.brake = Brake()
     app.state.assets = assets.Assets()
     app.add_middleware(errors.Failures)
     app.add_middleware(Compact)

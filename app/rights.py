@@ -38,7 +38,8 @@ _TABLE: dict[str, str] = {
         pages.new_run.new_run pages.new_run.other_recipe pages.new_run.submit_run
         pages.new_sweep.new_sweep pages.new_sweep.from_run pages.new_sweep.begin
         pages.actions.cancel_runs
-        pages.workers.list_workers pages.recipes.list_recipes pages.recipes.show_recipe
+        pages.workers.list_workers pages.workers.show_worker
+        pages.recipes.list_recipes pages.recipes.show_recipe
         pages.alerts.show_alerts pages.alerts.make_rule pages.alerts.switch_rule
         pages.alerts.delete_rule pages.alerts.read_notices pages.alerts.lead_back
         pages.alerts.make_channel pages.alerts.switch_channel pages.alerts.delete_channel
@@ -54,7 +55,8 @@ _TABLE: dict[str, str] = {
         api.run_bin.list_bin api.sweeps.list_sweeps api.sweeps.begin_sweep
         api.comparison.get_group api.comparison.get_comparison api.comparison.get_series_of_runs
         api.views.list_views api.views.save_view api.views.delete_view
-        api.workers.list_workers api.workers.list_recipes api.storage.get_storage
+        api.workers.list_workers api.workers.watch_workers api.workers.list_recipes
+        api.storage.get_storage
         api.tokens.list_tokens api.tokens.make_token api.tokens.revoke_token
         api.alerts.list_rules api.alerts.make_rule api.alerts.switch_rule api.alerts.delete_rule
         api.alerts.list_notices api.alerts.news api.alerts.read_notices api.alerts.list_channels
@@ -110,6 +112,8 @@ _TABLE: dict[str, str] = {
         pages.secrets.show_secrets api.secrets.list_secrets
     """,
     OPERATE: """
+        pages.workers.drain pages.workers.undrain
+        api.workers.drain_worker api.workers.undrain_worker
         pages.people.show_people pages.people.invite pages.people.change
         pages.deeds.show_deeds api.deeds.list_deeds api.deeds.export_deeds
         api.people.list_users api.people.invite api.people.change_user

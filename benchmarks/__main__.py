@@ -33,6 +33,7 @@ CLAIMS = (
     "browser_busy",
     "idle_look",
     "gangs",
+    "idle_workers",
     "live_viewers",
     "memory",
 )

@@ -23,8 +23,11 @@ def sqlite() -> Iterator[Database]:
 
 
 @contextmanager
-def postgresql() -> Iterator[Database]:
-    """Give a fresh database on a PostgreSQL server of our own, with its default settings."""
+def postgresql(connections: int = 100) -> Iterator[Database]:
+    """Give a fresh database on a PostgreSQL server of our own, with its default settings.
+
+    connections: how many it allows.
+    """
     binaries = max(Path("/usr/lib/postgresql").glob("*/bin"))
     folder = Path(tempfile.mkdtemp(prefix="halfstep-bench-"))
     # PostgreSQL will not run as root; Debian's package brings a user for it.
@@ -36,7 +39,7 @@ def postgresql() -> Iterator[Database]:
         subprocess.run(command, check=True, capture_output=True, user=user, cwd=folder)
 
     run(f"{binaries}/initdb", "-D", "data", "-U", "halfstep", "-A", "trust", "-E", "UTF8")
-    options = f"-k {folder} -c listen_addresses=''"
+    options = f"-k {folder} -c listen_addresses='' -c max_connections={connections}"
     run(f"{binaries}/pg_ctl", "-D", "data", "-o", options, "-l", "log", "-w", "start")
     try:
         database = Database(f"postgresql+psycopg://halfstep@/postgres?host={folder}")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from sqlalchemy import ColumnElement, and_, exists, false, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session, aliased
 
-from db import runs
+from db import notifications, runs
 from db.database import now
 from db.reservations import GIB, IN_USE, MEMORY_GIB, ORDER, Place, Reservation, planned
 from db.tables import (
@@ -23,7 +23,7 @@ from db.tables import (
     User,
     Worker,
 )
-from db.workers import ALIVE
+from db.workers import TAKING
 
 #: Made once: each alias makes all of its columns anew.
 _EARLIER, _OTHER = aliased(Run), aliased(Run)
@@ -69,7 +69,7 @@ def claim(
         devices=len(free_devices),
         free=len(free),
     )
-    waiting = [Run.status == Status.QUEUED, *unheld(runs_per_user)]
+    waiting = [Run.status == Status.QUEUED, *unheld(runs_per_user), ~_is_drained(worker_id)]
     if only is not None:
         waiting.append(Run.id == only)
     plan = planned(session, waiting, here, gang_patience)
@@ -98,9 +98,17 @@ def claim(
         )
         for number, each in enumerate(worker_ids[: run.nodes])
     )
+    notifications.tell(session, *worker_ids[1 : run.nodes])
     by = "a worker" if run.nodes == 1 else f"{run.nodes} workers"
     runs.set_status(session, run, Status.STARTING, reason=f"claimed by {by}")
     return run
+
+
+def _is_drained(worker_id: int) -> ColumnElement[bool]:
+    """Say of a worker that it is to take nothing. Asked in the statement that takes a run too, once
+    the worker is locked: whoever drains it either waits for that, or is seen by it.
+    """
+    return exists().where(Worker.id == worker_id, Worker.drained_at.is_not(None))
 
 
 def _take_turns(session: Session) -> None:
@@ -140,7 +148,7 @@ def _lock(
     session.execute(mine.with_for_update(key_share=True))
     indexes: dict[int, set[int]] = {each: set() for each in worker_ids}
     if len(worker_ids) > 1:
-        up = select(Worker.id, Worker.devices).where(Worker.id.in_(worker_ids), ALIVE)
+        up = select(Worker.id, Worker.devices).where(Worker.id.in_(worker_ids), TAKING)
         for worker_id, devices in session.execute(up):
             indexes[worker_id] = {int(device["index"]) for device in devices}
     indexes[worker_ids[0]] = set(free_devices)

@@ -54,7 +54,7 @@ def _now_on_postgresql(_element: now, _compiler: SQLCompiler, **_options: Any) -
 
 
 class Database:
-    """One engine. `glancing`, `reading` and `writing` are the only ways to a session.
+    """One engine. `glancing`, `touching`, `reading` and `writing` lead to sessions.
 
     Raises Invalid if the URL cannot be understood; connects only on first use.
     """
@@ -82,6 +82,13 @@ class Database:
     def glancing(self) -> Iterator[Session]:
         """Give a session for one query: on PostgreSQL a transaction is two more round trips."""
         with Session(self._glancer) as session:
+            yield session
+
+    @contextmanager
+    def touching(self) -> Iterator[Session]:
+        """Give a session for one change, which on PostgreSQL is committed by itself."""
+        alone = self.engine.dialect.name == "postgresql"
+        with self.glancing() if alone else self.writing() as session:
             yield session
 
     @contextmanager

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from db.database import now
 from db.tables import COMMAND, Run, RunNode, Status, Worker
-from db.workers import ALIVE
+from db.workers import TAKING
 
 GIB = 2.0**30  # bytes
 #: What a run's configuration asks of each device.
@@ -124,7 +124,7 @@ def _places(session: Session, here: Place) -> list[Place]:
     """
     asking = select(Worker.only_run_id).where(Worker.id == here.worker_id).scalar_subquery()
     is_alike = Worker.only_run_id.is_not_distinct_from(asking)
-    up = _PLACES.where(or_(ALIVE, Worker.id == here.worker_id), is_alike).order_by(Worker.id)
+    up = _PLACES.where(or_(TAKING, Worker.id == here.worker_id), is_alike).order_by(Worker.id)
     places = [Place(*row) for row in session.execute(up)]
     return [
         each

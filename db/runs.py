@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import func, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from db import pyramid, rights, run_settings
+from db import notifications, pyramid, rights, run_settings
 from db.conditions import Filter, Order, seconds_until
 from db.database import now
 from db.errors import Conflict, InTheBin, Invalid, NotFound
@@ -555,6 +555,8 @@ def set_status(
         run.ended_at = session.scalar(select(now()))
         pace = pyramid.steps_per_second(session.connection(), run.id)
         run.steps_per_second = pace or run.steps_per_second
+    if status not in ACTIVE:
+        notifications.tell(session, notifications.ANYBODY)
     remark(session, run, reason, fault=fault)
 
 

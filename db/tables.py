@@ -198,6 +198,19 @@ class SignInSession(Table):
     expires_at: Mapped[float]
 
 
+class Tries(Table):
+    """How often somebody was wrong at signing in. kind: address or name, and who of it."""
+
+    __tablename__ = "tries"
+    __table_args__ = (Index("ix_tries_tried_at", "tried_at"),)
+
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    who: Mapped[str] = mapped_column(primary_key=True)
+    count: Mapped[int] = mapped_column(default=0)
+    tried_at: Mapped[float] = mapped_column(default=now())
+    open_at: Mapped[float] = mapped_column(default=0.0)
+
+
 class Secret(Table):
     """What a command is given in its environment, encrypted; see db.secrets."""
 
@@ -303,6 +316,7 @@ class Worker(Table):
     walls_stand: whether its runs can open nothing that is private, nor look into other processes
     only_run_id: of one that a cluster started, the run that it is for.  placement: of one that
     trains nothing itself, but asks that cluster for workers
+    drained_at: since when it is to take nothing more.  drain_stops: nor to go on with what it has
     """
 
     __tablename__ = "workers"
@@ -320,6 +334,8 @@ class Worker(Table):
     walls_stand: Mapped[bool] = mapped_column(default=False, server_default=false())
     only_run_id: Mapped[int | None]
     placement: Mapped[str | None]
+    drained_at: Mapped[float | None]
+    drain_stops: Mapped[bool] = mapped_column(default=False, server_default=false())
     versions: Mapped[dict[str, Any]]
     started_at: Mapped[float] = mapped_column(default=now())
     seen_at: Mapped[float] = mapped_column(default=now())

@@ -66,7 +66,7 @@ class Queue:
     @property
     def mark(self) -> str:
         """Something that changes when the workers or their free devices do."""
-        free = [(worker.id, self.free(worker)) for worker in self.workers]
+        free = [(each.id, self.free(each), each.drained_at) for each in self.workers]
         kept = [(row.id, row.reservation) for row in self.reserving]
         return f"{crc32(repr((free, sorted(self.awaited), kept)).encode()) % 0xFFFF:x}"
 
@@ -114,6 +114,12 @@ def reason(run: Run, queue: Queue, *, runs_per_user: int = 0) -> str:
         return obstacle
     if lacking := _lacking(run, able):
         return lacking
+    taking = [worker for worker in able if worker.drained_at is None]
+    if not taking or _lacking(run, taking):
+        drained = [worker.name for worker in able if worker.drained_at is not None]
+        more = f" and {len(drained) - 3} more" if len(drained) > 3 else ""
+        return f"it waits for workers that are drained: {', '.join(drained[:3])}{more}"
+    able = taking
     if run.after_id in queue.awaited:
         return f"it waits for the end of run {run.after_id}"
     if runs_per_user and queue.training[run.owner_id] >= runs_per_user:

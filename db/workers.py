@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, exists, func, select, update
 from sqlalchemy.orm import Session, defer
 
+from db import notifications
 from db.database import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
@@ -16,6 +18,8 @@ from db.tables import COMMAND, Run, RunNode, Status, Worker
 #: A worker that has not been seen for so long is shown as gone.
 SILENCE_SECONDS = 15.0
 ALIVE = Worker.stopped_at.is_(None) & (Worker.seen_at > now() - SILENCE_SECONDS)
+#: It may be given a run.
+TAKING = ALIVE & Worker.drained_at.is_(None)
 #: What a list of workers has: there is one for every attempt that a cluster ran.
 LASTING = Worker.only_run_id.is_(None) | ALIVE
 
@@ -88,9 +92,66 @@ def _is_alive(session: Session, worker: Worker) -> bool:
     return session.scalar(select(Worker.id).where(Worker.id == worker.id, ALIVE)) is not None
 
 
-def beat(session: Session, worker_id: int) -> None:
-    """Say that a worker is alive."""
-    session.execute(update(Worker).where(Worker.id == worker_id).values(seen_at=now()))
+@dataclass(frozen=True)
+class Pulse:
+    """What there is for a worker to do, in one look.
+
+    is_stopped: it is to go on with nothing.  nodes: how many of its nodes have not ended.
+    is_queued, is_lost: there are runs in the queue, and leases that have run out.
+    """
+
+    is_stopped: bool
+    nodes: int
+    is_queued: bool
+    is_lost: bool
+
+
+def beat(session: Session, worker_id: int) -> Pulse:
+    """Say that a worker is alive, and look what there is to do, in one statement."""
+    alive = update(Worker).where(Worker.id == worker_id).values(seen_at=now())
+    alive = alive.execution_options(synchronize_session=False)
+    return Pulse(*session.execute(alive.returning(*_pulse(worker_id))).one())
+
+
+def pulse(session: Session, worker_id: int) -> Pulse:
+    """Look what there is for a worker to do."""
+    query = select(*_pulse(worker_id)).where(Worker.id == worker_id)
+    return Pulse(*session.execute(query).one())
+
+
+def _pulse(worker_id: int) -> tuple[ColumnElement[Any], ...]:
+    mine = select(func.count()).where(RunNode.worker_id == worker_id, RunNode.ended_at.is_(None))
+    return (
+        Worker.drained_at.is_not(None) & Worker.drain_stops,
+        mine.scalar_subquery(),
+        exists().where(Run.status == Status.QUEUED),
+        exists().where(RunNode.ended_at.is_(None), RunNode.lease_expires_at < now()),
+    )
+
+
+def drain(session: Session, worker_id: int, *, stop: bool = False) -> Worker:
+    """Have a worker take nothing more. stop: nor go on with what it has. Raises NotFound."""
+    worker = _locked(session, worker_id)
+    worker.drained_at, worker.drain_stops = worker.drained_at or now(), stop
+    notifications.tell(session, worker_id)
+    session.flush()
+    return worker
+
+
+def undrain(session: Session, worker_id: int) -> Worker:
+    """Let a worker take runs again. Raises NotFound."""
+    worker = _locked(session, worker_id)
+    worker.drained_at, worker.drain_stops = None, False
+    notifications.tell(session, worker_id)
+    session.flush()
+    return worker
+
+
+def _locked(session: Session, worker_id: int) -> Worker:
+    worker = session.get(Worker, worker_id, with_for_update=True)
+    if worker is None:
+        raise NotFound(f"There is no worker {worker_id}.")
+    return worker
 
 
 def stop(session: Session, worker_id: int) -> None:
@@ -110,6 +171,14 @@ def of_nodes(session: Session, run: Run) -> list[str]:
     of_attempt = (RunNode.run_id == run.id) & (RunNode.attempt == run.attempt)
     query = select(Worker.name).join(RunNode, RunNode.worker_id == Worker.id).where(of_attempt)
     return list(session.scalars(query.order_by(RunNode.node)))
+
+
+def found(session: Session, worker_id: int) -> tuple[Worker, bool]:
+    """Return a worker, and whether it is up. Raises NotFound."""
+    row = session.execute(select(Worker, ALIVE).where(Worker.id == worker_id)).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no worker {worker_id}.")
+    return row[0], bool(row[1])
 
 
 def everyone(session: Session) -> list[tuple[Worker, bool]]:

@@ -28,6 +28,7 @@ OWN = (
     "submit",
     "sweep",
     "upload",
+    "workers",
 )
 
 

@@ -436,6 +436,18 @@ class Client(AlertCalls):
             time.sleep(LOOK_SECONDS)
         return found
 
+    def workers(self) -> Iterator[dict[str, Any]]:
+        """Yield the workers, in the order in which they came."""
+        return self._pages("/api/v1/workers", "workers")
+
+    def drain_worker(self, worker_id: int, *, stop: bool = False) -> dict[str, Any]:
+        """Have a worker take nothing more. stop: what runs there goes back to the queue too."""
+        return self._post(f"/api/v1/workers/{worker_id}/drain", {"stop": stop})
+
+    def undrain_worker(self, worker_id: int) -> dict[str, Any]:
+        """Let a worker take runs again."""
+        return self._post(f"/api/v1/workers/{worker_id}/undrain")
+
     def checkpoints(self, run_id: int) -> list[dict[str, Any]]:
         """Return the files that a run has saved, newest step first."""
         return list(self._pages(f"/api/v1/runs/{run_id}/checkpoints", "checkpoints"))

@@ -185,6 +185,38 @@ def run(words: list[str]) -> None:
     RUN[options.command](options.words)
 
 
+def workers(words: list[str]) -> None:
+    """List the workers of a server; `workers drain NAME` has one take no more, `undrain` again."""
+    parser = parser_of("workers", workers)
+    parser.add_argument("command", nargs="?", choices=["list", "drain", "undrain"], default="list")
+    parser.add_argument("name", nargs="?", help="of a worker")
+    parser.add_argument("--stop", action="store_true", help="with drain: what runs too")
+    options = parser.parse_args(words)
+    if (options.command == "list") != (options.name is None):
+        parser.error("allowed is a name with drain and undrain, and none with list")
+    if options.stop and options.command != "drain":
+        parser.error("--stop is allowed with drain alone")
+    with Client() as client:
+        found = list(client.workers())
+        if options.command != "list":
+            ids = [each["id"] for each in found if each["name"] == options.name]
+            if not ids:
+                known = ", ".join(each["name"] for each in found) or "none"
+                parser.error(f"name is {options.name!r}; there are: {known}")
+            found = [
+                client.drain_worker(ids[0], stop=options.stop)
+                if options.command == "drain"
+                else client.undrain_worker(ids[0])
+            ]
+    for each in found:
+        if options.json:
+            print(json.dumps(each))
+            continue
+        state = "up" if each["alive"] else "not up"
+        drained = ", drained" if each["drained_at"] else ""
+        print(f"{each['name']}: {len(each['devices'])} devices, {state}{drained}")
+
+
 def login(words: list[str]) -> None:
     """Keep a server's address and a token for it, in a file that you alone can read."""
     parser = parser_of("login", login)
@@ -264,6 +296,7 @@ COMMANDS = {
     "submit": submit,
     "sweep": sweep,
     "upload": upload,
+    "workers": workers,
 }
 
 

@@ -9,6 +9,7 @@ finds its supervisors again.
 import argparse
 import fcntl
 import os
+import random
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -25,6 +27,7 @@ from db import claiming, gangs, queue, workers
 from db.database import Database, is_outage, open_database
 from db.errors import Fenced, HalfstepError, Invalid
 from db.gangs import NodeEnding
+from db.notifications import ANYBODY, Listener
 from db.settings import Settings
 from db.storage import open_store
 from db.tables import RunNode, Status
@@ -38,7 +41,10 @@ from worker.recorder import CannotRecord, Recorder, in_short, may_pass
 from worker.tidying import delete_erased, delete_uploads
 
 TICK_SECONDS = 0.5
-BEAT_SECONDS = 3.0
+#: Over which those spread who are all told of one run.
+SPREAD_SECONDS = 0.1
+#: From one beat to the next; the longer of them where word comes of all else.
+BEAT_SECONDS, QUIET_BEAT_SECONDS = 3.0, 5.0
 TIDY_SECONDS = 60.0
 #: For which a worker for one run waits for it to be claimed, as others may have to come up.
 PILOT_SECONDS = 120.0
@@ -69,27 +75,46 @@ class Worker:
         self.running: dict[Attempt, tuple[Handle, RunNode]] = {}
         self.lost_before: set[int] = set()  # runs whose lease had run out at the last look
         self.stopping = threading.Event()
+        # What a signal's handler may add to at any moment, which is not so of an Event waited for.
+        self.words: SimpleQueue[set[int]] = SimpleQueue()
+        self.listener = Listener(database, self.words.put)
+        self.stopped: set[Attempt] = set()  # those asked to end, as this worker is drained
 
     def run(self) -> None:
         """Offer, claim and watch until told to stop, then stop the runs so that they can resume."""
         self._lock_name()
         self._register()
         self._adopt()
-        beat_due = tidy_due = 0.0
+        self.listener.start()
+        self.beat_due = tidy_due = 0.0
+        self.may_have_work, self.is_told = True, False
+        fault: str | None = None
         reached_since, is_away = time.monotonic(), False
         self.idle_since = time.monotonic()
-        while not self.stopping.wait(TICK_SECONDS):
+        while not self.stopping.is_set():
+            self._hear()
             try:
                 os.utime(self._name_lock.fileno())  # what `is_turning` looks at
                 self._reap()
-                self._pick_up()
-                self._claim()
-                if self._is_done():
-                    break
-                if time.monotonic() >= beat_due:
+                if time.monotonic() >= self.beat_due:
                     self._beat(reached_since)
                     self._offer_anew()
-                    beat_due = time.monotonic() + BEAT_SECONDS
+                    is_quiet = self.listener.is_listening and not self.lost_before
+                    pause = QUIET_BEAT_SECONDS if is_quiet else BEAT_SECONDS
+                    self.beat_due = time.monotonic() + pause
+                elif self.is_told:
+                    with self.database.glancing() as session:
+                        self._heed(workers.pulse(session, self.id))
+                self.is_told = False
+                if self.may_have_work or not self.listener.is_listening:
+                    self._pick_up()
+                    self._claim()
+                    self.may_have_work = False
+                if self._is_done():
+                    break
+                if self.listener.fault not in (None, fault):
+                    fault = self.listener.fault
+                    _say(f"looks at the queue every {TICK_SECONDS:g} s: {fault}")
                 if time.monotonic() >= tidy_due:
                     delete_erased(self.settings, self.database)
                     delete_uploads(self.settings, self.database)
@@ -101,6 +126,7 @@ class Worker:
                 if not is_away:  # once an outage
                     _say(f"waiting: {error}")
                 reached_since, is_away = time.monotonic(), True
+        self.listener.close()
         self.offering.close()
         self._stop_runs()
         with self.database.writing() as session:
@@ -109,6 +135,17 @@ class Worker:
     def stop(self, *_signal: Any) -> None:
         """Stop soon."""
         self.stopping.set()
+        self.words.put(set())
+
+    def _hear(self) -> None:
+        """Wait for word of something to do, a tick long."""
+        with suppress(Empty):
+            heard = self.words.get(timeout=TICK_SECONDS)
+            if ANYBODY in heard:  # of many who wait the first takes it, and the others find none
+                time.sleep(random.uniform(0.0, SPREAD_SECONDS))  # noqa: S311 - no secret
+            while not self.words.empty():
+                heard |= self.words.get()
+            self.is_told |= not heard.isdisjoint((ANYBODY, self.id))
 
     def _is_done(self) -> bool:
         """Tell whether the one run that we are for needs us no more: it is over, or waits in vain.
@@ -167,6 +204,7 @@ class Worker:
         with self.database.writing() as session:
             workers.offer(session, self.id, offer["recipes"])
         self.recipes = workers.recipe_names(offer["recipes"])
+        self.may_have_work = True
         _say(f"{self.name} offers {', '.join(_names(offer))}")
 
     def _adopt(self) -> None:
@@ -191,7 +229,7 @@ class Worker:
 
         A device on which the supervisor before is still ending is not free yet.
         """
-        with self.database.reading() as session:
+        with self.database.glancing() as session:
             nodes = queue.nodes_of_worker(session, self.id)
         for node in nodes:
             is_new = (node.run_id, node.attempt) not in self.running
@@ -297,6 +335,8 @@ class Worker:
                 _say(f"run {run_id} cannot be closed:\n{traceback.format_exc()}")
             self.engine.release(handle)
             del self.running[run_id, attempt]
+            self.stopped.discard((run_id, attempt))
+            self.may_have_work = True
 
     def _close_lost(self, node: RunNode) -> bool:
         """Close a lost attempt, of which anything may be left; False: not yet. Raises Fenced."""
@@ -351,14 +391,32 @@ class Worker:
         return path.read_text(errors="replace")[-8000:] if path.exists() else "it left no log"
 
     def _beat(self, reached_since: float) -> None:
-        """Say that we are alive, and look for runs of others that are not."""
+        """Say that we are alive, hear what is wanted, and look for runs of others that are not."""
+        with self.database.touching() as session:
+            pulse = workers.beat(session, self.id)
+        self._heed(pulse)  # word that was lost costs the time from one beat to the next
+        if not (pulse.is_lost or self.lost_before):
+            return
         with self.database.writing() as session:
-            workers.beat(session, self.id)
             lost = queue.mark_unreachable(session, self.lost_before)
             if time.monotonic() - reached_since > self.settings.lease_seconds:
                 for run_id in queue.requeue_unreachable(session, lost):
                     _say(f"run {run_id}: unreachable for a whole lease, queued again")
         self.lost_before = lost
+
+    def _heed(self, pulse: workers.Pulse) -> None:
+        """Do as is wanted of us, and see whether there is work."""
+        has_room = pulse.is_queued and bool(self._free_devices())
+        self.may_have_work |= has_room or pulse.nodes != len(self.running)
+        if pulse.is_stopped:
+            self._preempt()
+
+    def _preempt(self) -> None:
+        """Have every training leave a checkpoint and go back to the queue, each asked once."""
+        for attempt, (handle, _node) in self.running.items():
+            if attempt not in self.stopped:
+                self.engine.signal(handle, signal.SIGTERM)
+                self.stopped.add(attempt)
 
     def _stop_runs(self) -> None:
         """Have every training leave a checkpoint and go back to the queue, within the grace."""

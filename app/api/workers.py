@@ -1,14 +1,22 @@
 """Workers, and the recipes that they offer."""
 
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
 
+from app import worker_news
 from app.api.lists import After, Limit, ListPage
+from app.api.streams import After as Cursor
+from app.api.streams import LastEventId
 from app.auth import SignedIn
-from app.context import Db
+from app.context import Db, TheDatabase, TheLive
+from app.parameters import RowId
 from db import workers
+from db.tables import Worker
 
 router = APIRouter(tags=["workers"])
 
@@ -27,6 +35,14 @@ class WorkerState(BaseModel):
         bool,
         Field(description="Whether its runs can neither open what is private nor see processes"),
     ]
+    drained_at: Annotated[float | None, Field(description="Since when it takes nothing more")]
+    drain_stops: Annotated[bool, Field(description="Nor goes on with what it has")]
+    only_run_id: Annotated[
+        int | None, Field(description="Of one that a cluster started: the run that it is for")
+    ]
+    placement: Annotated[
+        str | None, Field(description="Of one that trains nothing itself: the cluster that it asks")
+    ]
     versions: dict[str, Any]
     started_at: float
     seen_at: float
@@ -44,13 +60,58 @@ def list_workers(
 ) -> Workers:
     """List workers; those that are silent are not alive."""
     found = workers.page_of_everyone(session, after=after, limit=limit)
-    states = [
-        WorkerState.model_validate({**vars(worker), "alive": alive}) for worker, alive in found.rows
-    ]
+    states = [_state(worker, alive=alive) for worker, alive in found.rows]
     return Workers(workers=states, total=found.total, next=found.next)
+
+
+class Drain(BaseModel):
+    """How a worker is drained."""
+
+    stop: Annotated[
+        bool, Field(description="What runs leaves a checkpoint and goes back to the queue")
+    ] = False
+
+
+@router.post("/workers/{worker_id}/drain")
+def drain_worker(worker_id: RowId, wanted: Drain, session: Db, _visitor: SignedIn) -> WorkerState:
+    """Have a worker take nothing more."""
+    workers.drain(session, worker_id, stop=wanted.stop)
+    return _found(session, worker_id)
+
+
+@router.post("/workers/{worker_id}/undrain")
+def undrain_worker(worker_id: RowId, session: Db, _visitor: SignedIn) -> WorkerState:
+    """Let a worker take runs again."""
+    workers.undrain(session, worker_id)
+    return _found(session, worker_id)
+
+
+@router.get("/workers/live", response_class=EventSourceResponse)
+async def watch_workers(
+    database: TheDatabase,
+    live: TheLive,
+    visitor: SignedIn,
+    after: Cursor = "",
+    last_event_id: LastEventId = "",
+) -> AsyncIterator[ServerSentEvent]:
+    """Send the rows of the page of workers that changed, as HTML."""
+    look = worker_news.of_workers(database, visitor.standing)
+    subject = f"workers {visitor.standing.projects}"  # who sees the same shares a look
+    seconds = worker_news.LIVE_SECONDS
+    async for event in live.watch(subject, last_event_id or after, look, seconds=seconds):
+        yield event
 
 
 @router.get("/recipes")
 def list_recipes(session: Db, _visitor: SignedIn) -> list[dict[str, Any]]:
     """List the recipes that can be submitted, each with the JSON Schema of its configuration."""
     return workers.recipes(session)
+
+
+def _found(session: Session, worker_id: int) -> WorkerState:
+    worker, is_up = workers.found(session, worker_id)
+    return _state(worker, alive=is_up)
+
+
+def _state(worker: Worker, *, alive: bool) -> WorkerState:
+    return WorkerState.model_validate({**vars(worker), "alive": alive})

@@ -9,10 +9,10 @@ from sqlalchemy.orm import Session
 from app import deeds, rights
 from app.auth import AtBrowser, SignedIn, Visitor, sign_in
 from app.brake import client_of
-from app.context import Db, Hashing, TheBrake
+from app.context import Db, Hashing
 from app.parameters import RowId, Text
 from app.rendering import page
-from db import accounts, projects
+from db import accounts, projects, tries
 from db.errors import Invalid
 from db.tables import FULL, SignInSession, User
 
@@ -38,7 +38,6 @@ def set_password(
     session: Db,
     visitor: SignedIn,
     at_browser: AtBrowser,
-    brake: TheBrake,
     password: Annotated[str, Form()] = "",
     current: Annotated[str, Form()] = "",
 ) -> Response:
@@ -51,9 +50,9 @@ def set_password(
     try:
         if not accounts.came_by_fresh_link(session, at_browser):
             client = client_of(request, user.name)
-            brake.take(**client)
+            tries.take(session, **client)
             accounts.check_current_password(user, current)
-            brake.release(**client)
+            tries.release(session, **client)
         accounts.set_password(session, user, password)
     except Invalid as error:
         return _account(request, session, visitor, at_browser, errors=error.errors)

@@ -16,14 +16,15 @@ from app.auth import (
     local_path,
     sign_in,
 )
-from app.brake import TooManyTries, client_of
-from app.context import Db, Hashing, TheBrake, TheDatabase, TheSettings
+from app.brake import client_of
+from app.context import Db, Hashing, TheDatabase, TheSettings
 from app.parameters import Text
 from app.rendering import page
 from app.sso import MINUTES, Provider, SsoFailed
-from db import accounts, roles_of_groups
+from db import accounts, roles_of_groups, tries
 from db.errors import NotFound, Refused
 from db.settings import Settings
+from db.tries import TooManyTries
 
 router = APIRouter()
 
@@ -159,7 +160,6 @@ def sign_in_with_password(
     request: Request,
     _hashing: Hashing,
     database: TheDatabase,
-    brake: TheBrake,
     settings: TheSettings,
     name: Annotated[Text, Form()] = "",
     password: Annotated[str, Form()] = "",
@@ -176,7 +176,8 @@ def sign_in_with_password(
     target = local_path(next)
     client = client_of(request, name)
     try:
-        brake.take(**client)
+        with database.writing() as session:
+            tries.take(session, **client)
         with database.reading() as session:
             user = accounts.check_password(session, name, password)
     except (Refused, TooManyTries) as error:
@@ -193,8 +194,8 @@ def sign_in_with_password(
         else:
             answer.background = BackgroundTask(deeds.note_refusal, database, request, name)
         return answer
-    brake.release(**client)
     with database.writing() as session:
+        tries.release(session, **client)
         welcome = RedirectResponse(target, status_code=303)
         sign_in(request, welcome, session, user)
         deeds.note_now(session, request, user, "signed in by a password")

@@ -17,12 +17,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import select
 
 from app.auth import cookie_name
-from app.brake import FREE_TRIES
 from db import accounts
 from db.database import Database
 from db.errors import Invalid
 from db.settings import Settings
 from db.tables import Deed, User
+from db.tries import FREE_TRIES
 from tests.app.conftest import serving
 from tests.site import until
 

@@ -3,11 +3,11 @@
 import pytest
 from sqlalchemy import update
 
-from db import workers
+from db import queue, runs, waiting, workers
 from db.database import Database, now
 from db.errors import Conflict, NotFound
-from db.tables import Run, User, Worker
-from tests.db.conftest import DIGITS, add_worker
+from db.tables import Run, Status, User, Worker
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 
 
 def test_a_worker_that_comes_back_is_the_same_worker(database: Database, worker: Worker) -> None:
@@ -79,3 +79,44 @@ def test_a_recipe_of_a_file_goes_by_its_name_and_by_its_path(
         for asked, loaded in (("mine", "/a/mine.py:Mine"), ("digits", "digits"), ("/b.py:B",) * 2):
             run = Run(recipe=asked, worker_id=worker.id)
             assert workers.reference(workers.get(session, run.worker_id), run.recipe) == loaded
+
+
+def test_a_drained_worker_takes_nothing_and_runs_say_so(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """Neither a run of its own nor a part in another's; what it has goes on. Back again it does."""
+    other = add_worker(database, "w2", [DIGITS], [CPU])
+    with database.writing() as session:
+        mine = submit(session, ada)
+        assert claim(session, worker) is not None
+        workers.drain(session, worker.id)
+        wide = submit(session, ada, nodes=2)
+    with database.writing() as session:
+        queue.renew(session, mine.id, 1, 60.0)
+        assert claim(session, other) is None
+        assert claim(session, worker) is None
+        reason = waiting.reason(runs.get(session, wide.id), waiting.Queue.read(session))
+        assert reason == "it waits for workers that are drained: w1"
+        queue.end(session, mine.id, 1, Status.FINISHED)
+        assert claim(session, other) is None
+        workers.undrain(session, worker.id)
+        claimed = claim(session, other)
+        assert (claimed and claimed.id) == wide.id
+        with pytest.raises(NotFound, match="There is no worker 99"):
+            workers.drain(session, 99)
+
+
+def test_one_statement_says_that_a_worker_is_alive_and_what_there_is_to_do(
+    database: Database, running: Run, worker: Worker, ada: User
+) -> None:
+    """Its nodes, runs in the queue, leases that ran out, and that it is to stop."""
+    with database.touching() as session:
+        pulse = workers.beat(session, worker.id)
+    assert pulse == workers.Pulse(is_stopped=False, nodes=1, is_queued=False, is_lost=False)
+    with database.writing() as session:
+        queue.renew(session, running.id, 1, -1.0)
+        submit(session, ada)
+        workers.drain(session, worker.id, stop=True)
+    with database.touching() as session:
+        pulse = workers.beat(session, worker.id)
+    assert pulse == workers.Pulse(is_stopped=True, nodes=1, is_queued=True, is_lost=True)

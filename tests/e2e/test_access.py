@@ -58,6 +58,7 @@ FULL = (
     "/sweeps/new?recipe=digits",
     "/runs/new/command",
     "/workers",
+    "/workers/1",
     "/recipes",
     "/recipes/digits",
     "/account",
@@ -71,7 +72,7 @@ FULL = (
     "/runs?group=batch_size&columns=loss,val/accuracy",
     "/runs/999",
 )
-ON_A_PHONE = ("/runs", "/recipes", "/runs/1", "/runs/new?recipe=digits", "/help/amp")
+ON_A_PHONE = ("/runs", "/workers", "/recipes", "/runs/1", "/runs/new?recipe=digits", "/help/amp")
 
 
 @pytest.fixture

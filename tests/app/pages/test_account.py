@@ -1,20 +1,16 @@
-"""Password and tokens, and the page of workers."""
-
-import html
+"""Password and tokens."""
 
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from httpx2 import Response
-from sqlalchemy import update
+from sqlalchemy import literal, update
 from starlette.testclient import TestClient
 
-from app.brake import Brake
 from db import accounts
 from db.database import Database
 from db.tables import SignInSession, User
 from tests.app.conftest import csrf_token
-from tests.db.conftest import add_worker
 
 
 def test_password_is_set_and_other_browsers_are_signed_out(
@@ -68,9 +64,11 @@ def test_the_current_password_is_asked_for(browser: TestClient, stranger: TestCl
     assert stranger.post("/sign-in", data=form).headers["location"] == "/"
 
 
-def test_guesses_of_the_current_password_have_to_wait(app: FastAPI, browser: TestClient) -> None:
+def test_guesses_of_the_current_password_have_to_wait(
+    monkeypatch: pytest.MonkeyPatch, browser: TestClient
+) -> None:
     """As at the sign-in, whoever was wrong a few times is told when to try again."""
-    app.state.brake = Brake(clock=lambda: 0.0)  # however long the guesses take here
+    monkeypatch.setattr("db.tries.now", lambda: literal(0.0))  # however long they take here
     set_password(browser)
     answers = [set_password(browser, current="a guess") for _ in range(6)]
     assert [answer.status_code for answer in answers] == [422] * 5 + [429]
@@ -122,26 +120,6 @@ def test_token_is_shown_once(browser: TestClient) -> None:
     assert "<td>ci</td>" in later
     browser.post("/account/tokens/1/revocation")
     assert "<td>ci</td>" not in browser.get("/account").text
-
-
-def test_workers_show_devices_and_versions(offered: None, browser: TestClient) -> None:
-    """Who trains, on what, with which versions."""
-    page = browser.get("/workers").text
-    assert "7.45 GiB" in page
-    assert "torch 2" in page
-
-
-def test_a_recipe_that_lacks_packages_is_not_offered_and_says_why(
-    database: Database, offered: None, browser: TestClient
-) -> None:
-    """The page of workers has the command that installs them; the form knows no such recipe."""
-    needs = "torchvision: pip install 'halfstep-service[images]'"
-    add_worker(database, "w2", [{"name": "images", "needs": needs}])
-    page = html.unescape(browser.get("/workers").text)
-    assert f"images needs {needs}" in page
-    form = browser.get("/runs/new").text
-    assert "recipe=digits" in form
-    assert "images" not in form
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,14 @@
 """Coming in by link and by password, and going out."""
 
 import pytest
-from fastapi import FastAPI
-from sqlalchemy import select
+from sqlalchemy import literal, select
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
-from app.brake import FREE_TRIES, Brake
 from db import accounts
 from db.database import Database
 from db.tables import User
+from db.tries import FREE_TRIES
 
 
 def test_link_signs_in_once_and_leaves_the_address(
@@ -99,9 +98,11 @@ def test_verifying_a_password_holds_no_lock(
         assert session.scalar(select(User).where(User.name == "written meanwhile"))
 
 
-def test_guessing_is_braked(ada: User, app: FastAPI, stranger: TestClient) -> None:
+def test_guessing_is_braked(
+    ada: User, monkeypatch: pytest.MonkeyPatch, stranger: TestClient
+) -> None:
     """Who is wrong too often is told how long to wait, whatever the password."""
-    app.state.brake = Brake(lambda: 0.0)
+    monkeypatch.setattr("db.tries.now", lambda: literal(0.0))  # however long they take here
     form = {"name": "ada", "password": "wrong"}
     for _ in range(FREE_TRIES["name"]):
         assert stranger.post("/sign-in", data=form).status_code == 401

@@ -1,0 +1,86 @@
+"""Several servers behind one address, on one database: real processes."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import httpx2
+import pytest
+from sqlalchemy import select, update
+
+from db import accounts, claiming, queue
+from db.tables import Tries
+from db.tries import FREE_TRIES
+from tests import warm
+from tests.app.conftest import CONFIG, offer_digits
+from tests.db.telemetry_made import make_steps, record
+from tests.site import Site, answers, free_port, until
+
+PASSWORD = "a long secret"
+PUBLIC = "http://halfstep.example"
+
+
+@contextmanager
+def server(site: Site) -> Iterator[httpx2.Client]:
+    """Start one, and give a browser that comes to it as if by the proxy before all of them."""
+    port = free_port()
+    environment = {**os.environ, **site.environment, "HALFSTEP_PORT": str(port)}
+    environment |= {"HALFSTEP_PUBLIC_URL": PUBLIC, "HALFSTEP_HOST_NAMES": "halfstep.example"}
+    process = warm.Popen([sys.executable, "-m", "halfstep.cli", "server"], env=environment)
+    base = f"http://127.0.0.1:{port}"
+    headers = {"Host": "halfstep.example", "Origin": PUBLIC}
+    try:
+        until(lambda: answers(base))
+        with httpx2.Client(base_url=base, headers=headers, timeout=60) as client:
+            yield client
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.only_on("postgresql")
+def test_two_servers_are_as_one(site: Site) -> None:
+    """Who signs in at one is known at the other, which shows live what was asked for at the first;
+    wrong passwords are counted by both together.
+    """
+    offer_digits(site.database)
+    with site.database.writing() as session:
+        accounts.set_password(session, session.merge(site.owner), PASSWORD)
+    with ExitStack() as stack:
+        a, b = (stack.enter_context(server(site)) for _ in range(2))
+        assert a.post("/sign-in", data={"name": "ada", "password": PASSWORD}).status_code == 303
+        [(name, secret)] = a.cookies.items()
+        cookie = {"Cookie": f"{name}={secret}"}
+        page = b.get("/account", headers=cookie)
+        assert page.status_code == 200
+        token = page.text.partition('name="csrf-token" content="')[2].partition('"')[0]
+        run = {"recipe": "digits", "config": CONFIG}
+        made = a.post("/api/v1/runs", json=run, headers=cookie | {"X-CSRF-Token": token})
+        assert made.status_code == 201
+        with site.database.writing() as session:
+            limits = {"precisions": ["fp16"], "free_devices": [0], "lease_seconds": 60.0}
+            running = claiming.claim(session, 1, recipes=["digits"], **limits)
+            assert running is not None
+            queue.seconds_since_start(session, running)
+            queue.start(session, running.id, 1)
+        with b.stream("GET", "/api/v1/runs/1/live?parts=steps", headers=cookie) as stream:
+            lines = stream.iter_lines()
+            record(site.database, running, make_steps([1.0, 2.0]))
+            for line in lines:
+                told = json.loads(line[6:]) if line.startswith("data: ") else {}
+                if told.get("steps"):
+                    break
+            assert told["steps"]["step"] == [1, 2]
+
+        guess = {"name": "ada", "password": "wrong"}
+        both = [a, b] * FREE_TRIES["name"]
+        free = [each.post("/sign-in", data=guess) for each in both[: FREE_TRIES["name"]]]
+        assert [each.status_code for each in free] == [401] * FREE_TRIES["name"]
+        with site.database.writing() as session:
+            counted = session.scalars(select(Tries.count).where(Tries.kind == "name")).all()
+            assert counted == [FREE_TRIES["name"]]
+            # However slow the machine is, the wait has not passed by the next try.
+            session.execute(update(Tries).values(open_at=Tries.open_at + 3600))
+        assert [each.post("/sign-in", data=guess).status_code for each in (a, b)] == [429, 429]

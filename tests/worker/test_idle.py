@@ -1,0 +1,90 @@
+"""A worker that waits: what it asks of the database, and what wakes it."""
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from db import workers
+from db.tables import RunNode
+from tests.app.test_looks import noted
+from tests.site import Site, until
+from worker.worker import Worker
+
+
+class Waiting(Worker):
+    """One that is registered already, and starts nothing."""
+
+    def _register(self) -> None:
+        self.launched: list[int] = []
+
+    def _launch(self, node: RunNode) -> None:
+        self.launched.append(node.run_id)
+
+
+@contextmanager
+def waiting(site: Site) -> Iterator[Waiting]:
+    """Let it run in a thread."""
+    worker = site.idle_worker()
+    worker.__class__ = Waiting
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield worker  # type: ignore[misc]
+    finally:
+        worker.stop()
+        thread.join()
+        worker._name_lock.close()
+
+
+@pytest.mark.only_on("postgresql")
+def test_an_idle_worker_says_that_it_is_alive_and_asks_nothing_else(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where word comes it is one statement a beat; a run that is queued is then claimed by word
+    alone, at once.
+    """
+    monkeypatch.setattr("worker.worker.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("worker.worker.QUIET_BEAT_SECONDS", 0.02)
+    with waiting(site) as worker:
+        until(lambda: worker.listener.is_listening and not worker.may_have_work)
+        until(lambda: worker.words.empty())
+        with noted(site.database) as statements:
+            until(lambda: len(statements) > 20)
+        beats = [each for each in statements[-10:] if each.startswith("UPDATE workers SET seen_at")]
+        assert len(beats) == 10
+        monkeypatch.setattr("worker.worker.QUIET_BEAT_SECONDS", math.inf)
+        until(lambda: worker.beat_due == math.inf)
+        run_id = site.submit()
+        until(lambda: worker.launched == [run_id])
+
+
+def test_word_that_was_lost_costs_no_more_than_a_beat(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The beat tells that there is a run; where there is no word, a worker looks as ever."""
+    monkeypatch.setattr("db.notifications.tell", lambda *_: None)
+    monkeypatch.setattr("worker.worker.QUIET_BEAT_SECONDS", 0.02)
+    with waiting(site) as worker:
+        until(lambda: worker.listener.is_listening or site.url.startswith("sqlite"))
+        run_id = site.submit()
+        until(lambda: worker.launched == [run_id])
+
+
+def test_a_drained_worker_that_is_to_stop_hands_its_run_back(site: Site) -> None:
+    """Its training leaves a checkpoint and waits, until the worker takes runs again."""
+    with site.gated_worker():
+        until(lambda: site.offers("gated"))
+        run_id = site.submit(recipe="gated", steps=200)
+        site.wait_for_step(run_id, 3)
+        with site.database.writing() as session:
+            workers.drain(session, 1, stop=True)
+        until(lambda: site.run(run_id).status == "queued")
+        assert site.run(run_id).step > 0
+        with site.database.writing() as session:
+            workers.undrain(session, 1)
+        site.open_gate()
+        assert site.wait(run_id).status == "finished"
+    assert (site.run(run_id).attempt, site.count_steps(run_id)) == (2, 200)
