@@ -62,7 +62,7 @@ def sha256(large: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def test_a_large_file_goes_in_parts_and_comes_back_by_one_request(
+def test_a_large_file_goes_in_parts_and_comes_back_by_one_request_without_conditions(
     bucket: Bucket, settings: Settings, large: Path, sha256: str, tmp_path: Path
 ) -> None:
     """It is not there before it is whole; what comes back is what was sent."""
@@ -73,6 +73,9 @@ def test_a_large_file_goes_in_parts_and_comes_back_by_one_request(
     get_file(store, KEY, tmp_path / "copy.pt", sha256=sha256)
     assert bucket.proxy.requests == {"GET": 1}
     assert bucket.keys() == [KEY]
+    # Of servers that do not know them the answer would be wrong, and silently (decision 19).
+    asked = {name.lower() for headers in bucket.proxy.headers for name in headers}
+    assert not {name for name in asked if name.startswith("if-")}
 
 
 def test_what_a_killed_upload_left_is_in_nobodys_way(
