@@ -23,8 +23,8 @@ from db.backup import restore as restore_backup
 from db.database import Database, open_database
 from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.settings import Settings
+from db.storage import check_store, mismatches, open_store
 from db.storage import mend as mend_storage
-from db.storage import mismatches, open_store
 from db.tables import User
 from halfstep.output import say
 from halfstep.process import close_to_others
@@ -63,6 +63,7 @@ def up() -> None:
     """Start server and worker on this machine, and print a link that signs you in."""
     close_to_others()
     settings, database = _open()
+    check_store(settings)
     listening = _listen(settings)
     server = _server(settings, database)
     _heed_signals(server)  # before there is a worker that could be left behind
@@ -89,6 +90,7 @@ def server() -> None:
     """Start the server alone."""
     close_to_others()
     settings, database = _open()
+    check_store(settings)
     listening = _listen(settings)
     server = _server(settings, database)
     _heed_signals(server)
@@ -215,6 +217,9 @@ def backup(folder: Annotated[Path, typer.Argument(help="A new folder to write")]
     for key in saved["left_out"]:
         typer.echo(f"left out, because it is missing or damaged: {key}")
     typer.echo(f"{folder}: {saved['rows']} rows, {saved['files']} files")
+    kept_in = "the bucket" if settings.storage_url else "the data folder"
+    typer.echo(f"not in it: uploaded weights, and all of {kept_in} that no row names; the key of")
+    typer.echo("secrets; settings, and what opens the bucket")
 
 
 @command

@@ -1,11 +1,13 @@
 """Send a checkpoint or an artifact out of the store, whole or a range, a chunk at a time.
 
-A download that broke off goes on with Range and If-Range: the ETag is the file's SHA-256.
+A download that broke off goes on with Range and If-Range: the ETag is the file's SHA-256. Of a
+bucket it is one request, handed through; or, if the operator wants that, the bucket's own address,
+signed for some minutes.
 """
 
 import logging
 import re
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import obstore
 from fastapi import APIRouter, Request, Response
@@ -19,14 +21,18 @@ from app.parameters import RowId, RunId
 from db import artifacts, checkpoints, runs
 from db.errors import NotFound, StorageUnreachable
 from db.settings import Settings
-from db.storage import is_own, open_store
-from db.tables import Artifact, Checkpoint
+from db.storage import Stored, is_own, open_store, signed_address, why
+
+if TYPE_CHECKING:
+    from obstore import GetResult
 
 router = APIRouter()
 logger = logging.getLogger(__name__)
 
 #: Whoever waits for longer is better told that there is nothing to wait for.
 RETRY_SECONDS = 5.0
+#: For which a signed address opens its file to whoever has it.
+SIGNED_SECONDS = 300.0
 
 CHUNK_BYTES = 1 << 20
 OCTETS = "application/octet-stream"
@@ -52,9 +58,13 @@ def download(
     settings: TheSettings,
     _visitor: SignedIn,
 ) -> Response:
-    """Download a checkpoint or its weights. Takes Range, If-Range and If-None-Match."""
+    """Download a checkpoint or its weights. Takes Range, If-Range and If-None-Match.
+
+    Where the server has it so, the answer is 307, with an address that is good for five minutes.
+    """
     run, row = runs.get(session, run_id), checkpoints.get(session, run_id, checkpoint_id)
-    return _send(request, settings, row, file_name(run, row), {})
+    redirects = settings.presigned_downloads and request.method == "GET"
+    return _send(request, settings, row, file_name(run, row), {}, redirects=redirects)
 
 
 ARTIFACT_PATH = "/runs/{run_id}/artifacts/{artifact_id}/download"
@@ -84,12 +94,14 @@ def download_artifact(
 def _send(
     request: Request,
     settings: Settings,
-    row: Checkpoint | Artifact,
+    row: Stored,
     name: str,
     more_headers: dict[str, str],
+    *,
+    redirects: bool = False,
 ) -> Response:
     store = open_store(settings, retry_seconds=RETRY_SECONDS)
-    size, etag = _size(store, row), f'"{row.sha256}"'
+    size, etag = row.size_bytes, f'"{row.sha256}"'
     headers = {
         "ETag": etag,
         "Accept-Ranges": "bytes",
@@ -99,19 +111,27 @@ def _send(
     } | more_headers
     if etag in _etags(request.headers.get("if-none-match", "")):
         return Response(status_code=304, headers=headers)
-    first, last, status = 0, size - 1, 200
+    # To go on by our ETag is for us to answer: the bucket has another for the file.
+    if redirects and request.headers.get("if-range") != etag:
+        _check(store, row)
+        if address := signed_address(store, row.key, seconds=SIGNED_SECONDS):
+            return Response(status_code=307, headers=headers | {"Location": address})
+    wanted, status = range(size), 200
     if request.headers.get("if-range", etag) == etag:
         # Of an empty file no range can be had: it is sent whole, empty as it is.
-        wanted = parse_range(request.headers.get("range", ""), size) if size else None
-        if wanted == "unsatisfiable":
+        part = parse_range(request.headers.get("range", ""), size) if size else None
+        if part == "unsatisfiable":
             headers["Content-Range"] = f"bytes */{size}"
             return Response(status_code=416, headers=headers)
-        if isinstance(wanted, range):
-            first, last, status = wanted.start, wanted.stop - 1, 206
-            headers["Content-Range"] = f"bytes {first}-{last}/{size}"
-    headers["Content-Length"] = str(last - first + 1)
-    body = _chunks(store, row.key, first, last) if request.method == "GET" else iter(())
-    return StreamingResponse(body, status, headers)
+        if isinstance(part, range):
+            wanted, status = part, 206
+            headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{size}"
+    headers["Content-Length"] = str(len(wanted))
+    if request.method == "HEAD":
+        _check(store, row)
+        return Response(status_code=status, headers=headers)
+    chunks = _open(store, row, wanted).stream(min_chunk_size=CHUNK_BYTES)
+    return StreamingResponse(map(bytes, chunks), status, headers)
 
 
 def parse_range(header: str, size: int) -> range | str | None:
@@ -139,33 +159,56 @@ def _position(digits: str) -> int:
     return int(digits or "0") if len(digits) < 19 else 10**18
 
 
-def _size(store: ObjectStore, row: Checkpoint | Artifact) -> int:
-    """Return the file's size; a file that is gone or cut short is not sent. Raises NotFound."""
+def _open(store: ObjectStore, row: Stored, wanted: range) -> "GetResult":
+    """Ask for these bytes of a file, once; one that is gone or cut short is not sent.
+
+    Raises NotFound, StorageUnreachable.
+    """
+    _check_own(store, row)
+    try:
+        part = (wanted.start, wanted.stop)
+        found = obstore.get(store, row.key, options={"range": part} if len(wanted) else {})
+    except (FileNotFoundError, obstore.exceptions.BaseError) as error:
+        _check(store, row)  # of a file that was cut short there may be no such range
+        raise _unreachable(row, error) from error
+    _check_size(row, found.meta["size"])
+    return found
+
+
+def _check(store: ObjectStore, row: Stored) -> None:
+    """See that the store has the whole file. Raises NotFound, StorageUnreachable."""
+    _check_own(store, row)
+    try:
+        _check_size(row, obstore.head(store, row.key)["size"])
+    except FileNotFoundError as error:
+        raise _gone(row) from error
+    except obstore.exceptions.BaseError as error:
+        raise _unreachable(row, error) from error
+
+
+def _check_own(store: ObjectStore, row: Stored) -> None:
     if not row.key and row.path:
         text = "is on the training machine alone: it was not uploaded."
         raise NotFound(f"The file {row.path[:200]} {text}")
-    gone = NotFound(f"The file {row.key} is no longer in the store.")
     if not is_own(store, row.key):
-        raise gone
-    try:
-        found = obstore.head(store, row.key)["size"]
-    except FileNotFoundError as error:
-        raise gone from error
-    except obstore.exceptions.BaseError as error:
-        # Where the bucket is and why it is silent is for the operator, not for whoever downloads.
-        logger.warning("%s: %s", row.key, error)
-        raise StorageUnreachable from error
+        raise _gone(row)
+
+
+def _check_size(row: Stored, found: int) -> None:
     if found != row.size_bytes:
         text = f"The file {row.key} is damaged: it has {found} bytes, recorded were "
         raise NotFound(f"{text}{row.size_bytes}.")
-    return found
+
+
+def _gone(row: Stored) -> NotFound:
+    return NotFound(f"The file {row.key} is no longer in the store.")
+
+
+def _unreachable(row: Stored, error: Exception) -> StorageUnreachable:
+    # Where the bucket is and why it is silent is for the operator, not for whoever downloads.
+    logger.warning("%s: %s", row.key, why(error))
+    return StorageUnreachable()
 
 
 def _etags(header: str) -> list[str]:
     return [each.strip().removeprefix("W/") for each in header.split(",")]
-
-
-def _chunks(store: ObjectStore, key: str, first: int, last: int) -> Iterator[bytes]:
-    for start in range(first, last + 1, CHUNK_BYTES):
-        end = min(start + CHUNK_BYTES, last + 1)
-        yield bytes(obstore.get_range(store, key, start=start, end=end))

@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import obstore
 from obstore.store import ObjectStore
 from sqlalchemy import Integer, Table, func, insert, select, text
 from sqlalchemy.orm import Session
@@ -20,7 +19,7 @@ from sqlalchemy.orm import Session
 from db import pyramid
 from db.database import Database
 from db.errors import Conflict, Invalid
-from db.storage import get_file, is_plain
+from db.storage import get_file, is_plain, put_file
 from db.tables import Artifact, Checkpoint, MetricBucket, Run, StepBucket
 from db.tables import Table as Base
 
@@ -100,7 +99,7 @@ def restore(database: Database, store: ObjectStore, folder: Path) -> dict[str, i
         for run_id in session.scalars(select(Run.id)).all():
             pyramid.rebuild(session, run_id)
         for key, path in keys.items():
-            obstore.put(store, key, path)
+            put_file(store, key, path)
     return {"rows": rows, "files": len(keys)}
 
 

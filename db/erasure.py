@@ -13,14 +13,14 @@ from threading import Event
 from typing import Any
 
 import obstore
-from obstore.store import LocalStore, ObjectStore
+from obstore.store import ObjectStore
 from sqlalchemy import Table, delete, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from db.database import Database, now
 from db.run_bin import DAY_SECONDS, IN_BIN
 from db.settings import Settings
-from db.storage import delete_file
+from db.storage import PAGE_FILES, delete_files
 from db.tables import Deed, Run, Trial
 from db.tables import Table as Base
 
@@ -88,18 +88,10 @@ def delete_folder(folder: Path) -> None:
 def _delete_files(settings: Settings, store: ObjectStore, run_id: int) -> None:
     if settings.storage_url:
         prefix = f"runs/{run_id}/"
-        for page in obstore.list(store, prefix=prefix):
+        for page in obstore.list(store, prefix=prefix, chunk_size=PAGE_FILES):
             keys = [meta["path"] for meta in page if meta["path"].startswith(prefix)]
-            _delete_keys(store, keys)
+            delete_files(store, keys)
     delete_folder(settings.run_folder(run_id))
-
-
-def _delete_keys(store: ObjectStore, keys: list[str]) -> None:
-    if isinstance(store, LocalStore):  # of many, it would leave the rest where one is gone
-        for key in keys:
-            delete_file(store, key)
-    elif keys:
-        obstore.delete(store, keys)
 
 
 def _delete_rows(database: Database, table: Table, run_id: int, stopping: Event) -> None:

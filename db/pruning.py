@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from db import checkpoints, runs
 from db.database import Database, now
 from db.run_bin import DAY_SECONDS
-from db.storage import delete_file
+from db.storage import delete_files
 from db.tables import ENDED, Artifact, Checkpoint, LogLine, Run, SystemSample
 
 
@@ -97,8 +97,7 @@ def prune(database: Database, store: ObjectStore, run_id: int, rules: Rules) -> 
         runs.remark(session, run, f"pruned, for their age: {found.in_words}")
         run.files_revision = run.revision
         keys -= _named(session, run_id)
-    for key in sorted(keys):
-        delete_file(store, key)
+    delete_files(store, sorted(keys))
     return found
 
 

@@ -31,6 +31,13 @@ class Settings(BaseSettings):
             description="Where checkpoints are kept: empty (the data folder), s3://, gs://, az://"
         ),
     ] = ""
+    presigned_downloads: Annotated[
+        bool,
+        Field(
+            description="Whether checkpoints of a bucket are downloaded from it, by an address "
+            "that opens the file to whoever holds it, for five minutes"
+        ),
+    ] = False
     host: Annotated[str, Field(description="Address that the server binds to")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="Port that the server binds to")] = 8000
     host_names: Annotated[

@@ -2,13 +2,16 @@
 
 import hashlib
 import os
+import re
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import obstore
-from obstore.store import LocalStore, ObjectStore, from_url
+from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
@@ -16,8 +19,23 @@ from db.errors import Invalid
 from db.settings import Settings
 from db.tables import ACTIVE, Artifact, Checkpoint, Run
 
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
 #: Of a run's files, those that rows name.
 FOLDERS = ("/checkpoints/", "/artifacts/")
+#: Rows that name a file of the store's.
+Stored = Checkpoint | Artifact
+#: A file goes to a bucket in parts, so many at once: 64 MiB of memory, however large it is.
+PART_BYTES, PARTS_AT_ONCE = 16 * 2**20, 4
+#: S3 takes no more; of what is larger than 156 GiB the parts are.
+MOST_PARTS = 10_000
+#: Of a listing: what S3 answers at once.
+PAGE_FILES = 1000
+#: A request of which nothing is heard for so long is given up; a part has to arrive within it.
+SILENCE_SECONDS = 30.0
+#: How long a server or a worker that starts waits for a bucket.
+CHECK_SECONDS = 5.0
 
 
 def open_store(settings: Settings, *, retry_seconds: float = 180.0) -> ObjectStore:
@@ -28,17 +46,46 @@ def open_store(settings: Settings, *, retry_seconds: float = 180.0) -> ObjectSto
     if not settings.storage_url:
         return LocalStore(settings.data, mkdir=True)
     try:
-        retries = timedelta(seconds=retry_seconds)
-        return from_url(settings.storage_url, retry_config={"retry_timeout": retries})
+        return _open_bucket(settings.storage_url, retry_seconds)
     except (obstore.exceptions.BaseError, ValueError) as error:
         raise Invalid({"HALFSTEP_STORAGE_URL": str(error)}) from error
 
 
+def check_store(settings: Settings) -> None:
+    """See that the bucket is there and lets us list it. Raises Invalid."""
+    if not settings.storage_url:
+        return
+    store = open_store(settings, retry_seconds=CHECK_SECONDS)
+    try:
+        next(iter(obstore.list(store, prefix="runs")), None)
+    except obstore.exceptions.BaseError as error:
+        text = f"it cannot be listed: {why(error)}"
+        raise Invalid({"HALFSTEP_STORAGE_URL": text}) from error
+
+
+def why(error: Exception) -> str:
+    """Return what a store said, in its own words if it had any, on one line."""
+    said = re.search(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)</Message>", str(error))
+    return ": ".join(said.groups()) if said else str(error).partition("\n")[0]
+
+
 def put_file(store: ObjectStore, key: str, path: Path) -> None:
-    """Copy a file into the store, unless the store is the very folder that it lies in."""
+    """Copy a file into the store, unless the store is the very folder that it lies in.
+
+    Nobody finds it there before it is whole. If it fails, the parts that have arrived are deleted;
+    of a process that is killed they stay until the bucket's own rule deletes them.
+    """
     in_place = isinstance(store, LocalStore) and store.prefix and Path(store.prefix) / key == path
     if not in_place:
-        obstore.put(store, key, path)
+        part_bytes = max(PART_BYTES, -(-path.stat().st_size // MOST_PARTS))
+        obstore.put(store, key, path, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
+
+
+def signed_address(store: ObjectStore, key: str, *, seconds: float) -> str | None:
+    """Return where whoever holds the address reads the file for so long; None if no bucket does."""
+    if isinstance(store, S3Store | GCSStore | AzureStore):
+        return obstore.sign(store, "GET", key, timedelta(seconds=seconds))
+    return None
 
 
 def is_plain(folder: Path, key: str) -> bool:
@@ -63,6 +110,15 @@ def delete_file(store: ObjectStore, key: str) -> None:
     """Delete a file from the store; one that is gone already is as good."""
     with suppress(FileNotFoundError):
         obstore.delete(store, key)
+
+
+def delete_files(store: ObjectStore, keys: Collection[str]) -> None:
+    """Delete files from the store: of a bucket by a request each, some of them at once."""
+    if isinstance(store, LocalStore):  # of many, it would leave the rest where one is gone
+        for key in keys:
+            delete_file(store, key)
+    elif keys:
+        obstore.delete(store, list(keys))
 
 
 def get_file(store: ObjectStore, key: str, path: Path, *, sha256: str) -> None:
@@ -90,35 +146,32 @@ class Mismatch:
 
     key: str
     problem: str
-    row: Checkpoint | Artifact | None
+    row: Stored | None
 
 
 def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> list[Mismatch]:
     """Compare rows and files; deep: by the SHA-256 of every file, not by its size alone.
 
-    Files of a run in training are passed over: the last may not be published yet.
+    Files of a run in training are passed over: the last may not be published yet. Memory grows by
+    a number a file, besides what does not match.
     """
     # In this order: what is not in training now publishes nothing more.
     in_training = session.scalars(select(Run.id).where(Run.status.in_(ACTIVE))).all()
     passed_over = tuple(f"runs/{run_id}/" for run_id in in_training)
-    rows = {row.key: row for row in _rows(session) if row.is_stored}
-    files = {
-        meta["path"]: meta["size"]
-        for page in obstore.list(store, prefix="runs")
-        for meta in page
-        if any(folder in meta["path"] for folder in FOLDERS)
-    }
-    found = []
-    for key, row in rows.items():
-        if key not in files:
-            found.append(Mismatch(key, "the file is missing", row))
-        elif files[key] != row.size_bytes:
-            text = f"the file has {files[key]} bytes, recorded were {row.size_bytes}"
-            found.append(Mismatch(key, text, row))
-        elif deep and _sha256(store, key) != row.sha256:
-            found.append(Mismatch(key, "the file is altered: its SHA-256 is another", row))
-    strangers = sorted(key for key in files.keys() - rows.keys() if not key.startswith(passed_over))
-    return found + [Mismatch(key, "no row names the file", None) for key in strangers]
+    found, strangers = [], []
+    seen: dict[type[Stored], set[int]] = {Checkpoint: set(), Artifact: set()}
+    for files in _pages(store):
+        rows = _rows(session, files)
+        for row in rows:
+            seen[type(row)].add(row.id)
+            if problem := _problem(store, row, files[row.key], deep=deep):
+                found.append(Mismatch(row.key, problem, row))
+        unnamed = files.keys() - {row.key for row in rows}
+        strangers += [key for key in unnamed if not key.startswith(passed_over)]
+    for table in (Checkpoint, Artifact):
+        for row in _unseen(session, table, seen[table]):
+            found.append(Mismatch(row.key, "the file is missing", row))
+    return found + [Mismatch(key, "no row names the file", None) for key in sorted(strangers)]
 
 
 def mend(session: Session, store: ObjectStore, found: list[Mismatch]) -> None:
@@ -135,14 +188,66 @@ def mend(session: Session, store: ObjectStore, found: list[Mismatch]) -> None:
         run.stored_bytes -= sum(row.stored_bytes for row in rows if row.run_id == run_id)
     for row in rows:
         session.execute(delete(type(row)).where(type(row).id == row.id))
-    named = {row.key for row in _rows(session)}  # also by what came since the comparison
-    for mismatch in found:
-        if mismatch.key not in named:
-            delete_file(store, mismatch.key)
+    keys = [mismatch.key for mismatch in found]
+    for first in range(0, len(keys), PAGE_FILES):
+        page = keys[first : first + PAGE_FILES]
+        named = {row.key for row in _rows(session, page)}  # also by what came since the comparison
+        delete_files(store, {*page} - named)
 
 
-def _rows(session: Session) -> list[Checkpoint | Artifact]:
-    return [*session.scalars(select(Checkpoint)), *session.scalars(select(Artifact))]
+def _open_bucket(url: str, retry_seconds: float) -> ObjectStore:
+    # How long it takes, and not how often it is tried, says when to give up.
+    retry: RetryConfig = {"retry_timeout": timedelta(seconds=retry_seconds), "max_retries": 1000}
+    client: ClientConfig = {
+        # By default a request ends after 30 seconds, in the midst of a file of gigabytes too.
+        "timeout": timedelta(days=1),
+        "read_timeout": timedelta(seconds=max(SILENCE_SECONDS, retry_seconds)),
+    }
+    if obstore.parse_scheme(url) != "s3":
+        return from_url(url, retry_config=retry, client_options=client)
+    # Of its own accord obstore reads this only where it is given no options.
+    client["allow_http"] = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes")
+    # Of many keys in one request MinIO's descendants tell what obstore cannot read.
+    return from_url(url, retry_config=retry, client_options=client, disable_bulk_delete=True)
+
+
+def _pages(store: ObjectStore) -> Iterator[dict[str, int]]:
+    """Yield the sizes of all files that rows may name, a page of the store's after another."""
+    for page in obstore.list(store, prefix="runs", chunk_size=PAGE_FILES):
+        sizes = {meta["path"]: meta["size"] for meta in page}
+        yield {key: size for key, size in sizes.items() if any(each in key for each in FOLDERS)}
+
+
+def _rows(session: Session, keys: Collection[str]) -> list[Stored]:
+    """Return the rows that name any of these; a run's files lie below its own number."""
+    numbers = {key.partition("/")[2].partition("/")[0] for key in keys}
+    run_ids = [int(number) for number in numbers if number.isdecimal() and len(number) < 19]
+    found: list[Stored] = []
+    for table in (Checkpoint, Artifact):
+        mine = select(table).where(table.run_id.in_(run_ids), table.key.in_(keys))
+        found += session.scalars(mine)
+    return found
+
+
+def _unseen(
+    session: Session, table: type[Checkpoint] | type[Artifact], seen: set[int]
+) -> list[Stored]:
+    """Return the rows whose files the store should have, without those that were seen."""
+    stored = select(table.id).where(table.key != "").order_by(table.id)
+    ids = session.scalars(stored.execution_options(yield_per=PAGE_FILES))
+    unseen = [row_id for row_id in ids if row_id not in seen]
+    rows: list[Stored] = []
+    for first in range(0, len(unseen), PAGE_FILES):
+        rows += session.scalars(select(table).where(table.id.in_(unseen[first:][:PAGE_FILES])))
+    return rows
+
+
+def _problem(store: ObjectStore, row: Stored, size_bytes: int, *, deep: bool) -> str | None:
+    if size_bytes != row.size_bytes:
+        return f"the file has {size_bytes} bytes, recorded were {row.size_bytes}"
+    if deep and _sha256(store, row.key) != row.sha256:
+        return "the file is altered: its SHA-256 is another"
+    return None
 
 
 def _sha256(store: ObjectStore, key: str) -> str:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from db.run_bin import DAY_SECONDS
 from db.settings import Settings
-from db.storage import delete_file
+from db.storage import PAGE_FILES, delete_files
 from db.tables import Run, RunSetting
 
 FOLDER = "uploads"
@@ -39,11 +39,9 @@ def named(session: Session) -> set[str]:
 def delete_unused(store: ObjectStore, kept: Collection[str]) -> None:
     """Delete what a bucket has had for a day and that is none of these."""
     latest = time.time() - KEPT_SECONDS
-    for page in obstore.list(store, prefix=FOLDER):
-        for meta in page:
-            is_old = meta["last_modified"].timestamp() < latest
-            if is_old and meta["path"].removeprefix(f"{FOLDER}/") not in kept:
-                delete_file(store, meta["path"])
+    for page in obstore.list(store, prefix=FOLDER, chunk_size=PAGE_FILES):
+        old = [each["path"] for each in page if each["last_modified"].timestamp() < latest]
+        delete_files(store, [key for key in old if key.removeprefix(f"{FOLDER}/") not in kept])
 
 
 def delete_unused_here(settings: Settings, kept: Collection[str]) -> None:

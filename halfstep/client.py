@@ -535,5 +535,6 @@ def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 def _name(answer: httpx2.Response) -> str:
     """Return the name that a download has; nothing that would leave its folder."""
     message = Message()
-    message["content-disposition"] = answer.headers.get("content-disposition", "")
+    told = [each.headers.get("content-disposition") for each in (answer, *answer.history)]
+    message["content-disposition"] = next(filter(None, told), "")  # a bucket's answer has none
     return Path(message.get_filename("checkpoint.pt")).name

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
@@ -18,6 +19,7 @@ from db import accounts
 from db.database import Database
 from db.tables import User
 from tests import compiled, swept
+from tests.buckets import SERVERS, Bucket
 from tests.site import Site
 
 # torch reads it as it is loaded. Threads spin while they wait for their piece of a tiny product:
@@ -169,6 +171,25 @@ def site(tmp_path: Path, database: Database, database_url: str, ada: User) -> It
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
         assert str(tmp_path) not in command, f"left running: {command}"
+
+
+@pytest.fixture(scope="session", params=SERVERS)
+def bucket_port(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[int]:
+    """Yield where a server of buckets listens."""
+    with SERVERS[request.param](tmp_path_factory.mktemp(request.param)) as port:
+        yield port
+
+
+@pytest.fixture
+def bucket(bucket_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """Yield an empty bucket that the environment names."""
+    made = Bucket(bucket_port, f"test-{uuid.uuid4()}")
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.proxy.close()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from db.database import Database, is_outage
 from db.errors import Fenced
 from db.recording import Recording, in_words
 from db.settings import Settings
-from db.storage import delete_file, is_plain, put_file
+from db.storage import delete_files, is_plain, put_file
 from db.tables import COMMAND
 from halfstep.clock import clock
 from halfstep.events import shown
@@ -157,8 +157,10 @@ class Recorder:
             recording.write(session, keys, artifact_keys)
             if recording.checkpoints:
                 retired = checkpoints.retire(session, self._run_id, self._attempt, self._policy)
-        for key in retired:  # rows first: a row never names a file that is gone
-            delete_file(self._store, key)
+        # Rows first: a row never names a file that is gone.
+        if retired:
+            wait_for(partial(delete_files, self._store, retired), meanwhile)
+        for key in retired:
             (self._settings.data / key).unlink(missing_ok=True)  # where the store is a bucket
         self._stored.clear()
         recording.forget()

@@ -29,7 +29,7 @@ from db.errors import Fenced, HalfstepError, Invalid
 from db.gangs import NodeEnding
 from db.notifications import ANYBODY, Listener
 from db.settings import Settings
-from db.storage import open_store
+from db.storage import check_store, open_store
 from db.tables import RunNode, Status
 from halfstep.output import say
 from halfstep.process import close_to_others
@@ -489,6 +489,7 @@ def main(words: list[str] | None = None) -> None:
             sys.exit(not is_turning(settings))
         database = open_database(settings)
         database.migrate()
+        check_store(settings)
         worker = Worker(settings, database, asked.only)
         signal.signal(signal.SIGTERM, worker.stop)
         signal.signal(signal.SIGUSR2, worker.stop)  # by which a cluster says that time is up
