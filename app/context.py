@@ -11,6 +11,7 @@ from starlette.datastructures import FormData
 from app.brake import Brake
 from app.in_flight import InFlight, Queue
 from app.live import Live
+from db import quotas
 from db.database import Database
 from db.settings import Settings
 
@@ -77,6 +78,9 @@ def _settings(request: Request) -> Settings:
     return settings
 
 
+TheSettings = Annotated[Settings, Depends(_settings)]
+
+
 def _live(request: Request) -> Live:
     live: Live = request.app.state.live
     return live
@@ -87,9 +91,10 @@ def _brake(request: Request) -> Brake:
     return brake
 
 
-def _session(request: Request, database: TheDatabase) -> Iterator[Session]:
+def _session(request: Request, database: TheDatabase, settings: TheSettings) -> Iterator[Session]:
     safe = request.method in SAFE_METHODS
     with database.reading() if safe else database.writing() as session:
+        quotas.allow(session, queued_per_user=settings.queued_per_user)
         yield session
 
 
@@ -100,7 +105,6 @@ async def _posted(request: Request) -> FormData:
     return FormData()
 
 
-TheSettings = Annotated[Settings, Depends(_settings)]
 TheLive = Annotated[Live, Depends(_live)]
 TheBrake = Annotated[Brake, Depends(_brake)]
 # Scope "function": committed before the answer is sent, so whoever reads it finds the change; and
