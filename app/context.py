@@ -10,6 +10,7 @@ from starlette.datastructures import FormData
 
 from app.in_flight import InFlight, Queue
 from app.live import Live
+from db import quotas
 from db.database import Database
 from db.settings import Settings
 
@@ -76,14 +77,18 @@ def _settings(request: Request) -> Settings:
     return settings
 
 
+TheSettings = Annotated[Settings, Depends(_settings)]
+
+
 def _live(request: Request) -> Live:
     live: Live = request.app.state.live
     return live
 
 
-def _session(request: Request, database: TheDatabase) -> Iterator[Session]:
+def _session(request: Request, database: TheDatabase, settings: TheSettings) -> Iterator[Session]:
     safe = request.method in SAFE_METHODS
     with database.reading() if safe else database.writing() as session:
+        quotas.allow(session, queued_per_user=settings.queued_per_user)
         yield session
 
 
@@ -94,7 +99,6 @@ async def _posted(request: Request) -> FormData:
     return FormData()
 
 
-TheSettings = Annotated[Settings, Depends(_settings)]
 TheLive = Annotated[Live, Depends(_live)]
 # Scope "function": committed before the answer is sent, so whoever reads it finds the change; and
 # a stream that stays open holds no session.

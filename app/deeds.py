@@ -37,6 +37,8 @@ _FIELDS = {
     "name": "pages.projects.make_project api.projects.make_project",
     "name viewers_download": "api.projects.change_project",
     "project viewers_download": "pages.projects.change_project",
+    "name devices queued stored_gib share": "api.projects.set_quota",
+    "project devices queued stored_gib share": "pages.projects.set_quota",
     "user role project": """
         pages.projects.set_role api.projects.set_role
         pages.projects.take_role api.projects.take_role

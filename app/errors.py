@@ -58,6 +58,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     errors.Fenced: 409,
     errors.Ended: 409,
     errors.Misplaced: 409,
+    errors.OverQuota: 409,
     errors.Invalid: 422,
     BadFilter: 422,
     TooManyTries: 429,

@@ -40,7 +40,7 @@ def metrics(request: Request, settings: TheSettings, database: TheDatabase) -> R
     start, readings = time.perf_counter(), None
     try:
         with database.reading() as session:
-            readings = meters.read(session, runs_per_user=settings.runs_per_user)
+            readings = meters.read(session, **settings.per_user)
     except DBAPIError as error:
         if not is_outage(error):
             raise

@@ -103,7 +103,7 @@ def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
     if run.status != Status.QUEUED:
         return runs.state(session, run.id)[2]
     queue = Queue.read(session)
-    reason = waiting.reason(run, queue, runs_per_user=settings.runs_per_user)
+    reason = waiting.reason(run, queue, **settings.per_user)
     return waiting.mark(reason, queue.places.get(run.id, 0))
 
 

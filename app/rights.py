@@ -118,6 +118,7 @@ _TABLE: dict[str, str] = {
         pages.deeds.show_deeds api.deeds.list_deeds api.deeds.export_deeds
         api.people.list_users api.people.invite api.people.change_user
         pages.projects.make_project api.projects.make_project
+        pages.projects.set_quota api.projects.set_quota
         pages.secrets.set_secret pages.secrets.delete_secret
         api.secrets.set_secret api.secrets.delete_secret
     """,

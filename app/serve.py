@@ -30,7 +30,7 @@ class Server(uvicorn.Server):
         notice = partial(noticing.look, database, noticing.Seen(), settings.address)
         #: What it does beside serving, and after how many seconds again.
         self._works: dict[str, tuple[Callable[[], object], float]] = {
-            "sweeping": (partial(sweeping.look, database), 1.0),
+            "sweeping": (partial(sweeping.look, database, settings.queued_per_user), 1.0),
             "noticing": (notice, 2.0),
             "delivering": (Deliverer(settings, database, self._stopping).look, 2.0),
             "tidying": (partial(uploads.tidy, settings, database), 3600.0),

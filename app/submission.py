@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from app import command_lines, schemas
 from app.command_lines import Command
 from app.parameters import LARGEST_STEP, flaw, flaws, outsized
-from db import checkpoints, estimates, groups, labels, projects, rights, runs, workers
+from db import checkpoints, estimates, groups, labels, projects, quotas, rights, runs, workers
 from db.errors import Invalid, NotFound
 from db.idempotency import made_by
 from db.names import cleaned
@@ -69,7 +69,10 @@ class Submission(BaseModel):
 def submit(
     session: Session, user: User, submission: Submission, *, idempotency_key: str | None = None
 ) -> Run:
-    """Check and queue a run, or return the one that this key queued before. Raises Invalid."""
+    """Check and queue a run, or return the one that this key queued before.
+
+    Raises Invalid, OverQuota.
+    """
     before = made_by(session, Run, user, idempotency_key)
     if before is not None:
         return before
@@ -81,12 +84,14 @@ def submit(
         errors |= check_project(session, standing, submission.project or projects.DEFAULT)
     if errors:
         raise Invalid(errors)
+    project = _project(session, standing, submission)
+    quotas.check_submission(session, user, project)
     name = cleaned(submission.name)
     place: dict[str, Any] = {
         "owner": user,
         "config": checked.config,
         "tags": ", ".join(filter(None, map(cleaned, submission.tags.split(",")))),
-        "project": _project(session, standing, submission),
+        "project": project,
         "priority": submission.priority,
         "devices_per_node": submission.devices_per_node,
         "after_id": submission.after_id,

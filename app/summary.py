@@ -191,7 +191,7 @@ _COLUMNS = RunSummary.model_fields.keys() & (set(Run.__table__.columns.keys()) -
 def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, Any]:
     if run.status != Status.QUEUED or queue is None:
         return {"waiting": None, "ahead": None}
-    reason = waiting.reason(run, queue, runs_per_user=settings.runs_per_user)
+    reason = waiting.reason(run, queue, **settings.per_user)
     return {"waiting": reason, "ahead": queue.places.get(run.id, 0)}
 
 

@@ -16,7 +16,7 @@ from app.schemas import Schema
 from app.search import GRID, KINDS, TPE, Space
 from app.submission import LENGTHS, Submission, submit, usual_project
 from app.submission import check as check_run
-from db import sweeps, workers
+from db import quotas, sweeps, workers
 from db.database import Database, is_outage
 from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.idempotency import made_by
@@ -271,6 +271,8 @@ def go_on(session: Session, sweep_id: int) -> None:
     wanting = min(sweep.at_once - under_way, sweep.runs_total - sweep.submitted, PER_LOOK)
     owner = session.get_one(User, sweep.owner_id)
     for _ in range(wanting):
+        if not quotas.has_room(session, owner, sweep.project):
+            return  # it waits: the next look may find some
         point = _next(session, sweep)
         run = submit(session, owner, _submission(sweep, None, point))
         sweeps.add(session, sweep, run, point)
@@ -290,17 +292,21 @@ def _next(session: Session, sweep: Sweep) -> dict[str, Any]:
     return search.drawn(sweep.space, sweep.seed, number)
 
 
-def look(database: Database) -> None:
-    """Go on with every sweep that something is to be done for; one that breaks stops alone."""
+def look(database: Database, queued_per_user: int = 0) -> None:
+    """Go on with every sweep that something is to be done for; one that breaks stops alone.
+
+    queued_per_user: runs that one user may have in the queue; 0 means any number.
+    """
     with database.glancing() as session:
         due = sweeps.due(session)
     for sweep_id in due:
-        _look_at(database, sweep_id)
+        _look_at(database, sweep_id, queued_per_user)
 
 
-def _look_at(database: Database, sweep_id: int) -> None:
+def _look_at(database: Database, sweep_id: int, queued_per_user: int) -> None:
     try:
         with database.writing() as session:
+            quotas.allow(session, queued_per_user=queued_per_user)
             go_on(session, sweep_id)
     except Exception as error:
         if is_outage(error):

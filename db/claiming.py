@@ -5,13 +5,15 @@ Why it is one transaction, and in which order it locks: decision 17.
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, exists, false, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session, aliased
 
-from db import notifications, runs
+from db import notifications, quotas, runs
 from db.database import now
-from db.reservations import GIB, IN_USE, MEMORY_GIB, ORDER, Place, Reservation, planned
+from db.quotas import Usage
+from db.reservations import GIB, IN_USE, MEMORY_GIB, Place, Reservation, planned
 from db.tables import (
     ACTIVE,
     COMMAND,
@@ -20,7 +22,6 @@ from db.tables import (
     Run,
     RunNode,
     Status,
-    User,
     Worker,
 )
 from db.workers import TAKING
@@ -39,6 +40,7 @@ def claim(
     lease_seconds: float,
     device_memory_bytes: float = 0.0,
     runs_per_user: int = 0,
+    devices_per_user: int = 0,
     gang_patience: float = 300.0,
     commands: bool = False,
     only: int | None = None,
@@ -49,13 +51,12 @@ def claim(
     the workers that it takes devices of, in the order of their ids, and looks at what is free then.
     free_devices: those that the worker knows nothing on.
     device_memory_bytes: what every device has.
-    runs_per_user: how many may train at once for one owner; 0 means any number.
+    runs_per_user, devices_per_user: for one owner at once; 0 means any number.
     gang_patience: seconds after which devices are kept for the first that waits for several.
     commands: whether the worker takes them too.
     only: a run beside which none is looked at.
     """
-    if runs_per_user:
-        _take_turns(session)
+    quotas.take_turns(session, per_user=bool(runs_per_user or devices_per_user))
     free = set(free_devices) - in_use(session, [worker_id])[worker_id]
     if not free:
         return None
@@ -69,21 +70,23 @@ def claim(
         devices=len(free_devices),
         free=len(free),
     )
+    usage = Usage.read(session)
     waiting = [Run.status == Status.QUEUED, *unheld(runs_per_user), ~_is_drained(worker_id)]
+    waiting += usage.allows(devices_per_user)
     if only is not None:
         waiting.append(Run.id == only)
-    plan = planned(session, waiting, here, gang_patience)
-    fits = _fits(here, plan.kept)
+    plan = planned(session, waiting, here, gang_patience, usage)
+    fits = _fits(here, plan.kept, usage)
     if plan.gang is None and session.scalar(select(Run.id).where(*waiting, fits).limit(1)) is None:
         return None  # as is usual, and nothing is locked or written for it
     worker_ids = (worker_id, *plan.partners)
     taken = _lock(session, worker_ids, free_devices)
-    fits = _fits(replace(here, free=len(taken[worker_id])), plan.kept)
+    fits = _fits(replace(here, free=len(taken[worker_id])), plan.kept, usage)
     if plan.gang is not None and all(
         len(devices) >= plan.gang.devices_per_node for devices in taken.values()
     ):
         fits |= Run.id == plan.gang.id
-    run = _take(session, worker_id, [*waiting, fits])
+    run = _take(session, worker_id, [*waiting, fits], usage)
     if run is None:
         return None
     session.add_all(
@@ -109,13 +112,6 @@ def _is_drained(worker_id: int) -> ColumnElement[bool]:
     the worker is locked: whoever drains it either waits for that, or is seen by it.
     """
     return exists().where(Worker.id == worker_id, Worker.drained_at.is_not(None))
-
-
-def _take_turns(session: Session) -> None:
-    """Let one claim at a time decide on an owner's runs: two would both find one place left."""
-    waiting = select(Run.owner_id).where(Run.status == Status.QUEUED)
-    owners = select(User.id).where(User.id.in_(waiting)).order_by(User.id)
-    session.execute(owners.with_for_update(key_share=True))
 
 
 def in_use(session: Session, worker_ids: Collection[int]) -> dict[int, set[int]]:
@@ -156,7 +152,7 @@ def _lock(
     return {each: sorted(indexes[each] - used[each]) for each in worker_ids}
 
 
-def _fits(here: Place, kept: Reservation | None) -> ColumnElement[bool]:
+def _fits(here: Place, kept: Reservation | None, usage: Usage) -> ColumnElement[bool]:
     """Say of a run of one node that this worker can train it now, and may."""
     fits = and_(
         Run.nodes == 1,
@@ -174,12 +170,13 @@ def _fits(here: Place, kept: Reservation | None) -> ColumnElement[bool]:
     if kept is None or here.worker_id not in kept.worker_ids:
         return fits
     first = kept.run
+    place: list[Any] = [Run.position, Run.id]
+    its = [first.position, first.id]
+    if usage.loads is not None:
+        place, its = [usage.loads, *place], [usage.load(first.project), *its]
     may = [
         Run.priority > first.priority,
-        and_(
-            Run.priority == first.priority,
-            tuple_(Run.position, Run.id) <= tuple_(first.position, first.id),
-        ),
+        and_(Run.priority == first.priority, tuple_(*place) <= tuple_(*its)),
         Run.devices_per_node <= kept.left_over(here),
     ]
     if kept.until is not None:
@@ -188,14 +185,14 @@ def _fits(here: Place, kept: Reservation | None) -> ColumnElement[bool]:
 
 
 def _take(
-    session: Session, worker_id: int, conditions: Collection[ColumnElement[bool]]
+    session: Session, worker_id: int, conditions: Collection[ColumnElement[bool]], usage: Usage
 ) -> Run | None:
     """Raise the attempt of the first of these runs: one statement, the same on both databases.
 
     SKIP LOCKED lets claims pass each other by; SQLite has no such clause and needs none, since it
     has one writer.
     """
-    first = select(Run.id).where(*conditions).order_by(*ORDER).limit(1)
+    first = select(Run.id).where(*conditions).order_by(*usage.order).limit(1)
     first = first.with_for_update(skip_locked=True, of=Run)
     taken: Run | None = session.scalar(
         update(Run)

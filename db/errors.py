@@ -44,6 +44,10 @@ class Invalid(HalfstepError):
         super().__init__("; ".join(f"{field}: {message}" for field, message in errors.items()))
 
 
+class OverQuota(Invalid):
+    """A project or a user would use more than they may."""
+
+
 class Refused(HalfstepError):
     """The name, password, link or token is not valid."""
 

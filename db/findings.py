@@ -8,11 +8,20 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db import artifacts, groups, histograms, precision_findings, series, weights_findings, workers
+from db import (
+    artifacts,
+    groups,
+    histograms,
+    precision_findings,
+    quotas,
+    series,
+    weights_findings,
+    workers,
+)
 from db.finding import Finding
 from db.scales import in_words
 from db.starvation import Starvation, starvation
-from db.tables import FLAGGED, RECIPE, SKIPPED, Run, ScalerEvent, Step, Worker
+from db.tables import ACTIVE, FLAGGED, RECIPE, SKIPPED, Run, ScalerEvent, Step, Worker
 from db.verdict import Verdict, verdict
 
 SKIPS_READ = 50
@@ -36,7 +45,8 @@ class Evidence:
     advanced.  failed: diagnoses that raised.  left_out: one that the run cannot have.  seconds:
     of the group's finished runs, by variant.  starvation: of the latest steps.  weights: how those
     fit that it started from.  headroom: of an fp16 run, the newest.  fell_at: the step from which
-    on the scale was below 1.  rates: learning rates, by the setting's path.
+    on the scale was below 1.  rates: learning rates, by the setting's path.  over_storage: of a
+    run in training, that its project stores more than it may.
     """
 
     verdict: Verdict | None
@@ -60,6 +70,7 @@ class Evidence:
     headroom: dict[str, Any] | None = None
     fell_at: int | None = None
     rates: dict[str, float] = field(default_factory=dict)
+    over_storage: str = ""
 
 
 def of_run(session: Session, run: Run) -> list[Finding]:
@@ -98,6 +109,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         headroom=headroom.content if headroom else None,
         fell_at=_fell_at(session, run),
         rates=rates(run.settings),
+        over_storage=quotas.over_storage(session, run.project) if run.status in ACTIVE else "",
     )
     found = list(find(evidence))
     # With a rate beyond reason nothing else is the cause, and nothing else mends it.
@@ -143,6 +155,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _slower(evidence)
     yield from _shapes(evidence)
     yield from _failed(evidence)
+    yield from _over_storage(evidence)
 
 
 def _rate(evidence: Evidence) -> Iterator[Finding]:
@@ -365,3 +378,13 @@ def _lost_losses(session: Session, run: Run) -> int:
     # Without a scaler nothing holds a bad update back, and the reason is plain.
     unscaled = groups.variant(run.settings) != "fp16"
     return 0 if unscaled else session.scalar(query) or 0
+
+
+def _over_storage(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.over_storage:
+        yield Finding(
+            "its project stores too much",
+            f"{evidence.over_storage[0].upper()}{evidence.over_storage[1:]}. This run goes on and "
+            "saves its checkpoints, but no further one is taken: delete checkpoints or runs that "
+            "nobody needs, and empty the bin.",
+        )

@@ -1,4 +1,4 @@
-"""What an operator's monitoring is told of the service: four queries, however much there is."""
+"""What an operator's monitoring is told of the service: six queries, however much there is."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,16 +9,19 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session, aliased
 
 from db import workers
+from db.quotas import Usage
 from db.runs import KEPT
 from db.tables import ACTIVE, ENDED, Run, RunNode, Status, Worker
 
 #: Why queued runs wait, the hardest obstacle first. not_offered: no worker that is up has the
-#: recipe, the precision or so many devices, or none takes commands.
-REASONS = (NO_WORKER, NOT_OFFERED, AFTER, LIMIT, DEVICE) = (
+#: recipe, the precision or so many devices, or none takes commands.  quota: of devices, of its
+#: project or its owner.
+REASONS = (NO_WORKER, NOT_OFFERED, AFTER, LIMIT, QUOTA, DEVICE) = (
     "no_worker",
     "not_offered",
     "after_another",
     "owners_limit",
+    "quota",
     "device",
 )
 
@@ -38,7 +41,7 @@ class Readings:
     skips: int
 
 
-def read(session: Session, *, runs_per_user: int = 0) -> Readings:
+def read(session: Session, *, runs_per_user: int = 0, devices_per_user: int = 0) -> Readings:
     """Read it."""
     up = workers.alive(session)
     kept = func.sum(case((KEPT, 1), else_=0))
@@ -56,7 +59,7 @@ def read(session: Session, *, runs_per_user: int = 0) -> Readings:
     kinds = {worker.id: [device["kind"] for device in worker.devices] for worker in up}
     return Readings(
         runs=runs,
-        queued=_queued(session, up, full),
+        queued=_queued(session, up, full, devices_per_user),
         workers=len(up),
         devices=Counter(kind for some in kinds.values() for kind in some),
         busy=_busy(session.execute(nodes), kinds),
@@ -73,17 +76,22 @@ def _busy(nodes: Iterable[Any], kinds: dict[int, list[str]]) -> Counter[str]:
     return busy
 
 
-def _queued(session: Session, up: list[Worker], full: set[int]) -> Counter[str]:
+def _queued(
+    session: Session, up: list[Worker], full: set[int], devices_per_user: int
+) -> Counter[str]:
     """Count queued runs by why they wait: alike ones are one row."""
     earlier = aliased(Run)
-    alike = (Run.source, Run.recipe, Run.precision, Run.nodes, Run.devices_per_node, Run.owner_id)
+    alike = (
+        *(Run.source, Run.recipe, Run.precision, Run.nodes, Run.devices_per_node),
+        *(Run.owner_id, Run.project),
+    )
+    usage = Usage.read(session)
     awaits = case((earlier.id.is_not(None), 1), else_=0)
     query = select(*alike, awaits, func.count()).where(Run.status == Status.QUEUED)
     query = query.outerjoin(earlier, (earlier.id == Run.after_id) & earlier.status.not_in(ENDED))
     queued: Counter[str] = Counter()
-    for source, recipe, precision, nodes, devices, owner_id, waits, count in session.execute(
-        query.group_by(*alike, awaits)
-    ):
+    for row in session.execute(query.group_by(*alike, awaits)):
+        source, recipe, precision, nodes, devices, owner_id, _project, waits, count = row
         able = [
             worker
             for worker in up
@@ -94,6 +102,7 @@ def _queued(session: Session, up: list[Worker], full: set[int]) -> Counter[str]:
             NOT_OFFERED: workers.most_together(able) < nodes,
             AFTER: bool(waits),
             LIMIT: owner_id in full,
+            QUOTA: bool(usage.obstacle(row, devices_per_user)),
             DEVICE: True,
         }
         queued[next(reason for reason in REASONS if obstacles[reason])] += count

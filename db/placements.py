@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, aliased
 from db import runs
 from db.claiming import unheld
 from db.database import now
-from db.reservations import ORDER
+from db.quotas import Usage
 from db.tables import ACTIVE, COMMAND, RECIPE, Placement, Run, Status
 
 #: After the n-th try in vain n² times as long, at most MOST_TRIES² times, until the next.
@@ -20,7 +20,12 @@ OPEN = Placement.ended_at.is_(None)
 
 
 def wanted(
-    session: Session, recipes: Collection[str], *, runs_per_user: int, limit: int
+    session: Session,
+    recipes: Collection[str],
+    *,
+    runs_per_user: int,
+    devices_per_user: int,
+    limit: int,
 ) -> Sequence[Any]:
     """List queued runs that nothing has been asked for, next first: id, attempt, nodes, devices.
 
@@ -34,6 +39,7 @@ def wanted(
         before.attempt == Run.attempt + 1,
         before.ended_at + RETRY_SECONDS * tries * tries > now(),
     )
+    usage = Usage.read(session)
     asked = session.scalar(select(func.count()).select_from(Placement).where(OPEN)) or 0
     query = select(Run.id, (Run.attempt + 1).label("attempt"), Run.nodes, Run.devices_per_node)
     query = query.where(
@@ -41,10 +47,11 @@ def wanted(
         runs.KEPT,
         or_(and_(Run.source == RECIPE, Run.recipe.in_(recipes)), Run.source == COMMAND),
         *unheld(runs_per_user),
+        *usage.allows(devices_per_user),
         ~is_asked,
         ~is_too_soon,
     )
-    return session.execute(query.order_by(*ORDER).limit(max(limit - asked, 0))).all()
+    return session.execute(query.order_by(*usage.order).limit(max(limit - asked, 0))).all()
 
 
 def begin(session: Session, row: Any) -> bool:

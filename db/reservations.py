@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Row, Select, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.database import now
+from db.quotas import Usage
 from db.tables import COMMAND, Run, RunNode, Status, Worker
 from db.workers import TAKING
 
@@ -25,7 +26,6 @@ LOOKED_AT = 100
 IN_USE = RunNode.ended_at.is_(None)
 #: Of a run: it wants several devices at once.
 SEVERAL = Run.nodes * Run.devices_per_node > 1
-ORDER = (Run.priority.desc(), Run.position, Run.id)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,10 @@ class Plan:
 
 
 def _line(
-    session: Session, waiting: Collection[ColumnElement[bool]], places: list[Place]
+    session: Session,
+    waiting: Collection[ColumnElement[bool]],
+    places: list[Place],
+    usage: Usage,
 ) -> Sequence[Row[Any]]:
     """List the first runs that want several devices at once, and that these workers might train.
 
@@ -107,12 +110,19 @@ def _line(
         or_(Run.source == COMMAND, Run.recipe.in_(sorted(recipes))),
         max(each.device_memory_bytes for each in places) / GIB >= MEMORY_GIB,
     )
-    return session.execute(query.order_by(*ORDER).limit(LOOKED_AT)).all()
+    return session.execute(query.order_by(*usage.order).limit(LOOKED_AT)).all()
 
 
 _WANTED: tuple[Any, ...] = (
     *(Run.id, Run.source, Run.recipe, Run.precision, Run.nodes, Run.devices_per_node),
-    *(Run.priority, Run.position, Run.expected_seconds, Run.first_since, Run.reservation),
+    *(
+        Run.project,
+        Run.priority,
+        Run.position,
+        Run.expected_seconds,
+        Run.first_since,
+        Run.reservation,
+    ),
     *(MEMORY_GIB.label("memory_gib"), now().label("moment")),
 )
 
@@ -155,13 +165,17 @@ _PLACES = _every_place()
 
 
 def planned(
-    session: Session, waiting: Collection[ColumnElement[bool]], here: Place, patience: float
+    session: Session,
+    waiting: Collection[ColumnElement[bool]],
+    here: Place,
+    patience: float,
+    usage: Usage,
 ) -> Plan:
     """Find the first gang that this worker can be part of, and what is kept for one before it."""
     if session.scalar(select(Run.id).where(*waiting, SEVERAL).limit(1)) is None:
         return Plan()
     places = _places(session, here)
-    line = _line(session, waiting, places)
+    line = _line(session, waiting, places, usage)
     teams: dict[tuple[Any, ...], list[list[Place]]] = {}
     lacking: dict[tuple[Any, ...], bool] = {}
     tried: set[tuple[Any, ...]] = set()

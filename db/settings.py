@@ -139,6 +139,12 @@ class Settings(BaseSettings):
     runs_per_user: Annotated[
         int, Field(ge=0, description="How many runs may train at once for one user; 0: any number")
     ] = 0
+    devices_per_user: Annotated[
+        int, Field(ge=0, description="On how many devices one user's runs may train; 0: any number")
+    ] = 0
+    queued_per_user: Annotated[
+        int, Field(ge=0, description="How many runs one user may have in the queue; 0: any number")
+    ] = 0
     gang_patience: Annotated[
         float,
         Field(
@@ -236,6 +242,11 @@ class Settings(BaseSettings):
     def address(self) -> str:
         """Return what links begin with that leave the server."""
         return self.public_url.rstrip("/") or f"http://{self.host}:{self.port}"
+
+    @property
+    def per_user(self) -> dict[str, int]:
+        """Return what may train at once for one user, as claims take it."""
+        return {"runs_per_user": self.runs_per_user, "devices_per_user": self.devices_per_user}
 
     @property
     def proxies(self) -> list[str]:

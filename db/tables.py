@@ -155,13 +155,19 @@ class User(Table):
 class Project(Table):
     """What runs belong to, and people have roles in. "" is the one that there always is.
 
-    viewers_download: whether a viewer may download, not only look.
+    viewers_download: whether a viewer may download, not only look.  devices, queued, stored_gib:
+    what its runs may use: devices in training at once, places in the queue, and of the store; null
+    is no limit.  share: of two projects, that with the fewer devices for its share goes first.
     """
 
     __tablename__ = "projects"
 
     name: Mapped[str] = mapped_column(primary_key=True)
     viewers_download: Mapped[bool] = mapped_column(default=True, server_default=true())
+    devices: Mapped[int | None]
+    queued: Mapped[int | None]
+    stored_gib: Mapped[float | None]
+    share: Mapped[float] = mapped_column(default=1.0, server_default="1.0")
     created_at: Mapped[float] = mapped_column(default=now())
 
 

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, aliased
 
 from db import rights, runs, workers
 from db.database import now
+from db.quotas import Usage
 from db.reservations import GIB
 from db.tables import ACTIVE, COMMAND, ENDED, Placement, Run, RunNode, Status, Worker
 
@@ -38,10 +39,11 @@ class Queue:
     used: Counter[int | None]
     reserving: list[Any]
     placed: dict[int, str]
+    usage: Usage
 
     @classmethod
     def read(cls, session: Session) -> "Queue":
-        """Read it: three queries, however many runs and workers there are."""
+        """Read it: five queries, however many runs and workers there are."""
         with rights.unlimited(session):  # others wait in the same queue
             return cls._read(session)
 
@@ -51,8 +53,9 @@ class Queue:
         nodes = select(RunNode.worker_id, RunNode.devices).where(RunNode.ended_at.is_(None))
         for worker_id, devices in session.execute(nodes):
             used[worker_id] += len(devices)
+        usage = Usage.read(session)
         unended = _queued(session, and_training=True)
-        queued = [row for row in unended if row.status == Status.QUEUED]
+        queued = usage.in_turn(row for row in unended if row.status == Status.QUEUED)
         return cls(
             workers=workers.alive(session),
             places={row.id: place for place, row in enumerate(queued)},
@@ -60,6 +63,7 @@ class Queue:
             training=Counter(row.owner_id for row in unended if row.status != Status.QUEUED),
             used=used,
             placed={row.id: row.placed for row in queued if row.placed is not None},
+            usage=usage,
             reserving=[row for row in queued if row.reservation and row.awaited is None],
         )
 
@@ -68,33 +72,39 @@ class Queue:
         """Something that changes when the workers or their free devices do."""
         free = [(each.id, self.free(each), each.drained_at) for each in self.workers]
         kept = [(row.id, row.reservation) for row in self.reserving]
-        return f"{crc32(repr((free, sorted(self.awaited), kept)).encode()) % 0xFFFF:x}"
+        limits = sorted(self.usage.limits.items())
+        return f"{crc32(repr((free, sorted(self.awaited), kept, limits)).encode()) % 0xFFFF:x}"
 
     def free(self, worker: Worker) -> int:
         """Return how many devices of a worker are in no use."""
         return len(worker.devices) - self.used[worker.id]
 
-    def kept(self, runs_per_user: int) -> Any:
+    def kept(self, runs_per_user: int, devices_per_user: int) -> Any:
         """Return the run that devices are kept for, if there is one."""
         held = {
             owner
             for owner, count in self.training.items()
             if runs_per_user and count >= runs_per_user
         }
-        return next((row for row in self.reserving if row.owner_id not in held), None)
+        free = (row for row in self.reserving if row.owner_id not in held)
+        return next((row for row in free if not self.usage.obstacle(row, devices_per_user)), None)
 
 
 def places(session: Session) -> dict[int, int]:
     """Return how many runs are ahead of each queued one."""
     with rights.unlimited(session):
-        return {row.id: place for place, row in enumerate(_queued(session))}
+        in_turn = Usage.read(session).in_turn(_queued(session))
+        return {row.id: place for place, row in enumerate(in_turn)}
 
 
 def _queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
     """List queued runs, next first, each with the run whose end it waits for; and those in training
     too, if asked for.
     """
-    columns = (Run.id, Run.owner_id, Run.status, Run.nodes, Run.devices_per_node, Run.reservation)
+    columns = (
+        *(Run.id, Run.owner_id, Run.project, Run.status, Run.priority),
+        *(Run.nodes, Run.devices_per_node, Run.reservation),
+    )
     placed = Placement.reason.label("placed")
     query = select(*columns, _EARLIER.id.label("awaited"), placed)
     query = query.where(Run.status.in_((Status.QUEUED, *(ACTIVE if and_training else ()))))
@@ -105,7 +115,7 @@ def _queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
     return session.execute(query.order_by(Run.priority.desc(), Run.position, Run.id)).all()
 
 
-def reason(run: Run, queue: Queue, *, runs_per_user: int = 0) -> str:
+def reason(run: Run, queue: Queue, *, runs_per_user: int = 0, devices_per_user: int = 0) -> str:
     """Say in words what a queued run waits for, the hardest obstacle first."""
     if not queue.workers:
         return "no worker reports at the moment"
@@ -124,10 +134,12 @@ def reason(run: Run, queue: Queue, *, runs_per_user: int = 0) -> str:
         return f"it waits for the end of run {run.after_id}"
     if runs_per_user and queue.training[run.owner_id] >= runs_per_user:
         return f"its owner has {runs_per_user} runs in training, as many as are allowed"
+    if limited := queue.usage.obstacle(run, devices_per_user):
+        return limited
     ahead = queue.places.get(run.id, 0)
     if run.id in queue.placed:
         return queue.placed[run.id]
-    kept = queue.kept(runs_per_user)
+    kept = queue.kept(runs_per_user, devices_per_user)
     roomy = [worker for worker in able if queue.free(worker) >= run.devices_per_node]
     if kept is not None and kept.id == run.id:
         since = time.strftime("%H:%M UTC", time.gmtime(kept.reservation["since"]))

@@ -74,7 +74,7 @@ class Placer:
             rows = placements.wanted(
                 session,
                 self.recipes,
-                runs_per_user=self.settings.runs_per_user,
+                **self.settings.per_user,
                 limit=self.settings.placed_at_once,
             )
         for row in rows:

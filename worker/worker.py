@@ -274,7 +274,7 @@ class Worker:
             free_devices=free,
             device_memory_bytes=self.device_memory_bytes,
             lease_seconds=self.settings.lease_seconds,
-            runs_per_user=self.settings.runs_per_user,
+            **self.settings.per_user,
             gang_patience=self.settings.gang_patience,
             commands=self.settings.commands,
             only=self.only or only,

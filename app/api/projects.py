@@ -3,25 +3,53 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
 
 from app.auth import SignedIn
 from app.context import Db
 from app.parameters import Text
 from app.rights import check_project
-from db import people, projects
+from db import people, projects, quotas
 from db.rights import Right
+from db.tables import Project
 
 router = APIRouter(prefix="/projects", tags=["people"])
 
 
-class ProjectRow(BaseModel):
-    """A project; '' is the one that there always is."""
+class ProjectChange(BaseModel):
+    """What maintainers change of a project; '' is the one that there always is."""
 
-    model_config = ConfigDict(from_attributes=True)
+    name: Text
+    viewers_download: Annotated[bool, Field(description="Else they may look, and no more")]
+
+
+class Quota(BaseModel):
+    """What the runs of a project may use at once; null is no limit."""
+
+    name: Text
+    devices: Annotated[float | None, Field(description="In training at once")] = None
+    queued: Annotated[float | None, Field(description="Runs in the queue")] = None
+    stored_gib: Annotated[
+        float | None, Field(description="Of checkpoints and artifacts, the bin's included")
+    ] = None
+    share: Annotated[
+        float, Field(description="Of two projects, that with fewer devices for it goes first")
+    ] = 1.0
+
+
+class ProjectRow(BaseModel):
+    """A project, what it may use, and what it does."""
 
     name: str
-    viewers_download: Annotated[bool, Field(description="Else they may look, and no more")]
+    viewers_download: bool
+    devices: int | None
+    queued: int | None
+    stored_gib: float | None
+    share: float
+    devices_used: int
+    queued_used: int
+    stored_bytes: int
 
 
 class ProjectName(BaseModel):
@@ -41,23 +69,40 @@ class Member(BaseModel):
 @router.get("")
 def list_projects(session: Db, visitor: SignedIn) -> list[ProjectRow]:
     """List the projects that you see."""
-    found = projects.listed(session, visitor.standing.projects)
-    return [ProjectRow.model_validate(each) for each in found]
+    return _rows(session, projects.listed(session, visitor.standing.projects))
 
 
 @router.post("", status_code=201)
 def make_project(wanted: ProjectName, session: Db, _visitor: SignedIn) -> ProjectRow:
     """Make a project. For operators."""
-    return ProjectRow.model_validate(projects.make(session, wanted.name))
+    return _rows(session, [projects.make(session, wanted.name)])[0]
 
 
 @router.patch("")
-def change_project(wanted: ProjectRow, session: Db, _visitor: SignedIn) -> ProjectRow:
+def change_project(wanted: ProjectChange, session: Db, _visitor: SignedIn) -> ProjectRow:
     """Change what viewers may do in one. For its maintainers."""
     check_project(session, Right.MANAGE, wanted.name)
     project = projects.get(session, wanted.name)
     project.viewers_download = wanted.viewers_download
-    return ProjectRow.model_validate(project)
+    return _rows(session, [project])[0]
+
+
+@router.put("/quota")
+def set_quota(wanted: Quota, session: Db, _visitor: SignedIn) -> ProjectRow:
+    """Set what the runs of a project may use; what is left out has no limit. For operators."""
+    project = projects.get(session, wanted.name)
+    quotas.set_limits(project, wanted.model_dump(exclude={"name"}))
+    session.flush()
+    return _rows(session, [project])[0]
+
+
+def _rows(session: Session, found: list[Project]) -> list[ProjectRow]:
+    used = quotas.used(session, [each.name for each in found])
+    columns = ProjectRow.model_fields.keys() & set(Project.__table__.columns.keys())
+    return [
+        ProjectRow(**{name: getattr(each, name) for name in columns}, **used[each.name])
+        for each in found
+    ]
 
 
 @router.get("/roles")

@@ -7,11 +7,11 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from app.auth import SignedIn, Visitor
-from app.context import Db
+from app.context import Db, Posted
 from app.parameters import Text
 from app.rendering import page
 from app.rights import check_project
-from db import people, projects, rights
+from db import people, projects, quotas, rights
 from db.errors import Invalid, NotFound
 from db.rights import ROLES, Right
 
@@ -48,6 +48,24 @@ def change_project(
     """Change what viewers may do in it."""
     check_project(session, Right.MANAGE, project)
     projects.get(session, project).viewers_download = viewers_download
+    return RedirectResponse("/projects", status_code=303)
+
+
+@router.post("/quota")
+def set_quota(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    posted: Posted,
+    project: Project = projects.DEFAULT,
+) -> Response:
+    """Set what its runs may use; an empty field is no limit."""
+    found = projects.get(session, project)
+    typed = {name: str(posted.get(name, "")).strip() for name in quotas.BOUNDS}
+    try:
+        quotas.set_limits(found, typed)
+    except Invalid as error:
+        return _projects(request, session, visitor, errors=error.errors, at=project, typed=typed)
     return RedirectResponse("/projects", status_code=303)
 
 
@@ -92,6 +110,7 @@ def _projects(
     name: str = "",
     at: str = "",
     errors: dict[str, str] | None = None,
+    typed: dict[str, str] | None = None,
 ) -> HTMLResponse:
     shown = projects.listed(session, visitor.standing.projects)
     return page(
@@ -105,5 +124,7 @@ def _projects(
         allowed=rights.RIGHTS_OF,
         name=name,
         at=at,
+        used=quotas.used(session, [each.name for each in shown]),
+        typed=typed or {},
         errors=errors or {},
     )

@@ -15,9 +15,9 @@ from app.pages import new_sweep
 from app.parameters import RowId
 from app.rendering import page
 from app.search import GRID
-from db import sweeps
+from db import quotas, sweeps
 from db.errors import Invalid
-from db.tables import User
+from db.tables import Sweep, User
 
 router = APIRouter()
 router.include_router(new_sweep.router)  # whose addresses are no numbers
@@ -71,13 +71,15 @@ def _page(
     is_best_first = sort == "value"
     rows = sweeps.trials(session, sweep, best_first=is_best_first, after=after, limit=PAGE_SIZE)
     best = sweeps.trials(session, sweep, best_first=True, limit=COMPARED)
+    shown = api.detail(session, sweep)
     return page(
         request,
         "sweep.html",
         visitor=visitor,
         status_code=422 if problem else 200,
         cursor=sweeps.mark(session, sweep_id),
-        sweep=api.detail(session, sweep),
+        sweep=shown,
+        waits=_waits(session, sweep, is_wanting=shown.open < shown.at_once),
         config_changes=new_sweep.changed(session, sweep),
         trials=[
             (trial, run)
@@ -97,6 +99,14 @@ def _page(
         more=more,
         problem=problem,
     )
+
+
+def _waits(session: Session, sweep: Sweep, *, is_wanting: bool) -> list[str]:
+    """Say which limit keeps a sweep from submitting its next run."""
+    if sweep.status != sweeps.RUNNING or sweep.submitted == sweep.runs_total or not is_wanting:
+        return []
+    owner = session.get_one(User, sweep.owner_id)
+    return list(quotas.submission_obstacle(session, owner, sweep.project).values())
 
 
 @router.post("/sweeps/{sweep_id}/extension", response_model=None)

@@ -76,6 +76,7 @@ REVISIONS = [
     "0026",
     "0027",
     "0028",
+    "0029",
 ]
 
 
@@ -186,7 +187,7 @@ def test_sql_is_printed_without_a_change(database: Database) -> None:
     text = io.StringIO()
     command.upgrade(database.migrations(text), "0001:head", sql=True)
     assert "CREATE INDEX ix_metrics_run_id_id ON metrics (run_id, id)" in text.getvalue()
-    assert "'0028'" in text.getvalue()
+    assert "'0029'" in text.getvalue()
 
 
 def test_a_watched_run_is_one_that_an_earlier_version_can_list(database: Database) -> None:
