@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -78,7 +78,8 @@ def put_file(store: ObjectStore, key: str, path: Path) -> None:
     in_place = isinstance(store, LocalStore) and store.prefix and Path(store.prefix) / key == path
     if not in_place:
         part_bytes = max(PART_BYTES, -(-path.stat().st_size // MOST_PARTS))
-        obstore.put(store, key, path, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
+        with _no_bucket_as_outage():
+            obstore.put(store, key, path, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
 
 
 def signed_address(store: ObjectStore, key: str, *, seconds: float) -> str | None:
@@ -128,7 +129,8 @@ def get_file(store: ObjectStore, key: str, path: Path, *, sha256: str) -> None:
     """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = obstore.get(store, key)
+        with _no_bucket_as_outage():
+            content = obstore.get(store, key)
         temporary = path.with_name(f".{path.name}")
         with temporary.open("wb") as file:
             for chunk in content:
@@ -209,6 +211,17 @@ def _open_bucket(url: str, retry_seconds: float) -> ObjectStore:
     client["allow_http"] = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes")
     # Of many keys in one request MinIO's descendants tell what obstore cannot read.
     return from_url(url, retry_config=retry, client_options=client, disable_bulk_delete=True)
+
+
+@contextmanager
+def _no_bucket_as_outage() -> Iterator[None]:
+    """A bucket that is gone has not lost a file: it is waited for, as one that is silent."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if "NoSuchBucket" not in str(error):
+            raise
+        raise obstore.exceptions.GenericError(why(error)) from error
 
 
 def _pages(store: ObjectStore) -> Iterator[dict[str, int]]:

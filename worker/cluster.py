@@ -20,7 +20,7 @@ from db import workers
 from db.database import open_database
 from db.errors import HalfstepError
 from db.settings import Settings
-from db.storage import open_store
+from db.storage import open_store, why
 from halfstep.output import say
 from worker.gang import interface
 
@@ -47,7 +47,7 @@ def look(settings: Settings) -> Iterator[Finding]:
         try:
             yield from ask(settings)
         except Exception as error:  # one that fails is what was asked for
-            yield Finding(what, f"{error}", is_fine=False)
+            yield Finding(what, why(error), is_fine=False)
 
 
 def _database(settings: Settings) -> Iterator[Finding]:

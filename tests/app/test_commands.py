@@ -13,6 +13,7 @@ from sqlalchemy import select, update
 from db.database import Database
 from db.tables import Deed, StepBucket, User
 from tests.app.conftest import offer_digits, start_run
+from tests.buckets import Bucket
 from tests.db.telemetry_made import make_steps, record
 from tests.site import SECONDS, Site, answers, halfstep, is_running, until, up
 
@@ -125,6 +126,17 @@ def test_database_that_does_not_answer_is_named(tmp_path: Path, url: str, messag
         assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.xdist_group("bucket")
+@pytest.mark.parametrize("word", ["server", "worker"])
+def test_a_bucket_that_nobody_made_is_named(bucket: Bucket, tmp_path: Path, word: str) -> None:
+    """Before anything is served, claimed or lost."""
+    url = {"HALFSTEP_STORAGE_URL": "s3://nobody-has-made-it"}
+    ended = halfstep(word, HALFSTEP_DATA=str(tmp_path), **url)
+    assert ended.returncode == 1
+    said = ended.stderr.splitlines()[-1]
+    assert "HALFSTEP_STORAGE_URL: it cannot be listed: NoSuchBucket: The specified bucket" in said
+
+
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [("PORT", "99999", "65535"), ("CPU_DEVICES", "two", "integer"), ("LEASE_SECONDS", "0", "0")],
@@ -177,7 +189,9 @@ def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -
     """The commands say what they did, and refuse in a sentence."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     folder = str(tmp_path / "backup")
-    assert "0 files" in halfstep("backup", folder, **environment).stdout
+    told = halfstep("backup", folder, **environment).stdout
+    assert "0 files" in told
+    assert "not in it: uploaded weights, and all of the data folder that no row names" in told
     assert "there already" in halfstep("backup", folder, **environment).stderr
     with site.database.reading() as session:
         assert session.scalars(select(Deed.deed)).all() == ["halfstep backup"]
