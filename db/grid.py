@@ -63,9 +63,9 @@ class Row:
     @property
     def mark(self) -> str:
         """Something that changes when what is shown of the worker does."""
-        said: list[Any] = [self.name, self.host, self.state, self.seen_at, self.is_drained, self.stops]
-        said += [self.only_run_id, self.placement, [tuple(cell) for cell in self.cells]]
-        return f"{crc32(repr(said).encode()):x}"
+        said = (self.name, self.host, self.state, self.seen_at, self.is_drained, self.stops)
+        more = (self.only_run_id, self.placement, [tuple(cell) for cell in self.cells])
+        return f"{crc32(repr(said + more).encode()):x}"
 
 
 _COLUMNS = (

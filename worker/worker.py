@@ -42,7 +42,7 @@ from worker.tidying import delete_erased, delete_uploads
 
 TICK_SECONDS = 0.5
 #: Over which those spread who are all told of one run.
-SPREAD_SECONDS = 0.1
+SPREAD_SECONDS = 0.05
 #: From one beat to the next; the longer of them where word comes of all else.
 BEAT_SECONDS, QUIET_BEAT_SECONDS = 3.0, 5.0
 TIDY_SECONDS = 60.0

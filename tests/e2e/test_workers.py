@@ -1,0 +1,27 @@
+"""The grid of workers, as somebody watches it."""
+
+from playwright.sync_api import Page, expect
+
+from db.database import Database
+from db.tables import Run, User
+from tests.app.conftest import CPU, start_run
+from tests.db.conftest import DIGITS, add_worker
+
+
+def test_the_grid_follows_what_runs_and_a_worker_is_drained_on_its_page(
+    database: Database, ada: User, offered: None, page: Page
+) -> None:
+    """A run appears on its device, a new worker in its row, and a drain where it was asked for."""
+    page.goto("/workers")
+    cell = page.locator(".devices li").first
+    expect(cell).to_have_text("0 free")
+    run: Run = start_run(database, ada)
+    expect(cell).to_have_text(f"0 run {run.id}")
+    add_worker(database, "a-first", [DIGITS], [CPU])
+    expect(page.locator("tbody tr")).to_have_count(2)
+    expect(page.locator("tbody tr").first).to_contain_text("a-first")
+    page.get_by_role("link", name="w1").click()
+    page.get_by_role("button", name="Drain: let what runs end").click()
+    expect(page.locator(".badge", has_text="drained")).to_be_visible()
+    page.get_by_role("link", name="All workers").click()
+    expect(page.locator("tr", has_text="w1")).to_contain_text("drained")
