@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import boto3
 import pytest
 
 from tests.site import free_port, until
@@ -108,6 +107,8 @@ class Bucket:
     """An empty one, by way of a proxy."""
 
     def __init__(self, port: int, name: str) -> None:
+        import boto3  # which the other tests need not wait for
+
         self.name, self.proxy = name, Proxy(port)
         keys = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET}
         address = f"http://127.0.0.1:{port}"
