@@ -1,5 +1,7 @@
 # Two images: `--target server` has no torch; `--target worker` has the server's commands too.
-FROM python:3.11-slim-bookworm AS base
+# A tag moves; for a release give its digest too: --build-arg PYTHON_IMAGE=…@sha256:…
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+FROM ${PYTHON_IMAGE} AS base
 RUN useradd --create-home --uid 1000 halfstep && install --directory --owner halfstep /data
 # Inside a container nobody could reach 127.0.0.1, which is the server's default.
 ENV PATH=/opt/halfstep/bin:$PATH PYTHONUNBUFFERED=1 HALFSTEP_DATA=/data HALFSTEP_HOST=0.0.0.0

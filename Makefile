@@ -12,13 +12,21 @@ PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-security test-faults test-clusters test-frameworks image-test gpu lint bench screenshots lock
+.PHONY: help up compose-env release test test-security test-faults test-clusters test-frameworks image-test gpu lint bench screenshots lock
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 up: $(VENV)/.installed ## Start server and worker, and print a sign-in link
 	@exec $(BIN)/halfstep up
+
+compose-env: .env ## Write .env with a password for docker compose's PostgreSQL, once
+
+.env:
+	@umask 077; $(PYTHON) -c 'import secrets; print(f"POSTGRES_PASSWORD={secrets.token_hex(24)}")' > $@
+
+release: ## Make wheels, hashes, bills of materials and an audit in dist/; fails where none can be had
+	@PYTHON=$(PYTHON) sh .ci/release
 
 test: $(VENV)/.installed-test ## Run lint, types, import contracts and every test
 	@$(MAKE) --no-print-directory lint

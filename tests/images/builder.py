@@ -55,7 +55,7 @@ os.environ["BUILDAH_ISOLATION"] = "chroot"
 
 def make_base() -> None:
     """Make Debian with Python look like Docker's own image of it, as far as we use that."""
-    name = re.search(r"^FROM (\S+) AS base$", (ROOT / "Dockerfile").read_text(), re.M)[1]
+    name = re.search(r"^ARG PYTHON_IMAGE=(\S+)$", (ROOT / "Dockerfile").read_text(), re.M)[1]
     tag = f"docker.io/library/{name}"
     if buildah("images", "--quiet", "--filter", f"reference={tag}"):
         return

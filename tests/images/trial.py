@@ -11,6 +11,7 @@ import json
 import os
 import pwd
 import re
+import secrets
 import shlex
 import signal
 import socket
@@ -37,10 +38,14 @@ ENGINES_GRACE_SECONDS = 10.0  # what an engine gives a container that says nothi
 
 
 def compose() -> dict[str, Any]:
-    """Read the file as compose does: a variable that is not set has its default."""
+    """Read the file as compose does: a variable that is not set has its default.
+
+    The password, which has none, is one of the trial's own.
+    """
+    given = {"POSTGRES_PASSWORD": secrets.token_hex(8)} | os.environ
     text = re.sub(
-        r"\$\{(\w+):-(\w*)\}",
-        lambda found: os.environ.get(found[1]) or found[2],
+        r"\$\{(\w+):[-?]([^}]*)\}",
+        lambda found: given.get(found[1]) or found[2],
         (ROOT / "docker-compose.yml").read_text(),
     )
     read: dict[str, Any] = yaml.safe_load(text)
