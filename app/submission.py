@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy.orm import Session
 
 from app import command_lines, schemas
@@ -14,6 +14,7 @@ from db.idempotency import made_by
 from db.names import cleaned
 from db.rights import Right, Standing
 from db.tables import LARGEST_ID, Project, Run, User
+from halfstep.run_config import RunConfig
 
 LIMITS = {
     "priority": (-100, 100),
@@ -266,8 +267,33 @@ def _check_recipe(
     errors = schemas.mistakes(schema, config) | flaws(config)
     if not errors:
         config = schemas.parsed(schema, config)
-        errors = outsized(config) or _find_weights(session, config)
+        errors = outsized(config) or _find_weights(session, config) or _contradictions(config)
     return config, errors
+
+
+def _contradictions(config: dict[str, Any]) -> dict[str, str]:
+    """Say which settings do not go together, before a worker does.
+
+    What else is wrong with them, to a worker of another version say, is the schema's to find.
+    """
+    try:
+        RunConfig[Any].model_validate({"recipe": {}} | config)
+    except ValidationError as error:
+        return dict(
+            _blamed(config, each["loc"], str(each["ctx"]["error"]))
+            for each in error.errors()
+            if each["type"] == "value_error"
+        )
+    return {}
+
+
+def _blamed(config: dict[str, Any], group: tuple[int | str, ...], message: str) -> tuple[str, str]:
+    """Return the setting that a message begins with, or its group, and the message."""
+    path = [*map(str, group), *message.split(maxsplit=1)[0].split(".")]
+    found: Any = config
+    for part in path:
+        found = found.get(part, path) if isinstance(found, dict) else path
+    return ".".join(path if found is not path else path[:1]), message
 
 
 def _find_weights(session: Session, config: dict[str, Any]) -> dict[str, str]:

@@ -151,6 +151,8 @@ def reason(run: Run, queue: Queue, *, runs_per_user: int = 0, devices_per_user: 
             return f"devices are kept for run {kept.id}, which needs {_needed(kept)}"
     if ahead:
         return f"{ahead} ahead of it"
+    if any(worker.placement for worker in able):
+        return "it is next: the cluster is about to be asked for workers"
     if len(roomy) >= run.nodes:
         return "it is next: a worker is about to take it"
     if run.nodes > 1:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import obstore
 from obstore.store import LocalStore
 from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
 
 from db import workers
 from db.database import open_database
@@ -103,6 +104,8 @@ def _versions(settings: Settings) -> Iterator[Finding]:
     try:
         with database.reading() as session:
             others = {each.name: str(each.versions.get("torch")) for each in workers.alive(session)}
+    except DBAPIError:  # it does not answer, which is told, or no server has been there yet
+        others = {}
     finally:
         database.dispose()
     unlike = [f"{name} has {torch}" for name, torch in others.items() if torch != own]

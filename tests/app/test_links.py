@@ -99,6 +99,8 @@ def test_a_shared_run_is_there_to_look_at(
     """Its figures, skips, metrics, settings and history, without one way to change or fetch
     anything, or to anybody; the secret stands neither in an address nor on the page.
     """
+    with database.writing() as session:
+        session.get_one(Run, run.id).nodes = 2
     secret = shared(browser_of(app, database, member), run.id)
     answer = stranger.get("/shared")
     assert "data-open-link" in answer.text
@@ -107,10 +109,10 @@ def test_a_shared_run_is_there_to_look_at(
     answer = stranger.get(page)
     assert answer.headers["x-robots-tag"] == "noindex"
     assert answer.headers["referrer-policy"] == "no-referrer"
-    for told in ("shown", "shared by mel", "batch_size", "20", "running"):
+    for told in ("shown", "2 nodes", "shared by mel", "batch_size", "20", "running"):
         assert told in answer.text
     ways = ("<form", "/api/v1", "/runs?", 'href="/runs', "export")
-    for absent in (secret, "claimed by", PROJECT, *ways):
+    for absent in (secret, "w1", "claimed by", PROJECT, *ways):
         assert absent not in answer.text, absent
     assert stranger.get(f"{page}/runs/{run.id}/series").json()["last"] == 20
     assert stranger.get("/runs").status_code == 303

@@ -101,3 +101,21 @@ def test_a_number_of_nodes_that_cannot_be_is_refused(
         assert (answer.status_code, message in answer.text) == (422, True), answer.text
     asked = {"recipe": "digits", "precision": "fp16", "nodes": 300}
     assert script.get("/api/v1/estimates", params=asked).status_code == 422
+
+
+def test_settings_that_do_not_go_together_are_refused_before_workers_are_taken(
+    database: Database, script: TestClient
+) -> None:
+    """In the words of the worker, beside the setting that they begin with."""
+    offered = [{**DIGITS, "name": "gpt", "schema": {"type": "object"}}]
+    with database.writing() as session:
+        known = {"devices": [CPU], "recipes": offered, "versions": {}}
+        workers.register(session, name="w", host="w", pid=1, **known)
+    training = {"parallel": "fsdp", "compile": True}
+    answer = script.post("/api/v1/runs", json={"recipe": "gpt", "config": {"training": training}})
+    assert answer.status_code == 422
+    text = "parallel fsdp cannot go with compile; allowed: ddp"
+    assert answer.json()["errors"] == {"training.parallel": text}
+    spike = {"spike": {"rewind": True, "threshold": 3.0}, "checkpoints": {"every_steps": None}}
+    answer = script.post("/api/v1/runs", json={"recipe": "gpt", "config": spike})
+    assert list(answer.json()["errors"]) == ["spike.rewind"]

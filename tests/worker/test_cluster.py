@@ -38,5 +38,6 @@ def test_what_does_not_answer_is_named(tmp_path: Path) -> None:
     url = "postgresql://halfstep:secret@127.0.0.1:9/none"
     said = found(Settings(data=tmp_path, database_url=url, interface="wires"))
     assert said["database"][0] is False
+    assert said["torch"][0] is True
     assert "'wires' has no IPv4 address here; there are" in said["interface"][1]
     assert "secret" not in repr(said)
