@@ -35,33 +35,38 @@ _QUEUED_PER_USER = "queued_per_user"
 
 @dataclass(frozen=True)
 class Usage:
-    """Devices of workers in use, by project and by owner, and what projects may use.
+    """Devices of workers in use, by project, owner and worker, and what projects may use.
 
     limits: of the projects that have one.  shares: of every project.
     """
 
     by_project: Counter[str]
     by_owner: Counter[int]
+    by_worker: Counter[int]
     limits: dict[str, int]
     shares: dict[str, float]
 
     @classmethod
     def read(cls, session: Session) -> "Usage":
-        """Read it: two queries, of the projects and of the nodes in training."""
-        by_project: Counter[str] = Counter()
-        by_owner: Counter[int] = Counter()
-        devices = func.sum(func.json_array_length(RunNode.devices))
-        nodes = select(Run.project, Run.owner_id, devices).join(Run, Run.id == RunNode.run_id)
+        """Read it: one query, of the projects with their nodes in training."""
+        kind = (Run.project, Run.owner_id, RunNode.worker_id)
+        devices = func.sum(func.json_array_length(RunNode.devices)).label("used")
+        nodes = select(*kind, devices).join(Run, Run.id == RunNode.run_id)
         nodes = nodes.where(RunNode.ended_at.is_(None), RunNode.worker_id.is_not(None))
+        each = nodes.group_by(*kind).subquery()
+        columns = (Project.name, Project.devices, Project.share)
+        known = select(*columns, each.c.owner_id, each.c.worker_id, each.c.used)
         with rights.unlimited(session):
-            known = session.execute(select(Project.name, Project.devices, Project.share)).all()
-            for project, owner_id, count in session.execute(
-                nodes.group_by(Run.project, Run.owner_id)
-            ):
-                by_project[project] += int(count)
-                by_owner[owner_id] += int(count)
-        limits = {row.name: row.devices for row in known if row.devices is not None}
-        return cls(by_project, by_owner, limits, {row.name: row.share for row in known})
+            rows = session.execute(known.outerjoin(each, each.c.project == Project.name)).all()
+        usage = cls(Counter(), Counter(), Counter(), {}, {row.name: row.share for row in rows})
+        for row in rows:
+            if row.devices is not None:
+                usage.limits[row.name] = row.devices
+            if row.used is not None:
+                usage.by_project[row.name] += int(row.used)
+                usage.by_owner[row.owner_id] += int(row.used)
+                usage.by_worker[row.worker_id] += int(row.used)
+        return usage
 
     def load(self, project: str) -> float:
         """Return a project's devices in use, for each part of its share."""

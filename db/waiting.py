@@ -16,7 +16,7 @@ from db import rights, runs, workers
 from db.database import now
 from db.quotas import Usage
 from db.reservations import GIB
-from db.tables import ACTIVE, COMMAND, ENDED, Placement, Run, RunNode, Status, Worker
+from db.tables import ACTIVE, COMMAND, ENDED, Placement, Run, Status, Worker
 
 #: Made once: each alias makes all of its columns anew.
 _EARLIER = aliased(Run)
@@ -28,7 +28,7 @@ class Queue:
 
     workers: those that are up.  places: of each queued run, 0 for the next.  awaited: runs that
     have not ended, and whose end others wait for.  training: runs in training by owner.
-    used: devices in use by worker; of watched runs, by None.  reserving: queued runs that devices
+    reserving: queued runs that devices
     may be kept for, next first.  placed: of runs that a cluster was asked for, what it says.
     """
 
@@ -36,23 +36,18 @@ class Queue:
     places: dict[int, int]
     awaited: set[int]
     training: Counter[int]
-    used: Counter[int | None]
     reserving: list[Any]
     placed: dict[int, str]
     usage: Usage
 
     @classmethod
     def read(cls, session: Session) -> "Queue":
-        """Read it: five queries, however many runs and workers there are."""
+        """Read it: three queries, however many runs and workers there are."""
         with rights.unlimited(session):  # others wait in the same queue
             return cls._read(session)
 
     @classmethod
     def _read(cls, session: Session) -> "Queue":
-        used: Counter[int | None] = Counter()
-        nodes = select(RunNode.worker_id, RunNode.devices).where(RunNode.ended_at.is_(None))
-        for worker_id, devices in session.execute(nodes):
-            used[worker_id] += len(devices)
         usage = Usage.read(session)
         unended = _queued(session, and_training=True)
         queued = usage.in_turn(row for row in unended if row.status == Status.QUEUED)
@@ -61,7 +56,6 @@ class Queue:
             places={row.id: place for place, row in enumerate(queued)},
             awaited={row.awaited for row in queued if row.awaited is not None},
             training=Counter(row.owner_id for row in unended if row.status != Status.QUEUED),
-            used=used,
             placed={row.id: row.placed for row in queued if row.placed is not None},
             usage=usage,
             reserving=[row for row in queued if row.reservation and row.awaited is None],
@@ -77,7 +71,7 @@ class Queue:
 
     def free(self, worker: Worker) -> int:
         """Return how many devices of a worker are in no use."""
-        return len(worker.devices) - self.used[worker.id]
+        return len(worker.devices) - self.usage.by_worker[worker.id]
 
     def kept(self, runs_per_user: int, devices_per_user: int) -> Any:
         """Return the run that devices are kept for, if there is one."""

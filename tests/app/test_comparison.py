@@ -114,7 +114,7 @@ def test_fp8_is_offered_where_devices_have_it(
         labels = [each["label"] for each in answer["runs"]]
         assert labels == [*LABELS, *(["fp8"] if has_fp8 else [])]
         assert answer["left_out"] == []
-    assert "<th>fp8</th>" in browser.get("/workers").text
+    assert "<th>fp8</th>" in browser.get("/workers/1").text
 
 
 def test_button_leads_to_the_group(

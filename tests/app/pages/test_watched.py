@@ -181,5 +181,5 @@ def test_the_queue_passes_a_watched_run_by(
         assert run is not None
         assert run.id == queued.id
         assert queue.mark_unreachable(session, {1, 2}) == set()
-        assert waiting.Queue.read(session).used[1] == 1
+        assert waiting.Queue.read(session).usage.by_worker[1] == 1
         assert runs.get(session, 1).status == "running"
