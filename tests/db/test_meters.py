@@ -88,7 +88,7 @@ def test_counters_never_fall(database: Database, running: Run, ada: User, tmp_pa
     assert (found.steps, found.skips) == (15, 3)
 
 
-def test_queries_are_six_however_many_runs_there_are(database: Database, ada: User) -> None:
+def test_queries_are_five_however_many_runs_there_are(database: Database, ada: User) -> None:
     """Runs alike are one row, too."""
     add_worker(database, "w", [DIGITS], [CPU])
     made: list[str] = []
@@ -103,4 +103,4 @@ def test_queries_are_six_however_many_runs_there_are(database: Database, ada: Us
     event.listen(database.engine, "before_cursor_execute", note)
     assert read(database).queued == {"device": 49}
     event.remove(database.engine, "before_cursor_execute", note)
-    assert len(made) == 6
+    assert len(made) == 5

@@ -116,6 +116,7 @@ SMALL = {
 }
 
 
+@pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize("recipe", SMALL)
 def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site, recipe: str) -> None:
     """Bit for bit, with scale, skips and moments, by ddp and in shards; each node has ended."""
@@ -141,6 +142,7 @@ def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site, rec
         assert_same_bits(ours[part], theirs[part])
 
 
+@pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize("victim", ["rank", "supervisor"])
 def test_what_dies_on_one_node_ends_the_attempt_on_all(
     machines: Machines, site: Site, victim: str
@@ -163,6 +165,7 @@ def test_what_dies_on_one_node_ends_the_attempt_on_all(
     assert all(node.ended_at for node in nodes(machines.site, run_id))
 
 
+@pytest.mark.only_on("postgresql")
 def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
     machines: Machines, site: Site
 ) -> None:
@@ -210,6 +213,7 @@ def test_who_is_to_blame_for_an_end() -> None:
     assert as_told(Ending(Status.QUEUED, LOST_LEASE)).fault == "infrastructure"
 
 
+@pytest.mark.only_on("postgresql")
 def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site) -> None:
     """Its own words end the run, not the first node's that it is alone now."""
     text = "A rank of the second machine fails."
@@ -235,6 +239,7 @@ def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site)
     assert "[node 1] " in site.log(run_id)
 
 
+@pytest.mark.only_on("postgresql")
 def test_workers_start_their_nodes_of_what_one_of_them_claimed(site: Site, tmp_path: Path) -> None:
     """Each with a disk of its own; the run ends as one of one node does, and frees both."""
     run_id = site.submit(steps=20, nodes=2)

@@ -73,6 +73,7 @@ def test_word_that_was_lost_costs_no_more_than_a_beat(
         until(lambda: worker.launched == [run_id])
 
 
+@pytest.mark.only_on("postgresql")
 def test_a_drained_worker_that_is_to_stop_hands_its_run_back(site: Site) -> None:
     """Its training leaves a checkpoint and waits, until the worker takes runs again."""
     with site.gated_worker():

@@ -83,7 +83,7 @@ def test_queued_run_shows_place_and_reason(
     for _ in range(2):
         submit(database, ada)
     page = browser.get("/runs").text
-    assert "<b>next</b> it is next: no device is free" in page
+    assert "<b>next</b> no device is free" in page
     assert "<b>#2 in the queue</b> 1 ahead of it" in page
 
 
