@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session, aliased
 
 from db import notifications, quotas, runs
 from db.database import now
-from db.quotas import Usage
-from db.reservations import GIB, IN_USE, MEMORY_GIB, Place, Reservation, planned
+from db.quotas import GIB, Usage
+from db.reservations import IN_USE, MEMORY_GIB, Place, Reservation, planned
 from db.tables import (
     ACTIVE,
     COMMAND,

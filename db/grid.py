@@ -9,13 +9,11 @@ from zlib import crc32
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.tables import Run, RunNode, SystemSample, Worker
+from db.tables import HOST, Run, RunNode, SystemSample, Worker
 from db.workers import ALIVE, LASTING
 
 #: Workers that a page shows, those that are up first; the API has all of them.
 MOST_WORKERS = 500
-#: Among the devices of samples the machine itself, of which each sample has a row.
-HOST = -1
 
 
 class Cell(NamedTuple):

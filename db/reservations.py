@@ -13,11 +13,10 @@ from sqlalchemy import ColumnElement, Row, Select, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.database import now
-from db.quotas import Usage
+from db.quotas import GIB, Usage
 from db.tables import COMMAND, Run, RunNode, Status, Worker
 from db.workers import TAKING
 
-GIB = 2.0**30  # bytes
 #: What a run's configuration asks of each device.
 MEMORY_GIB = func.coalesce(Run.config["training"]["device_memory_gib"].as_float(), 0.0)
 #: So many of the first that want several devices are looked at.

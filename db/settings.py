@@ -1,5 +1,6 @@
 """Settings that server and worker share, from HALFSTEP_* environment variables."""
 
+import shlex
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -215,6 +216,16 @@ class Settings(BaseSettings):
             except ValueError as error:
                 message = f"{each!r} is none; allowed: addresses or networks, as 10.0.0.0/8"
                 raise PydanticCustomError("proxies", "{message}", {"message": message}) from error
+        return text
+
+    @field_validator("slurm_options")
+    @classmethod
+    def _check_options(cls, text: str) -> str:
+        try:
+            shlex.split(text)
+        except ValueError as error:
+            message = {"message": f"{error}; allowed: words as a shell reads them"}
+            raise PydanticCustomError("options", "{message}", message) from error
         return text
 
     @model_validator(mode="after")

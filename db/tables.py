@@ -880,8 +880,12 @@ class LogLine(Table):
     text: Mapped[str]
 
 
+#: Among the devices of samples, the machine itself.
+HOST = -1
+
+
 class SystemSample(Table):
-    """How busy one device of a run was, every two seconds. device -1 is the host itself."""
+    """How busy one device of a run was, every two seconds; one of them is the HOST."""
 
     __tablename__ = "system_samples"
     __table_args__ = (

@@ -14,8 +14,7 @@ from sqlalchemy.orm import Session, aliased
 
 from db import rights, runs, workers
 from db.database import now
-from db.quotas import Usage
-from db.reservations import GIB
+from db.quotas import GIB, Usage
 from db.tables import ACTIVE, COMMAND, ENDED, Placement, Run, Status, Worker
 
 #: Made once: each alias makes all of its columns anew.

@@ -49,7 +49,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process that was started: the training, or torchrun."""
+        """The process that was started: the training, or what starts its ranks."""
         return self._process.pid
 
     def exit_code(self) -> int | None:
@@ -70,7 +70,7 @@ class Child:
         self._process.terminate()
 
     def kill(self) -> None:
-        """End it and every descendant. torchrun gives each rank a session of its own."""
+        """End it and every descendant, those in sessions of their own too, as torchrun's ranks."""
         try:
             process = psutil.Process(self._process.pid)
             family = [process, *process.children(recursive=True)]

@@ -7,10 +7,8 @@ from typing import Any
 import psutil
 import pynvml
 
+from db.tables import HOST
 from worker import gpus
-
-#: The host itself among the devices of a sample.
-HOST = -1
 
 
 class SystemMonitor:

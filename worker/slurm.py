@@ -27,6 +27,10 @@ REASONS = {
 }
 
 
+class Refused(OSError):
+    """A command of Slurm's ended with an error: of sbatch's the run's, else the cluster's."""
+
+
 @dataclass(frozen=True)
 class _Job:
     id: str
@@ -62,7 +66,11 @@ class Slurm:
         }
         words = [f"--{name}={value}" for name, value in own.items()]
         asked = self._options.replace("{devices}", str(pilots.devices))
-        _run(["sbatch", "--parsable", "--no-requeue", *words, *shlex.split(asked)], _script(pilots))
+        asked_of = ["sbatch", "--parsable", "--no-requeue", *words, *shlex.split(asked)]
+        try:
+            _run(asked_of, _script(pilots))
+        except Refused as error:
+            raise CannotPlace(str(error)) from error
 
     def look(self, pilots: Pilots) -> Look:
         """Ask squeue, which knows a job for some minutes after its end."""
@@ -113,7 +121,7 @@ def _script(pilots: Pilots) -> str:
 
 
 def _run(words: list[str], text: str = "") -> str:
-    """Run one of Slurm's commands. Raises CannotPlace with what it says, OSError without answer."""
+    """Run one of Slurm's commands. Raises OSError: Refused, with what it says, or no answer."""
     try:
         done = subprocess.run(
             words, input=text, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
@@ -124,5 +132,5 @@ def _run(words: list[str], text: str = "") -> str:
         said = done.stderr.strip() or f"exit code {done.returncode}"
         if "Unable to contact slurm controller" in said or "timed out" in said:
             raise ConnectionError(said)
-        raise CannotPlace(f"{words[0]}: {said}")
+        raise Refused(f"{words[0]}: {said}")
     return done.stdout

@@ -77,6 +77,7 @@ class Supervisor:
         self.lease = {"ask": 0.0, "kill": 0.0}
         self.wanted = "run"  # by people, when the lease was last renewed
         self.has_lost_lease = False  # by the time that the training had ended
+        self.is_recorded = False  # all that was spooled
         self.preempted = threading.Event()
         self.ended = threading.Event()
 
@@ -206,6 +207,7 @@ class Supervisor:
                     child.take_lines, meanwhile=partial(self._keep_up, child)
                 )
                 if code is not None and is_drained:
+                    self.is_recorded = True
                     return self._how_ended(code, child)
                 if self.recorder.fault or self.trouble:
                     child.kill()  # what it told before that is recorded to the end
@@ -304,7 +306,7 @@ class Supervisor:
                     error=ending.error,
                     fault=ending.fault,
                 )
-        if isinstance(self.recorder, Recorder):
+        if self.is_recorded and isinstance(self.recorder, Recorder):
             self.recorder.clear()
 
     def _settled(self, ending: Ending) -> Ending:

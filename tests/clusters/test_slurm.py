@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +81,18 @@ def test_what_slurm_refuses_is_told_in_its_words(
     engine.cancel(large)
 
 
+def test_a_slurm_that_cannot_be_asked_is_away_and_refuses_no_run(
+    engine: placement.Placement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a configuration that cannot be read: the placer waits for it, whatever it asks."""
+    broken = tmp_path / "slurm.conf"
+    broken.write_text("nonsense\n")
+    monkeypatch.setenv("SLURM_CONF", str(broken))
+    for ask in (engine.look, engine.place, engine.cancel):
+        with pytest.raises(OSError, match="squeue"):
+            ask(Sleepers(6, 1, 1, 1))
+
+
 def test_another_installation_has_other_jobs(engine: placement.Placement, tmp_path: Path) -> None:
     """Run 1 of one is not run 1 of the other."""
     other = Settings(data=tmp_path / "other", placement="slurm")
@@ -94,26 +107,18 @@ def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: 
     """Two nodes, each with a worker for this run alone; near the time limit it leaves a checkpoint,
     is placed again, and goes on exactly; a cancelled one leaves Slurm's queue.
     """
-    own = {**cluster.environment, **site.environment, "HALFSTEP_PLACEMENT": "slurm"}
-    own |= {"HALFSTEP_SLURM_OPTIONS": "--exclusive --time=10", "HALFSTEP_LEASE_SECONDS": "30"}
-    own |= {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
-    command = [sys.executable, "-m", "worker.placer"]
-    with subprocess.Popen(command, env={**os.environ, **own}) as placer:
-        try:
-            until(lambda: site.offers("gated"))
-            run_id = site.submit(steps=80, recipe="gated", nodes=2)
-            second = site.submit(steps=80, recipe="gated", nodes=2)
-            site.wait_for_step(run_id, 3)
-            until(lambda: "no node with enough free devices" in why(site, second))
-            with site.database.writing() as session:
-                runs.cancel(session, second, site.owner)
-            until(lambda: "halfstep-2-1" not in cluster.ask("squeue", "-h", "-o", "%j"))
-            cluster.ask("scancel", "--signal=USR2", "--name=halfstep-1-1")
-            until(lambda: site.run(run_id).attempt == 2)
-            site.open_gate()
-            assert site.wait(run_id).status == Status.FINISHED
-        finally:
-            placer.terminate()
+    with placing(site, cluster, "--exclusive --time=10", lease_seconds=30):
+        run_id = site.submit(steps=80, recipe="gated", nodes=2)
+        second = site.submit(steps=80, recipe="gated", nodes=2)
+        site.wait_for_step(run_id, 3)
+        until(lambda: "no node with enough free devices" in why(site, second))
+        with site.database.writing() as session:
+            runs.cancel(session, second, site.owner)
+        until(lambda: "halfstep-2-1" not in cluster.ask("squeue", "-h", "-o", "%j"))
+        cluster.ask("scancel", "--signal=USR2", "--name=halfstep-1-1")
+        until(lambda: site.run(run_id).attempt == 2)
+        site.open_gate()
+        assert site.wait(run_id).status == Status.FINISHED
     assert site.run(run_id).killed_attempts == 0
     assert "exactly" in site.log(run_id)
     alone = site.submit(steps=80, recipe="gated", devices_per_node=2)
@@ -144,24 +149,31 @@ def test_a_node_whose_daemon_dies_is_a_machine_that_is_lost(
     site: Site, cluster: Slurm, tmp_path: Path
 ) -> None:
     """Slurm gives the job up and kills what is left of it; the lease alone queues the run again."""
+    with placing(site, cluster, "--exclusive", lease_seconds=15):
+        run_id = site.submit(steps=80, recipe="gated")
+        site.wait_for_step(run_id, 3)
+        name = cluster.ask("squeue", "-h", "-o", "%N").strip()
+        cluster.kill_node(name)
+        site.training(run_id).kill()
+        until(lambda: site.run(run_id).attempt == 2)
+        site.open_gate()
+        assert site.wait(run_id).status == Status.FINISHED
+    cluster.start_node(name)
+
+
+@contextmanager
+def placing(site: Site, cluster: Slurm, options: str, *, lease_seconds: int) -> Iterator[None]:
+    """Run a placer, which asks with these options, once it offers the gated recipe."""
     own = {**cluster.environment, **site.environment, "HALFSTEP_PLACEMENT": "slurm"}
-    own |= {"HALFSTEP_SLURM_OPTIONS": "--exclusive", "HALFSTEP_LEASE_SECONDS": "15"}
+    own |= {"HALFSTEP_SLURM_OPTIONS": options, "HALFSTEP_LEASE_SECONDS": str(lease_seconds)}
     own |= {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
     command = [sys.executable, "-m", "worker.placer"]
     with subprocess.Popen(command, env={**os.environ, **own}) as placer:
         try:
             until(lambda: site.offers("gated"))
-            run_id = site.submit(steps=80, recipe="gated")
-            site.wait_for_step(run_id, 3)
-            name = cluster.ask("squeue", "-h", "-o", "%N").strip()
-            cluster.kill_node(name)
-            site.training(run_id).kill()
-            until(lambda: site.run(run_id).attempt == 2)
-            site.open_gate()
-            assert site.wait(run_id).status == Status.FINISHED
+            yield
         finally:
             placer.terminate()
-    cluster.start_node(name)
 
 
 def why(site: Site, run_id: int) -> str:

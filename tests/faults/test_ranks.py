@@ -12,7 +12,7 @@ from tests.faults.conftest import COUNTS, IS_FULL, often
 from tests.site import SECONDS, Site, is_running, until
 
 
-def torchrun(family: list[psutil.Process]) -> psutil.Process:
+def launcher(family: list[psutil.Process]) -> psutil.Process:
     return family[1]
 
 
@@ -25,17 +25,19 @@ def supervisor(family: list[psutil.Process]) -> psutil.Process:
 
 
 @pytest.mark.only_on("sqlite")
-@pytest.mark.parametrize("victim", [torchrun, rank, supervisor] if IS_FULL else [rank])
+@pytest.mark.parametrize("victim", [launcher, rank, supervisor] if IS_FULL else [rank])
 def test_no_process_of_a_gang_survives(
     site: Site, victim: Callable[[list[psutil.Process]], psutil.Process]
 ) -> None:
-    """SIGKILL of torchrun, a rank or the supervisor: all are gone 5 s later; attempt 2 begins."""
+    """SIGKILL of what starts the ranks, a rank or the supervisor: all are gone 5 s later, and
+    attempt 2 begins.
+    """
     run_id = site.submit(steps=10**6, devices_per_node=2)
     with site.worker(HALFSTEP_CPU_DEVICES="2"):
         site.wait_for_step(run_id, 5)
         top = psutil.Process(site.supervisor_pid(run_id))
         family = [top, *top.children(recursive=True)]
-        assert len(family) == 4  # supervisor, torchrun, two ranks
+        assert len(family) == 4  # supervisor, launcher, two ranks
         os.kill(victim(family).pid, signal.SIGKILL)
         until(lambda: not any(map(is_running, family)), seconds=often(full=5, short=SECONDS))
         site.wait(run_id, Status.STARTING, Status.RUNNING)

@@ -293,7 +293,7 @@ with joined(torch.device("cpu")) as (ranks, device):
 def run_ranks(folder, script):
     """Run a script in two ranks, with the folder as its argument and what torchrun would tell it.
 
-    torchrun itself, which starts an interpreter for each, is in `--devices 2` of the tests above.
+    Our own start of ranks is in `--devices 2` of the tests above.
     """
     path = folder / "rank.py"
     path.write_text(script)

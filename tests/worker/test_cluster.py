@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from db.database import Database
+from db.errors import Invalid
 from db.settings import Settings
 from tests.db.conftest import DIGITS, add_worker
 from worker import cluster
@@ -41,3 +44,10 @@ def test_what_does_not_answer_is_named(tmp_path: Path) -> None:
     assert said["torch"][0] is True
     assert "'wires' has no IPv4 address here; there are" in said["interface"][1]
     assert "secret" not in repr(said)
+
+
+def test_options_that_no_shell_would_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any run is placed with them."""
+    monkeypatch.setenv("HALFSTEP_SLURM_OPTIONS", "--comment='it")
+    with pytest.raises(Invalid, match=r"HALFSTEP_SLURM_OPTIONS.*--comment='it.*No closing quot"):
+        Settings.read()

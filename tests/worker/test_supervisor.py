@@ -63,6 +63,19 @@ def test_a_run_that_waits_for_its_store_can_be_cancelled(
         assert "the bucket is away" in (runs.statuses(session, attempt.run_id)[-1].reason or "")
 
 
+def test_what_waits_to_be_recorded_outlives_a_stop(attempt: Supervisor) -> None:
+    """A worker that is stopped while a store is away lets go of the run, and of nothing it told."""
+    spooled = attempt.folder / "spool" / f"{attempt.attempt}-0.spool"
+    spooled.parent.mkdir()
+    spooled.write_bytes(b"of a supervisor that died")
+    attempt._recover = failing(10**6, lambda: None)  # type: ignore[method-assign]
+    attempt.preempt()
+    attempt.run()
+    with attempt.database.reading() as session:
+        assert runs.get(session, attempt.run_id).status == Status.QUEUED
+    assert spooled.exists()
+
+
 def test_the_lease_is_renewed_while_a_file_is_on_its_way(attempt: Supervisor) -> None:
     """However long a store takes, the run does not look lost."""
     attempt._renew()
