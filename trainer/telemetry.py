@@ -101,7 +101,7 @@ class Telemetry(Observer):
             if update.counts:
                 self._rows.count(ring.number, name, update.counts)
         if self._rows.is_for_layers(self._step):
-            self._rows.hold(ring.number, torch.cat(norms).tolist())
+            self._rows.hold(ring.number, [norm for each in norms for norm in each.tolist()])
 
     def tick(self, waited_seconds: float | None = None) -> None:
         """End the step's time, and hand over what is due. waited_seconds: of it, for data."""
