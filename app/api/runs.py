@@ -191,7 +191,7 @@ def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedI
         **summary.model_dump(),
         note=run.note,
         command=command,
-        config=run.config,
+        config=run.whole_config,
         changed_settings=configuration.changed(configuration.settings_of(session, run)),
         sweep_id=trial.sweep_id if trial else None,
         statuses=statuses,
