@@ -251,8 +251,8 @@ def backup(
         lines = [f"left out, because it is missing or damaged: {key}" for key in saved["left_out"]]
         lines += [
             f"{folder}: {saved['rows']} rows, {saved['files']} files",
-            f"not in it: uploaded weights, and all of {kept_in} that no row names; the key of",
-            "secrets; settings, and what opens the bucket",
+            f"not in it: all of {kept_in} that no run names; the key of secrets; settings, and",
+            "what opens the bucket",
         ]
         tell({"folder": str(folder)} | saved, "\n".join(lines), as_json=as_json)
 

@@ -195,7 +195,7 @@ def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -
     folder = str(tmp_path / "backup")
     told = halfstep("backup", folder, **environment).stdout
     assert "0 files" in told
-    assert "not in it: uploaded weights, and all of the data folder that no row names" in told
+    assert "not in it: all of the data folder that no run names" in told
     assert "there already" in halfstep("backup", folder, **environment).stderr
     with site.database.reading() as session:
         assert session.scalars(select(Deed.deed)).all() == ["halfstep backup"]
