@@ -1,12 +1,15 @@
 """What an operator types: joins the `halfstep` command by its entry points (pyproject.toml)."""
 
 import gc
+import io
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +32,7 @@ from db.storage import mend as mend_storage
 from db.tables import User
 from halfstep.output import say
 from halfstep.process import close_to_others
+from halfstep.service_commands import AsJson, run_typed, tell
 
 if TYPE_CHECKING:
     from app.serve import Server
@@ -46,15 +50,15 @@ def command(function: Callable[..., None]) -> Callable[[list[str]], None]:
     def typed(words: list[str]) -> None:
         cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         cli.command()(function)
-        run_typed(cli, words, function.__name__)
+        run_command(cli, words, function.__name__)
 
     return typed
 
 
-def run_typed(cli: typer.Typer, words: list[str], name: str) -> None:
+def run_command(cli: typer.Typer, words: list[str], name: str) -> None:
     """Run what was typed after a command's name; a mistake ends in one clear sentence."""
     try:
-        cli(words, prog_name=f"halfstep {name}")
+        run_typed(cli, words, name)
     except HalfstepError as error:
         sys.exit(f"halfstep: {error}")
 
@@ -99,53 +103,66 @@ def server() -> None:
 
 
 @command
-def link(user: Annotated[str, typer.Argument(help="Name of the user")]) -> None:
+def link(
+    user: Annotated[str, typer.Argument(help="Name of the user")], as_json: AsJson = False
+) -> None:
     """Print a link that signs a user in once, within a day."""
-    settings, database = open_installed()
-    _print_link(settings, database, user)
+    with installed() as (settings, database):
+        _print_link(settings, database, user, as_json=as_json)
 
 
 @command
 def migrate(
     sql: Annotated[bool, typer.Option(help="Print the SQL, and change nothing")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Create the database, or bring it up to this version."""
     if sql:
-        settings = Settings.read()
-        upgrade(Database(settings.database_url).migrations(sys.stdout), "head", sql=True)
+        printed = io.StringIO()
+        upgrade(Database(Settings.read().database_url).migrations(printed), "head", sql=True)
+        tell({"sql": printed.getvalue()}, printed.getvalue().rstrip(), as_json=as_json)
         return
     _settings, database = _open()
-    typer.echo(f"{database.name} is up to date.")
+    tell({"database": database.name}, f"{database.name} is up to date.", as_json=as_json)
 
 
 def storage(words: list[str]) -> None:
     """What runs take on disk, and what may go: `storage runs`, `prune` and `check`."""
-    cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    cli.command("runs")(_list_storage)
-    cli.command("prune")(_prune_storage)
-    cli.command("check")(_check_storage)
-    run_typed(cli, words, "storage")
+    run_command(STORAGE, words, "storage")
 
 
+STORAGE = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@STORAGE.command("runs")
 def _list_storage(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="So many runs at most")] = 20,
+    as_json: AsJson = False,
 ) -> None:
     """List runs by what their checkpoints and artifacts take, the largest first."""
-    settings, database = open_installed()
-    with database.reading() as session:
-        largest = runs.newest(session, sort="-stored_bytes", limit=limit)
-        count, total = runs.count(session), runs.stored_bytes(session)
-        bin_ = run_bin.contents(session)
-    for run, owner in largest:
-        size = formats.size(run.stored_bytes)
-        typer.echo(f"{size:>8}  {run.id:>6}  {run.status:<10} {run.name}  {owner}")
-    typer.echo(f"{formats.size(total)} of {count:,} runs, those shown included")
-    typer.echo(f"{formats.size(bin_.stored_bytes)} of {bin_.runs:,} deleted ones in the bin")
-    if space := disk(settings):
-        free, whole = formats.size(space.free_bytes), formats.size(space.total_bytes)
-        typer.echo(f"{free} of {whole} free on the disk of {settings.data}")
+    with installed() as (settings, database):
+        with database.reading() as session:
+            largest = runs.newest(session, sort="-stored_bytes", limit=limit)
+            count, total = runs.count(session), runs.stored_bytes(session)
+            bin_ = run_bin.contents(session)
+        for run, owner in largest:
+            told = {"run": run.id, "name": run.name, "status": run.status, "owner": owner}
+            size = formats.size(run.stored_bytes)
+            text = f"{size:>8}  {run.id:>6}  {run.status:<10} {run.name}  {owner}"
+            tell(told | {"stored_bytes": run.stored_bytes}, text, as_json=as_json)
+        space = disk(settings)
+        text = (
+            f"{formats.size(total)} of {count:,} runs, those shown included\n"
+            f"{formats.size(bin_.stored_bytes)} of {bin_.runs:,} deleted ones in the bin"
+        )
+        if space:
+            free, whole = formats.size(space.free_bytes), formats.size(space.total_bytes)
+            text += f"\n{free} of {whole} free on the disk of {settings.data}"
+        summed = {"runs": count, "stored_bytes": total, "bin": asdict(bin_)}
+        tell(summed | {"disk": asdict(space) if space else None}, text, as_json=as_json)
 
 
+@STORAGE.command("prune")
 def _prune_storage(
     checkpoints: Annotated[
         float | None,
@@ -160,6 +177,7 @@ def _prune_storage(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Name so many runs at most")] = 20,
+    as_json: AsJson = False,
 ) -> None:
     """Say what of ended runs is older than so many days, and delete it if you agree.
 
@@ -168,79 +186,103 @@ def _prune_storage(
     """
     if checkpoints is None and logs is None:
         raise Invalid({"--checkpoints, --logs": "none is told; allowed: at least one of them"})
-    settings, database = open_installed()
-    rules = pruning.Rules(checkpoint_days=checkpoints, log_days=logs)
-    with database.reading() as session:
-        found = list(pruning.plan(session, rules))
-    by_size = sorted(found, key=lambda each: each.stored_bytes, reverse=True)
-    for each in by_size[:limit]:
-        size = formats.size(each.stored_bytes)
-        typer.echo(f"{size:>8}  {each.run_id:>6}  {each.name}: {each.in_words}")
-    if len(found) > limit:
-        typer.echo(f"and {len(found) - limit:,} more runs")
-    total = formats.size(sum(each.stored_bytes for each in found))
-    typer.echo(f"{len(found):,} runs, {total} of files")
-    if dry_run or not found or not (yes or typer.confirm("Delete this for good?")):
-        return
-    store = open_store(settings)
-    pruned = [pruning.prune(database, store, each.run_id, rules) for each in found]
-    freed = formats.size(sum(each.stored_bytes for each in pruned))
-    typer.echo(f"{sum(map(bool, pruned)):,} runs pruned, {freed} freed")
+    if as_json and not (dry_run or yes):
+        raise Invalid({"--json": "asks nobody; allowed: with --dry-run or --yes"})
+    with installed() as (settings, database):
+        rules = pruning.Rules(checkpoint_days=checkpoints, log_days=logs)
+        with database.reading() as session:
+            found = list(pruning.plan(session, rules))
+        by_size = sorted(found, key=lambda each: each.stored_bytes, reverse=True)
+        for each in by_size[:limit]:
+            size = formats.size(each.stored_bytes)
+            text = f"{size:>8}  {each.run_id:>6}  {each.name}: {each.in_words}"
+            told = {"run": each.run_id, "name": each.name, "stored_bytes": each.stored_bytes}
+            tell(told | {"goes": each.in_words}, text, as_json=as_json)
+        total = sum(each.stored_bytes for each in found)
+        text = f"and {len(found) - limit:,} more runs\n" if len(found) > limit else ""
+        text += f"{len(found):,} runs, {formats.size(total)} of files"
+        tell({"runs": len(found), "stored_bytes": total}, text, as_json=as_json)
+        if dry_run or not found or not (yes or typer.confirm("Delete this for good?")):
+            return
+        store = open_store(settings)
+        pruned = [pruning.prune(database, store, each.run_id, rules) for each in found]
+        count, freed = sum(map(bool, pruned)), sum(each.stored_bytes for each in pruned)
+        text = f"{count:,} runs pruned, {formats.size(freed)} freed"
+        tell({"pruned": count, "freed_bytes": freed}, text, as_json=as_json)
 
 
+@STORAGE.command("check")
 def _check_storage(
     deep: Annotated[bool, typer.Option(help="Read every file and compare its SHA-256")] = False,
     mend: Annotated[bool, typer.Option(help="Delete what does not match")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List rows and files that do not match; exit with 1 if any is left."""
-    settings, database = open_installed()
-    store = open_store(settings)
-    with database.reading() as session:
-        found = mismatches(session, store, deep=deep)
-    if mend:
-        with database.writing() as session:
-            mend_storage(session, store, found)
-    for mismatch in found:
-        typer.echo(f"{mismatch.key}: {mismatch.problem}{'; deleted' if mend else ''}")
-    typer.echo(f"{len(found)} do not match.")
-    raise typer.Exit(1 if found and not mend else 0)
+    with installed() as (settings, database):
+        store = open_store(settings)
+        with database.reading() as session:
+            found = mismatches(session, store, deep=deep)
+        if mend:
+            with database.writing() as session:
+                mend_storage(session, store, found)
+        for mismatch in found:
+            text = f"{mismatch.key}: {mismatch.problem}{'; deleted' if mend else ''}"
+            told = {"key": mismatch.key, "problem": mismatch.problem, "deleted": mend}
+            tell(told, text, as_json=as_json)
+        tell({"mismatches": len(found)}, f"{len(found)} do not match.", as_json=as_json)
+        raise typer.Exit(1 if found and not mend else 0)
 
 
 @command
-def backup(folder: Annotated[Path, typer.Argument(help="A new folder to write")]) -> None:
+def backup(
+    folder: Annotated[Path, typer.Argument(help="A new folder to write")],
+    as_json: AsJson = False,
+) -> None:
     """Back up database and checkpoints, while everything runs."""
-    settings, database = open_installed(migrates=False)
-    if not database.is_current():  # what is backed up is what there is
-        raise Conflict(f"{database.name} is not of this version: `halfstep migrate` changes that.")
-    saved = back_up(database, open_store(settings), folder)
-    with database.writing() as session:
-        deeds.note_typed(session, "backup", str(folder))
-    for key in saved["left_out"]:
-        typer.echo(f"left out, because it is missing or damaged: {key}")
-    typer.echo(f"{folder}: {saved['rows']} rows, {saved['files']} files")
-    kept_in = "the bucket" if settings.storage_url else "the data folder"
-    typer.echo(f"not in it: uploaded weights, and all of {kept_in} that no row names; the key of")
-    typer.echo("secrets; settings, and what opens the bucket")
+    with installed(migrates=False) as (settings, database):
+        if not database.is_current():  # what is backed up is what there is
+            raise Conflict(
+                f"{database.name} is not of this version: `halfstep migrate` changes that."
+            )
+        saved = back_up(database, open_store(settings), folder)
+        with database.writing() as session:
+            deeds.note_typed(session, "backup", str(folder))
+        kept_in = "the bucket" if settings.storage_url else "the data folder"
+        lines = [f"left out, because it is missing or damaged: {key}" for key in saved["left_out"]]
+        lines += [
+            f"{folder}: {saved['rows']} rows, {saved['files']} files",
+            f"not in it: all of {kept_in} that no run names; the key of secrets; settings, and",
+            "what opens the bucket",
+        ]
+        tell({"folder": str(folder)} | saved, "\n".join(lines), as_json=as_json)
 
 
 @command
-def restore(folder: Annotated[Path, typer.Argument(help="A folder that `backup` wrote")]) -> None:
+def restore(
+    folder: Annotated[Path, typer.Argument(help="A folder that `backup` wrote")],
+    as_json: AsJson = False,
+) -> None:
     """Fill an empty database and the store from a backup; the other kind of database will do."""
     settings, database = _open()
     restored = restore_backup(database, open_store(settings), folder)
-    typer.echo(f"{folder}: {restored['rows']} rows, {restored['files']} files restored")
+    text = f"{folder}: {restored['rows']} rows, {restored['files']} files restored"
+    tell({"folder": str(folder)} | restored, text, as_json=as_json)
 
 
 @command
-def rebuild(run: Annotated[int, typer.Argument(help="Number of the run")]) -> None:
+def rebuild(
+    run: Annotated[int, typer.Argument(help="Number of the run")], as_json: AsJson = False
+) -> None:
     """Sum up a run's steps and metrics for its charts anew."""
-    _settings, database = open_installed()
-    with database.writing() as session:
-        row = runs.get(session, run, lock=True)  # its recorder waits meanwhile
-        pyramid.rebuild(session, run)
-        skipped = pyramid.count_skips(session.connection(), run)
-        steps = f"{row.step:,} steps, {skipped:,} of them skipped"
-    typer.echo(f"run {run} ({row.name}): rebuilt what its charts are drawn from: {steps}")
+    with installed() as (_settings, database):
+        with database.writing() as session:
+            row = runs.get(session, run, lock=True)  # its recorder waits meanwhile
+            pyramid.rebuild(session, run)
+            skipped = pyramid.count_skips(session.connection(), run)
+            steps = f"{row.step:,} steps, {skipped:,} of them skipped"
+        text = f"run {run} ({row.name}): rebuilt what its charts are drawn from: {steps}"
+        told = {"run": run, "name": row.name, "steps": row.step, "skipped": skipped}
+        tell(told, text, as_json=as_json)
 
 
 def _open() -> tuple[Settings, Database]:
@@ -251,7 +293,8 @@ def _open() -> tuple[Settings, Database]:
     return settings, database
 
 
-def open_installed(*, migrates: bool = True) -> tuple[Settings, Database]:
+@contextmanager
+def installed(*, migrates: bool = True) -> Iterator[tuple[Settings, Database]]:
     """Do the same where an installation is already; elsewhere it would make a new one, and empty.
 
     Raises NotFound.
@@ -263,7 +306,13 @@ def open_installed(*, migrates: bool = True) -> tuple[Settings, Database]:
             f"There is no installation here: {url.database} is not there. Go to the folder that "
             "`halfstep up` was started in, or name its data by HALFSTEP_DATA."
         )
-    return _open() if migrates else (settings, open_database(settings))
+    database = open_database(settings)
+    try:
+        if migrates:
+            database.migrate()
+        yield settings, database
+    finally:
+        database.dispose()
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -318,7 +367,9 @@ def _stop_with(worker: "subprocess.Popen[bytes]", server: "Server") -> None:
     server.should_exit = True
 
 
-def _print_link(settings: Settings, database: Database, name: str | None = None) -> None:
+def _print_link(
+    settings: Settings, database: Database, name: str | None = None, *, as_json: bool = False
+) -> None:
     """Print a link for somebody, or else for the first operator."""
     with database.writing() as session:
         who = accounts.first_operator(session) if name is None else None
@@ -327,7 +378,7 @@ def _print_link(settings: Settings, database: Database, name: str | None = None)
             raise Conflict(f"{who.name} was shut out: `halfstep user change {who.name} activate`.")
         token = accounts.make_link_token(session, who)
         deeds.note_typed(session, "link", who.name)
-    print_link(settings, token)
+    print_link(settings, who.name, token, as_json=as_json)
 
 
 def _named(session: Session, name: str) -> User:
@@ -338,9 +389,10 @@ def _named(session: Session, name: str) -> User:
     return accounts.user_named(session, name)
 
 
-def print_link(settings: Settings, token: str) -> None:
+def print_link(settings: Settings, name: str, token: str, *, as_json: bool = False) -> None:
     """Print what signs somebody in once."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
     host = f"[{host}]" if ":" in host else host
-    typer.echo(f"\n  Halfstep: http://{host}:{settings.port}/?token={token}\n")
-    typer.echo("  The link signs you in once, within a day. `halfstep link NAME` makes another.\n")
+    link = f"http://{host}:{settings.port}/?token={token}"
+    text = "The link signs you in once, within a day. `halfstep link NAME` makes another."
+    tell({"name": name, "link": link}, f"\n  Halfstep: {link}\n\n  {text}\n", as_json=as_json)

@@ -363,7 +363,7 @@ def _flat(run: Run) -> dict[str, Any]:
     found: dict[str, Any] = {"recipe": run.recipe} if run.recipe else {}
     if run.command:
         found |= {"command": run.command["line"], "commit": run.command["commit"]}
-    found |= {"precision": run.precision} | dict(schemas.flat(run.config))
+    found |= {"precision": run.precision} | dict(schemas.flat(run.whole_config))
     if run.source == RECIPE and "scaler.enabled" in found:
         # What a precision without a scale is told is not so.
         found["scaler.enabled"] = verdict.is_scaled(run.config)

@@ -33,7 +33,8 @@ def settings_of(session: Session, run: Run) -> list[Setting]:
     except NotFound:
         schema = {}
     known = {field.path: field for field in schemas.properties(schema)}
-    return [_setting(run, path, value, known.get(path)) for path, value in schemas.flat(run.config)]
+    values = schemas.flat(run.whole_config)
+    return [_setting(run, path, value, known.get(path)) for path, value in values]
 
 
 def _setting(run: Run, path: str, value: Any, field: schemas.Property | None) -> Setting:

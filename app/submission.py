@@ -1,5 +1,7 @@
 """Submitting a run: the one place where a configuration is checked against its recipe's schema."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -68,17 +70,22 @@ class Submission(BaseModel):
 
 
 def submit(
-    session: Session, user: User, submission: Submission, *, idempotency_key: str | None = None
+    session: Session,
+    user: User,
+    submission: Submission,
+    *,
+    idempotency_key: str | None = None,
+    known: Mapping[str, str] = MappingProxyType({}),
 ) -> Run:
     """Check and queue a run, or return the one that this key queued before.
 
-    Raises Invalid, OverQuota.
+    known: what was found to be wrong with it before.  Raises Invalid, OverQuota.
     """
     before = made_by(session, Run, user, idempotency_key)
     if before is not None:
         return before
     checked = check(session, submission)
-    errors = checked.errors | _check_command(user, submission)
+    errors = {**known, **checked.errors, **_check_command(user, submission)}
     standing = rights.limits(session)
     if standing is None:  # a sweep that goes on without its owner
         standing = rights.standing(session, user)

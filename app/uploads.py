@@ -2,11 +2,13 @@
 
 import hashlib
 import logging
+import os
 import re
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import obstore
 from starlette.exceptions import HTTPException
@@ -18,6 +20,7 @@ from db.database import Database
 from db.errors import Invalid, StorageUnreachable
 from db.settings import Settings
 from db.storage import open_store, put_file
+from halfstep.run_settings import UPLOAD
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +121,37 @@ class Upload:
 def largest_bytes(settings: Settings) -> int:
     """Return how large a file may be, 0 for none at all."""
     return int(settings.upload_gib * 2**30)
+
+
+def lost(settings: Settings, config: Mapping[str, Any]) -> dict[str, str]:
+    """Say at its field that the upload which a configuration starts from is no longer there.
+
+    Asked before a transaction, for a bucket may be slow; of one that does not answer nothing is
+    said, for the worker waits for it.
+    """
+    weights = config.get("weights")
+    upload = weights.get("upload") if isinstance(weights, dict) else None
+    if not isinstance(upload, str) or not re.fullmatch(UPLOAD, upload):
+        return {}  # as the recipe's schema says
+    try:
+        is_there = _is_there(settings, upload)
+    except obstore.exceptions.BaseError:
+        return {}
+    text = f"{upload} is not there any more: what no run starts from goes after a day"
+    return {} if is_there else {uploads.SETTING: f"{text}; allowed: upload it anew"}
+
+
+def _is_there(settings: Settings, upload: str) -> bool:
+    """Look; on this disk it stays for another day, until the run is there that names it."""
+    try:
+        if settings.storage_url:
+            store = open_store(settings, retry_seconds=RETRY_SECONDS)
+            obstore.head(store, uploads.key(upload))
+        else:
+            os.utime(settings.data / uploads.key(upload))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def tidy(settings: Settings, database: Database) -> None:

@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 from sqlalchemy.orm import Session
 
-from app.commands import open_installed, print_link, run_typed
+from app.commands import installed, print_link, run_command
 from db import accounts, deeds, people, projects
 from db.errors import Invalid
 from db.rights import MEMBER
 from db.settings import Settings
+from halfstep.service_commands import AsJson, tell
 
 Name = Annotated[str, typer.Argument(help="Name of the user")]
 Project = Annotated[str, typer.Option(help="A project; empty: the one that there always is")]
@@ -19,31 +20,26 @@ Project = Annotated[str, typer.Option(help="A project; empty: the one that there
 
 def user(words: list[str]) -> None:
     """Who may sign in: `user add`, `list`, `role`, `change` and `subject`."""
-    cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    cli.command("add")(_add)
-    cli.command("list")(_list)
-    cli.command("role")(_give_role)
-    cli.command("change")(_change)
-    cli.command("subject")(_set_subject)
-    run_typed(cli, words, "user")
+    run_command(USER, words, "user")
+
+
+USER = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 @contextmanager
 def _installed() -> Iterator[tuple[Settings, Session]]:
     """Give the settings and a session, whose changes are committed if nothing is raised."""
-    settings, database = open_installed()
-    try:
-        with database.writing() as session:
-            yield settings, session
-    finally:
-        database.dispose()
+    with installed() as (settings, database), database.writing() as session:
+        yield settings, session
 
 
+@USER.command("add")
 def _add(
     name: Name,
     role: Annotated[str, typer.Option(help="viewer, member or maintainer")] = MEMBER,
     project: Project = projects.DEFAULT,
     operator: Annotated[bool, typer.Option("--operator", help="May do everything")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make an account, and print the link that signs it in, once."""
     with _installed() as (settings, session):
@@ -51,10 +47,11 @@ def _add(
         made.is_operator = operator
         deeds.note_typed(session, "user add", made.name, role, project, "operator" * operator)
         token = accounts.make_link_token(session, made)
-    print_link(settings, token)
+    print_link(settings, made.name, token, as_json=as_json)
 
 
-def _list() -> None:
+@USER.command("list")
+def _list(as_json: AsJson = False) -> None:
     """List the accounts, with their roles."""
     with _installed() as (_settings, session):
         for who, roles in people.listed(session):
@@ -62,13 +59,18 @@ def _list() -> None:
             told = ["operator"] if who.is_operator else told
             told += ["may run commands"] if who.runs_commands else []
             told += ["deactivated"] if who.deactivated_at is not None else []
-            typer.echo(f"{who.name}: {', '.join(told) or 'no role'}")
+            facts = {"name": who.name, "roles": roles, "operator": who.is_operator}
+            facts["runs_commands"] = who.runs_commands
+            facts["deactivated"] = who.deactivated_at is not None
+            tell(facts, f"{who.name}: {', '.join(told) or 'no role'}", as_json=as_json)
 
 
+@USER.command("role")
 def _give_role(
     name: Name,
     role: Annotated[str, typer.Argument(help="viewer, member, maintainer, or none")],
     project: Project = projects.DEFAULT,
+    as_json: AsJson = False,
 ) -> None:
     """Give a role in a project, in place of the one before; `none` takes it away."""
     with _installed() as (_settings, session):
@@ -78,11 +80,14 @@ def _give_role(
             projects.take_role(session, who, project)
         else:
             projects.set_role(session, who, project, role)
+        tell({"name": who.name, "project": project, "role": role}, "", as_json=as_json)
 
 
+@USER.command("change")
 def _change(
     name: Name,
     change: Annotated[str, typer.Argument(help=", ".join(people.CHANGES))],
+    as_json: AsJson = False,
 ) -> None:
     """Change an account: shut it out, let it in again, remove it, make it an operator, or not."""
     if change not in people.CHANGES:
@@ -93,18 +98,24 @@ def _change(
         people.CHANGES[change](session, who)  # type: ignore[index]
         deeds.note_typed(session, "user change", who.name, change)
         token = accounts.make_link_token(session, who) if change == "reset" else ""
+        changed = who.name
     if token:
-        print_link(settings, token)
+        print_link(settings, changed, token, as_json=as_json)
+    else:
+        tell({"name": changed, "change": change}, "", as_json=as_json)
 
 
+@USER.command("subject")
 def _set_subject(
     name: Name,
     subject: Annotated[
         str, typer.Argument(help="The provider's issuer and number of them; empty: none")
     ],
+    as_json: AsJson = False,
 ) -> None:
     """Let a provider of identities sign an account in: "https://provider 1234"."""
     with _installed() as (_settings, session):
         who = people.named(session, name)
         people.set_subject(session, who, subject.strip())
         deeds.note_typed(session, "user subject", who.name, subject.strip())
+        tell({"name": who.name, "subject": subject.strip()}, "", as_json=as_json)

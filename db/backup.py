@@ -1,7 +1,8 @@
 """Back up database and checkpoints while everything runs, and restore them, into either database.
 
 <folder>/tables/<table>.jsonl.gz    one row a line, all tables as they were at one moment
-<folder>/files/<key>                the store's files: checkpoints and artifacts
+<folder>/files/<key>                the store's files: checkpoints, artifacts and uploaded weights
+                                    that runs start from
 <folder>/backup.json                written last: a folder without it is not a backup
 """
 
@@ -16,7 +17,7 @@ from obstore.store import ObjectStore
 from sqlalchemy import Integer, Table, func, insert, select, text
 from sqlalchemy.orm import Session
 
-from db import pyramid
+from db import pyramid, uploads
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.storage import get_file, is_plain, put_file
@@ -50,19 +51,21 @@ def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, A
             *session.scalars(select(Checkpoint)),
             *session.scalars(select(Artifact)),
         ]
+        sha256_of = {row.key: row.sha256 for row in saved if row.is_stored}
+        for upload in uploads.named(session):
+            sha256_of[uploads.key(upload)] = upload.partition("/")[0]
     left_out = []
-    saved = [row for row in saved if row.is_stored]
-    for row in saved:
-        path = folder / "files" / row.key
-        if not is_plain(folder / "files", row.key):
-            left_out.append(row.key)
+    for key, sha256 in sha256_of.items():
+        path = folder / "files" / key
+        if not is_plain(folder / "files", key):
+            left_out.append(key)
             continue
         try:
-            get_file(store, row.key, path, sha256=row.sha256)
+            get_file(store, key, path, sha256=sha256)
         except (FileNotFoundError, ValueError):  # retired in the meantime, or damaged
             path.unlink(missing_ok=True)
-            left_out.append(row.key)
-    content = {"format": FORMAT, "rows": rows, "files": len(saved) - len(left_out)}
+            left_out.append(key)
+    content = {"format": FORMAT, "rows": rows, "files": len(sha256_of) - len(left_out)}
     (folder / "backup.json").write_text(json.dumps(content))
     return {**content, "left_out": left_out}
 

@@ -29,7 +29,8 @@ BATCH_ROWS = 20_000
 #: What of its row says anything of a run; its owner, number and times stay.
 EMPTY: dict[str, Any] = {
     **dict.fromkeys(("name", "note", "tags", "project"), ""),
-    **dict.fromkeys(("command", "error", "stop_reason", "workload", "idempotency_key", "watch_id")),
+    **dict.fromkeys(("command", "script_config", "error", "stop_reason", "workload")),
+    **dict.fromkeys(("idempotency_key", "watch_id")),
     **dict.fromkeys(("parent_id", "parent_step", "group_id", "after_id", "worker_id")),
     **{"config": {}, "loss": None, "scale": None, "stored_bytes": 0},
 }

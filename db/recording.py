@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from sqlalchemy.orm import Session
 
-from db import artifacts, checkpoints, queue, telemetry
-from db.tables import RECIPE, Run
+from db import artifacts, checkpoints, queue, run_settings, telemetry
+from db.tables import COMMAND, RECIPE, Run
 
 Event: TypeAlias = dict[str, Any]
 
@@ -56,9 +56,10 @@ class Recording:
         self.checkpoints: list[Event] = []  # to publish with what is pending
         self.artifacts: list[Event] = []  # likewise
         self._rewound: list[Event] = []  # where the training went back
+        self._configured: Event | None = None  # what a script said last of its configuration
 
     def __bool__(self) -> bool:
-        return bool(self.pending or self._rewound or self.has_files)
+        return bool(self.pending or self._rewound or self._configured or self.has_files)
 
     @property
     def has_files(self) -> bool:
@@ -68,7 +69,8 @@ class Recording:
     @property
     def is_taken(self) -> bool:
         """Whether there is anything that a spool told."""
-        return bool(self.pending.steps or self._rewound or self.has_files)
+        told = (self.pending.steps, self._rewound, self._configured, self.has_files)
+        return any(map(bool, told))
 
     def log(self, line: dict[str, Any]) -> None:
         """Add a line to the run's log."""
@@ -87,6 +89,8 @@ class Recording:
                 self.pending.steps += [item] if len(item) else []
             elif item["event"] == "rewound":
                 self._take_back(item)
+            elif item["event"] == "configured":
+                self._configured = item
             elif item["event"] == "artifact":
                 self.artifacts.append(item)
             elif item["event"] == "checkpoint":
@@ -118,15 +122,17 @@ class Recording:
         if self._shares_log:
             telemetry.number_lines(session, run_id, attempt, self.pending.log_lines)
         telemetry.record(session, run_id, attempt, self.pending)
-        self._note_precision(session)
+        run = session.get_one(Run, run_id)
+        self._note_precision(run)
+        if self._configured and run.source == COMMAND:
+            run_settings.note_script(session, run, self._configured["config"])
         for event, keys in zip(self.checkpoints, checkpoint_keys, strict=True):
             checkpoints.publish(session, run_id, attempt, event, keys)
         for event, key in zip(self.artifacts, artifact_keys, strict=True):
             artifacts.publish(session, run_id, attempt, event, key)
 
-    def _note_precision(self, session: Session) -> None:
+    def _note_precision(self, run: Run) -> None:
         """Say of a loop that is not ours that it trains in fp16, which alone needs a scaler."""
-        run = session.get_one(Run, self._run_id)
         if run.source == RECIPE or run.precision:
             return
         is_scaled = run.scale not in (None, UNSCALED)
@@ -137,7 +143,7 @@ class Recording:
         """Let go of what was written, once it is committed."""
         self.has_begun = self.has_begun or self._begins
         self.pending, self.checkpoints, self.artifacts = telemetry.Flush(), [], []
-        self._rewound = []
+        self._rewound, self._configured = [], None
 
     @property
     def _begins(self) -> bool:

@@ -22,10 +22,16 @@ def note(session: Session, run: Run) -> None:
         session.execute(insert(RunSetting), rows)
 
 
+def note_script(session: Session, run: Run, config: dict[str, Any]) -> None:
+    """Write down what a command's script says that it is configured with, in place of before."""
+    run.script_config = config
+    note(session, run)
+
+
 def rows_of(run: Run) -> list[dict[str, Any]]:
     """Return the rows of a run's settings."""
     # {"a.b": 1, "a": {"b": 2}} has one path twice.
-    values = dict(islice(_flat(run.config), MOST))
+    values = dict(islice(_flat(run.whole_config), MOST))
     return [
         {"run_id": run.id, "path": path, "name": path.rpartition(".")[2], **_value(value)}
         for path, value in values.items()

@@ -324,6 +324,12 @@ def durations(session: Session, run_ids: Collection[int], moment: float) -> dict
     return {row[0]: row[1] for row in session.execute(query)}
 
 
+def ends(session: Session, run_ids: Collection[int]) -> list[tuple[float, int]]:
+    """Return when those of these runs ended that have, and their numbers."""
+    query = select(Run.ended_at, Run.id).where(Run.id.in_(run_ids), Run.status.in_(ENDED))
+    return [(ended_at or 0.0, run_id) for ended_at, run_id in session.execute(query)]
+
+
 def statuses(session: Session, run_id: int) -> list[RunStatus]:
     """Return the history of a run's status, oldest first."""
     query = select(RunStatus).where(RunStatus.run_id == run_id).order_by(RunStatus.id)

@@ -200,6 +200,9 @@ class Settings(BaseSettings):
     max_stalled_attempts: Annotated[
         int, Field(ge=1, description="How many killed attempts in a row may make no new step")
     ] = 5
+    kept_checkouts: Annotated[
+        int, Field(ge=0, description="How many checkouts of ended commands a data folder keeps")
+    ] = 20
     bin_days: Annotated[
         float, Field(ge=0, description="How many days deleted runs can be restored")
     ] = 7.0

@@ -375,8 +375,9 @@ class Run(Table):
     erased_at: all is gone but this row, which keeps its number from being given again.
 
     A command has no recipe either, and of precision and steps_total the same is true. config holds
-    its parameters' values; command is all else of it: {line, folder, git, commit, venv, variables,
-    secrets, parameters}, where secrets are names, and parameters are JSON Schemas by name.
+    its parameters' values, script_config what its script says beside these, once it does; command
+    is all else of it: {line, folder, git, commit, venv, variables, secrets, parameters}, where
+    secrets are names, and parameters are JSON Schemas by name.
     """
 
     __tablename__ = "runs"
@@ -401,6 +402,7 @@ class Run(Table):
     recipe: Mapped[str]
     command: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     config: Mapped[dict[str, Any]]
+    script_config: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     precision: Mapped[str]
     tags: Mapped[str] = mapped_column(default="")
     note: Mapped[str] = mapped_column(default="", server_default="")
@@ -457,6 +459,11 @@ class Run(Table):
     def settings(self) -> dict[str, Any]:
         """Its configuration, where a recipe says what it means; else the precision alone."""
         return self.config if self.source == RECIPE else {"precision": self.precision}
+
+    @property
+    def whole_config(self) -> dict[str, Any]:
+        """Its configuration with what its script says of it; a parameter is what was submitted."""
+        return self.config | (self.script_config or {}) | self.config
 
     @property
     def own_steps(self) -> int:

@@ -6,6 +6,7 @@ first line is its help. Server, worker and recipes add theirs so.
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -35,6 +36,16 @@ OWN = (
 def main(words: list[str] | None = None) -> None:
     """Run the command that was typed."""
     words = sys.argv[1:] if words is None else words
+    try:
+        _carry_out(words)
+    except SystemExit as ended:  # each command's way to say in a sentence what went wrong
+        if "--json" not in words or not isinstance(ended.code, str):
+            raise
+        sys.stderr.write(json.dumps({"error": ended.code.removeprefix("halfstep: ")}) + "\n")
+        sys.exit(1)
+
+
+def _carry_out(words: list[str]) -> None:
     installed = {point.name: point for point in entry_points(group=GROUP)}
     if words and words[0] in installed:
         try:

@@ -31,6 +31,7 @@ from halfstep.sweep_commands import sweep
 from halfstep.typed import (
     EXIT_CODES,
     EXITS,
+    Parser,
     add_submission,
     configuration,
     pairs,
@@ -178,7 +179,7 @@ RUN = {
 
 def run(words: list[str]) -> None:
     """Submit, list, show, follow, edit, cancel, delete, fork runs; read their numbers and logs."""
-    parser = argparse.ArgumentParser(prog="halfstep run", description=run.__doc__)
+    parser = Parser(prog="halfstep run", description=run.__doc__)
     parser.add_argument("command", choices=RUN, help="`halfstep run COMMAND --help` explains it")
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(words)

@@ -5,6 +5,7 @@ range, a text that PostgreSQL refuses, a file outside the run's folder. Fields b
 are let through, if they are plain JSON.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +27,8 @@ TEXT_CHARACTERS = 100_000  # of a note, which may quote two texts of a configura
 DEPTH = 20  # of lists and objects within each other
 EXPONENTS = (-1100, 1100)  # of every kind of float
 BINS = 4096
+#: Of what a script is configured with, as JSON: a page shows all of it.
+CONFIG_CHARACTERS = 100_000
 #: An event is one row, and a page reads it whole.
 EVENT_BYTES = 16 * 2**20
 
@@ -208,6 +211,12 @@ def _or_nothing(rule: Plain, *, is_needed: bool = True) -> Plain:
     return Plain(allowed, lambda value: value is None or rule.holds(value), is_needed)
 
 
+def _is_config(value: Any) -> bool:
+    if not isinstance(value, dict) or _unplain(value):
+        return False
+    return len(json.dumps(value)) <= CONFIG_CHARACTERS
+
+
 WHOLE = _whole(-LARGEST_WHOLE, LARGEST_WHOLE)
 COUNT = _whole(0, LARGEST_WHOLE)
 STEP = _whole(1, LARGEST_WHOLE)
@@ -270,6 +279,11 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "files": Listed({"kind": _like(FILE_KIND, FILE_KINDS), **FILE}),
     },
     "resumed": {"step": SINCE, "exact": YES_OR_NO, "notes": Listed(WORDS)},
+    "configured": {
+        "config": Plain(
+            f"an object of plain JSON, of at most {CONFIG_CHARACTERS:,} characters", _is_config
+        )
+    },
     "length": {"step": SINCE, "steps": STEP},
     "artifact": {
         "step": SINCE,

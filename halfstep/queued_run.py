@@ -18,6 +18,8 @@ from halfstep.spool import Position, SpoolReader, spool_of
 
 #: What the worker tells a command; HALFSTEP_RUN, the run's number, is for people.
 FOLDER, ATTEMPT, RUN = "HALFSTEP_RUN_FOLDER", "HALFSTEP_ATTEMPT", "HALFSTEP_RUN"
+#: Names, with commas, of the variables that are secrets.
+SECRETS = "HALFSTEP_SECRETS"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,12 @@ class QueuedRun:
         self.lock.truncate(0)
         self.lock.write(str(step))
         self.lock.close()
+
+
+def secrets() -> list[str]:
+    """Return the values of the secrets that this script was given."""
+    names = filter(None, os.environ.get(SECRETS, "").split(","))
+    return [os.environ[name] for name in names if name in os.environ]
 
 
 def _last_step(files: AttemptFiles, sequences: list[int]) -> int:

@@ -85,12 +85,7 @@ def described_in(folder: Path) -> dict[str, Any]:
 
 
 def configure(folder: Path, config: object, secret: str | None = None) -> None:
-    """Write a run's configuration anew, unless it is the queue's. secret: is hidden wherever it is.
-
-    What a queued run was submitted with stays what its page says of it.
-    """
-    if not (folder / "run.json").exists():
-        return
+    """Write a run's configuration anew. secret: is hidden wherever it is."""
     described = read_run(folder)
     write_json(
         folder / "run.json", described | {"config": redaction.without(plain(config), secret)}

@@ -28,6 +28,7 @@ of every field; what is not within them is not written, and read as Unrecordable
                 stall_seconds: how long the loop was held for it;
                 upload: whether the uploader of a watched run shall send them
     resumed     step, exact, notes
+    configured  config: what the script of a queued command says of itself; the last one counts
     length      step 0, steps: how many the run will attempt, as its epochs come to
     artifact    step, name, path "artifacts/step-00000400/<name>", size_bytes, sha256
     obeyed      step, request: a scale was set, or a step replayed, as asked

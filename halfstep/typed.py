@@ -3,8 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 from halfstep.client import ENDED, Client
 
@@ -13,10 +13,27 @@ EXIT_CODES = {"finished": 0, "failed": 3, "cancelled": 4}
 EXITS = "the exit code is 0 if it finished, 3 if it failed, 4 if it was cancelled"
 
 
+class Parser(argparse.ArgumentParser):
+    """Reads words; where they ask for JSON, what is wrong with them is told so too."""
+
+    _words: Sequence[str] = ()
+
+    def parse_args(self, words: Sequence[str] | None) -> argparse.Namespace:  # type: ignore[override]
+        """Read what was typed; None: to this process."""
+        self._words = sys.argv[1:] if words is None else words
+        return super().parse_args(self._words)
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and exit with 2."""
+        if "--json" in self._words:
+            self.exit(2, json.dumps({"error": message}) + "\n")
+        super().error(message)
+
+
 def parser_of(name: str, command: Any, more: str = "") -> argparse.ArgumentParser:
     """Return what reads a command's words. more: for its help."""
     server = "The server is HALFSTEP_URL and the token HALFSTEP_TOKEN, else as `halfstep login` has"
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"halfstep {name}",
         description=command.__doc__,
         epilog=". ".join(filter(None, [more, f"{server} kept them."])),

@@ -21,15 +21,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
-from halfstep import credentials, uploader
+from halfstep import credentials, redaction, uploader
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.credentials import Credentials, Unreadable
 from halfstep.ending import Ending
 from halfstep.logged import as_file, is_number
 from halfstep.patient_spool import PatientSpool
-from halfstep.queued_run import QueuedRun
-from halfstep.run_folder import last_step, open_run, slug, write_outcome
+from halfstep.queued_run import QueuedRun, secrets
+from halfstep.run_folder import configure, last_step, open_run, plain, slug, write_outcome
 from halfstep.spool import BadEvent, Event, Steps
 from halfstep.unheard import Unheard
 
@@ -98,6 +98,8 @@ def watch(
                 every=every,
             )
             _active.add(*modules)
+            if config is not None:
+                _active.configure(config)
             _say(f"watching; this is run {queued.files.folder.name} of the queue")
             return _active
         server = None if chosen == "offline" else _server(url, token)
@@ -210,6 +212,10 @@ class Watch:
         """Call parameters as these modules do."""
         self._guard(lambda: self._loop.add(modules))
 
+    def configure(self, config: object) -> None:
+        """Say what the run is configured with, in place of what was said before."""
+        self._guard(lambda: self._configure(config))
+
     def resume(self, step: int, *, exact: bool = False) -> None:
         """Say which step the script goes on from: the next one is that plus 1."""
         self._guard(lambda: self._resume(step, exact))
@@ -296,6 +302,16 @@ class Watch:
         self._flush()
         if clock() - self._looked_at > REVIVAL_SECONDS:
             self._revive()
+
+    def _configure(self, config: object) -> None:
+        if not self._queued:
+            configure(self._written.folder, config, self.secret)
+            return
+        told = redaction.without(plain(config), *secrets())
+        try:
+            self._spool.event({"event": "configured", "config": told})
+        except BadEvent as error:
+            self._complain(f"the configuration is not recorded: {error}")
 
     def _resume(self, step: int, exact: bool) -> None:
         self._loop.step = step

@@ -11,6 +11,9 @@ from playwright.sync_api import Browser, Page, Playwright
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
+#: How many points the chart of a run has drawn.
+DRAWN = "Number(document.querySelector('[data-drawn]')?.dataset.drawn ?? 0)"
+
 
 def launched(playwright: Playwright) -> Browser:
     """Start the system's own; playwright would bring another."""

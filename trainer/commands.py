@@ -2,10 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from halfstep.service_commands import AsJson, run_typed, tell
 from trainer import kept_recipes
 from trainer.kept_recipes import NotKeptError
 
@@ -15,7 +16,7 @@ cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 def recipe(words: list[str]) -> None:
     """Recipes of your own: `recipe check FILE`, and `add`, `list` and `remove` of a worker's."""
     try:
-        cli(words, prog_name="halfstep recipe")
+        run_typed(cli, words, "recipe")
     except NotKeptError as error:
         sys.exit(f"halfstep: {error}")
 
@@ -31,9 +32,10 @@ def check(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="may be repeated")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run five steps in each precision, and say in words what is wrong."""
-    _check(file, settings or [])
+    _check(file, settings or [], as_json=as_json)
 
 
 @cli.command()
@@ -44,34 +46,39 @@ def add(
         typer.Option("--set", metavar="FIELD=VALUE", help="for the check; may be repeated"),
     ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="only see that it loads")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Have the workers of this data folder offer a recipe, and check it."""
     reference = _loaded(file)
     kept_recipes.add(reference)
-    typer.echo(f"{reference} is kept: workers of {kept_recipes.path().parent} offer it soon.")
+    text = f"{reference} is kept: workers of {kept_recipes.path().parent} offer it soon."
+    tell({"reference": reference, "kept_in": str(kept_recipes.path())}, text, as_json=as_json)
     if not no_check:
-        _check(reference, settings or [])
+        _check(reference, settings or [], as_json=as_json)
 
 
 @cli.command("list")
-def list_() -> None:
+def list_(as_json: AsJson = False) -> None:
     """List the recipes that are kept, with what the check said of each."""
     for each in kept_recipes.read():
         reference = each["reference"]
-        file = Path(reference.rpartition(":")[0])
-        typer.echo(
-            f"{reference}  {_state(reference) if file.is_file() else 'there is no such file'}"
-        )
-    typer.echo(f"kept in {kept_recipes.path()}")
+        is_there = Path(reference.rpartition(":")[0]).is_file()
+        check = kept_recipes.check_of(reference) if is_there else None
+        text = f"{reference}  {_state(reference, check) if is_there else 'there is no such file'}"
+        told = {"reference": reference, "is_there": is_there, "check": check}
+        tell(told, text, as_json=as_json)
+    if not as_json:
+        typer.echo(f"kept in {kept_recipes.path()}")
 
 
 @cli.command()
 def remove(
     file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
+    as_json: AsJson = False,
 ) -> None:
     """Have workers offer a recipe no longer; the file stays, and so do its runs."""
     for reference in kept_recipes.remove(file):
-        typer.echo(f"{reference} is kept no longer.")
+        tell({"removed": reference}, f"{reference} is kept no longer.", as_json=as_json)
 
 
 def _loaded(file: str) -> str:
@@ -91,15 +98,14 @@ def _loaded(file: str) -> str:
     return f"{path}:{load_recipe(reference).__name__}"
 
 
-def _check(file: str, settings: list[str]) -> None:
+def _check(file: str, settings: list[str], *, as_json: bool) -> None:
     from trainer.diagnosis.check import main  # loads torch, which takes seconds
 
     options = [word for assignment in settings for word in ("--set", assignment)]
-    main([file, *options])
+    main([file, *options, *["--json"] * as_json])
 
 
-def _state(reference: str) -> str:
-    check = kept_recipes.check_of(reference)
+def _state(reference: str, check: dict[str, Any] | None) -> str:
     if check is None:
         return f"not checked: halfstep recipe check {reference}"
     errors = sum(each["severity"] == "error" for each in check["findings"])

@@ -13,7 +13,6 @@ WAIT_SECONDS = 0.4
 OPTIONS = {
     "protocol.allow": "never",
     "protocol.https.allow": "always",
-    "protocol.file.allow": "always",
     "http.lowSpeedLimit": "1000",
     "http.lowSpeedTime": "60",
     "advice.detachedHead": "false",
@@ -32,15 +31,19 @@ def check_out(
     environment: Mapping[str, str],
     meanwhile: Callable[[], None],
 ) -> str:
-    """Make the folder hold this commit; return its whole name.
+    """Make the folder hold this commit with its submodules; return its whole name.
+
+    Of a repository on the network no submodule is of this machine.
 
     One that is there already, from an earlier attempt, stays as it is, with what the script has
     left in it. meanwhile: called now and then; what it raises ends git.
     Raises CannotCheckOut, OSError.
     """
 
+    local = "always" if url.startswith("file:") else "never"
+
     def git(*words: str) -> str:
-        return _git(words, environment, meanwhile)
+        return _git(words, OPTIONS | {"protocol.file.allow": local}, environment, meanwhile)
 
     if not folder.exists():
         # A name of our own: the git of a supervisor that was killed may still be at its work.
@@ -56,14 +59,18 @@ def check_out(
         if not whole.startswith(commit.lower()):
             raise CannotCheckOut(f"{url} has no commit {commit}: that is a name of {whole}")
         git("-C", str(partial), "checkout", "--quiet", "--detach", whole)
+        git("-C", str(partial), "submodule", "--quiet", "update", "--init", "--recursive")
         partial.rename(folder)
     return git("-C", str(folder), "rev-parse", "HEAD")
 
 
 def _git(
-    words: tuple[str, ...], environment: Mapping[str, str], meanwhile: Callable[[], None]
+    words: tuple[str, ...],
+    settings: Mapping[str, str],
+    environment: Mapping[str, str],
+    meanwhile: Callable[[], None],
 ) -> str:
-    options = [word for name, value in OPTIONS.items() for word in ("-c", f"{name}={value}")]
+    options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     try:
         process = subprocess.Popen(
             ["git", *options, *words],

@@ -3,14 +3,14 @@
 Said of this machine, and where HALFSTEP_PLACEMENT names a cluster, of one of its nodes too.
 """
 
-import argparse
 import importlib.metadata
+import json
 import shlex
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import obstore
 from obstore.store import LocalStore
@@ -23,6 +23,7 @@ from db.errors import HalfstepError
 from db.settings import Settings
 from db.storage import open_store, why
 from halfstep.output import say
+from halfstep.typed import Parser
 from worker.gang import interface
 
 STORE_SECONDS = 10.0
@@ -121,10 +122,10 @@ LOOKS: dict[str, Callable[[Settings], Iterator[Finding]]] = {
 }
 
 
-def on_a_node(settings: Settings) -> Iterator[str]:
-    """Have Slurm run the same check on a node, as it would a worker; yield what that prints."""
+def on_a_node(settings: Settings) -> Iterator[Finding]:
+    """Have Slurm run the same check on a node, as it would a worker; yield what that finds."""
     options = shlex.split(settings.slurm_options.replace("{devices}", "1"))
-    here = [sys.executable, "-m", "worker.cluster", "check", "--here"]
+    here = [sys.executable, "-m", "worker.cluster", "check", "--here", "--json"]
     try:
         done = subprocess.run(
             ["srun", "--quiet", "--nodes=1", "--ntasks=1", *options, *here],
@@ -134,41 +135,47 @@ def on_a_node(settings: Settings) -> Iterator[str]:
             check=False,
         )
     except FileNotFoundError:
-        yield str(Finding("slurm", "there is no srun on this machine", is_fine=False))
+        yield Finding("slurm", "there is no srun on this machine", is_fine=False)
         return
     except subprocess.TimeoutExpired:
         text = f"no node was given within {NODE_SECONDS:.0f} s: squeue says why"
-        yield str(Finding("slurm", text, is_fine=False))
+        yield Finding("slurm", text, is_fine=False)
         return
-    yield from done.stdout.splitlines()
-    if done.returncode and "NO " not in done.stdout:
-        yield str(Finding("slurm", done.stderr.strip(), is_fine=False))
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    yield from (Finding(each["what"], each["text"], each["is_fine"]) for each in found)
+    if done.returncode and all(each["is_fine"] for each in found):
+        yield Finding("slurm", done.stderr.strip(), is_fine=False)
 
 
 def main(words: list[str] | None = None) -> None:
     """Say what is missing; exit with 1 if anything is."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="halfstep cluster",
         description="Say what is missing for runs over several machines: of this one, and of a "
         "node of the cluster that HALFSTEP_PLACEMENT names.",
     )
     parser.add_argument("action", choices=["check"])
     parser.add_argument("--here", action="store_true", help="look at this machine alone")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
     asked = parser.parse_args(words)
     try:
         settings = Settings.read()
     except HalfstepError as error:
         sys.exit(f"cluster: {error}")
-    lines = [str(finding) for finding in look(settings)]
-    for line in lines:
-        say(line)
+    found = list(look(settings))
+    for each in found:
+        say(_printed(each, "here", as_json=asked.json))
     if settings.placement == "slurm" and not asked.here:
-        say("on a node:")
-        found = list(on_a_node(settings))
-        for line in found:
-            say(f"  {line}")
-        lines += found
-    sys.exit(any(line.startswith("NO ") for line in lines))
+        for each in on_a_node(settings):
+            say(_printed(each, "on a node", as_json=asked.json))
+            found.append(each)
+    sys.exit(not all(each.is_fine for each in found))
+
+
+def _printed(finding: Finding, where: str, *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(asdict(finding) | {"where": where})
+    return str(finding) if where == "here" else f"{finding} ({where})"
 
 
 if __name__ == "__main__":

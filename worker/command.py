@@ -138,6 +138,7 @@ class Command:
         ours = {
             **gpus.environment(attempt.devices if attempt.is_cuda else []),
             queued_run.RUN: str(attempt.run.id),
+            queued_run.SECRETS: ",".join(self._secrets),
             queued_run.ATTEMPT: str(attempt.files.attempt),
             queued_run.FOLDER: str(attempt.files.folder),
         }

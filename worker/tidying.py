@@ -1,6 +1,6 @@
 """What nobody needs any more of this machine: the server reaches its own alone."""
 
-from db import erasure, uploads
+from db import erasure, runs, uploads
 from db.database import Database
 from db.settings import Settings
 from halfstep.output import say
@@ -31,6 +31,30 @@ def delete_erased(settings: Settings, database: Database) -> list[int]:
             deleted.append(run_id)
         except OSError as error:
             say(f"worker: the folder of run {run_id}, which was deleted, stays: {error}")
+    return deleted
+
+
+def delete_checkouts(settings: Settings, database: Database) -> list[int]:
+    """Delete the checkouts of commands that have ended, but for the latest; return whose."""
+    folder = settings.run_folder(0).parent
+    if not folder.is_dir():
+        return []
+    here = [
+        int(each.parts[-3]) for each in folder.glob("*/work/.git") if each.parts[-3].isdecimal()
+    ]
+    with database.reading() as session:
+        ended = [
+            each
+            for first in range(0, len(here), RUNS)
+            for each in runs.ends(session, here[first : first + RUNS])
+        ]
+    deleted = []
+    for _ended_at, run_id in sorted(ended, reverse=True)[settings.kept_checkouts :]:
+        try:
+            erasure.delete_folder(settings.run_folder(run_id) / "work")
+            deleted.append(run_id)
+        except OSError as error:
+            say(f"worker: the checkout of run {run_id}, which has ended, stays: {error}")
     return deleted
 
 

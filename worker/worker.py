@@ -38,7 +38,7 @@ from worker import gang
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
 from worker.offering import Offer, Offering
 from worker.recorder import CannotRecord, Recorder, in_short, may_pass
-from worker.tidying import delete_erased, delete_uploads
+from worker.tidying import delete_checkouts, delete_erased, delete_uploads
 
 TICK_SECONDS = 0.5
 #: Over which those spread who are all told of one run.
@@ -117,6 +117,7 @@ class Worker:
                     _say(f"looks at the queue every {TICK_SECONDS:g} s: {fault}")
                 if time.monotonic() >= tidy_due:
                     delete_erased(self.settings, self.database)
+                    delete_checkouts(self.settings, self.database)
                     delete_uploads(self.settings, self.database)
                     tidy_due = time.monotonic() + TIDY_SECONDS
                 is_away = False

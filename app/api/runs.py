@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Depends, Header, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from app import columns, configuration, continuing, deeds, filters
+from app import columns, configuration, continuing, deeds, filters, uploads
 from app.auth import SignedIn
 from app.command_lines import Command, as_submitted
 from app.configuration import Setting
@@ -159,9 +159,18 @@ def list_runs(
     )
 
 
+def _lost(submission: Submission, settings: TheSettings) -> dict[str, str]:
+    return uploads.lost(settings, submission.config)
+
+
+#: Comes before the session: no transaction waits for a bucket.
+Lost = Annotated[dict[str, str], Depends(_lost)]
+
+
 @router.post("", status_code=201)
 def submit_run(
     submission: Submission,
+    lost: Lost,
     session: Db,
     settings: TheSettings,
     visitor: SignedIn,
@@ -171,7 +180,7 @@ def submit_run(
     ] = None,
 ) -> RunSummary:
     """Queue a run. 422 names each bad field, its value and what is allowed."""
-    run = submit(session, visitor.user, submission, idempotency_key=idempotency_key)
+    run = submit(session, visitor.user, submission, idempotency_key=idempotency_key, known=lost)
     deeds.done_to(session, [run.id])
     return summarise(session, run, visitor.user.name, settings)
 
@@ -191,7 +200,7 @@ def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedI
         **summary.model_dump(),
         note=run.note,
         command=command,
-        config=run.config,
+        config=run.whole_config,
         changed_settings=configuration.changed(configuration.settings_of(session, run)),
         sweep_id=trial.sweep_id if trial else None,
         statuses=statuses,

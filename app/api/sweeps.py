@@ -8,14 +8,15 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
-from app import search, sweep_news, sweeping
+from app import search, sweep_news, sweeping, uploads
 from app.api.streams import After, LastEventId
 from app.auth import SignedIn
-from app.context import Db, TheDatabase, TheLive
+from app.context import Db, TheDatabase, TheLive, TheSettings
 from app.parameters import RowId, Text
 from app.summary import Number
 from app.sweeping import MOST_RUNS, SpaceGiven, SweepSubmission
 from db import sweeps
+from db.errors import Invalid
 from db.sweeps import Tally
 from db.tables import Run, Status, Sweep, Trial, User
 
@@ -105,9 +106,18 @@ def list_sweeps(
     )
 
 
+def _lost(submission: SweepSubmission, settings: TheSettings) -> dict[str, str]:
+    return uploads.lost(settings, submission.config)
+
+
+#: Comes before the session: no transaction waits for a bucket.
+Lost = Annotated[dict[str, str], Depends(_lost)]
+
+
 @router.post("", status_code=201)
 def begin_sweep(
     submission: SweepSubmission,
+    lost: Lost,
     session: Db,
     visitor: SignedIn,
     idempotency_key: Annotated[
@@ -116,6 +126,8 @@ def begin_sweep(
     ] = None,
 ) -> SweepDetail:
     """Begin a sweep. 422 names each bad field, its value and what is allowed."""
+    if lost:
+        raise Invalid(lost)
     key = idempotency_key
     return detail(session, sweeping.begin(session, visitor.user, submission, idempotency_key=key))
 

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
-from app import deeds, forms, schemas
+from app import deeds, forms, schemas, uploads
 from app.auth import SignedIn, Visitor
-from app.context import Db, Posted
+from app.context import Db, Posted, TheSettings
 from app.parameters import RunId, Step, Text
 from app.rendering import page
 from app.submission import Submission, check, may_submit_to, submit
-from app.uploads import largest_bytes
 from db import checkpoints, runs, workers
 from db.errors import Invalid, NotFound
+from db.uploads import SETTING
 
 router = APIRouter()
 
@@ -125,8 +125,18 @@ def other_recipe(request: Request, session: Db, posted: Posted, visitor: SignedI
     return _form(request, session, visitor, wanted, config, values, refused=refused)
 
 
+def _lost(posted: Posted, settings: TheSettings) -> dict[str, str]:
+    return uploads.lost(settings, {"weights": {"upload": posted.get(SETTING)}})
+
+
+#: Comes before the session: no transaction waits for a bucket.
+Lost = Annotated[dict[str, str], Depends(_lost)]
+
+
 @router.post("/runs")
-def submit_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> Response:
+def submit_run(
+    request: Request, lost: Lost, session: Db, posted: Posted, visitor: SignedIn
+) -> Response:
     """Queue the run, or show the form again with what was typed and what is wrong with it."""
     recipe = str(posted.get("recipe", ""))
     values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
@@ -136,6 +146,7 @@ def submit_run(request: Request, session: Db, posted: Posted, visitor: SignedIn)
         place, errors = numbers(values)
         texts = {name: values[name] for name in ("name", "tags", "project")}
         submission = Submission(recipe=recipe, config=config, **texts, **place)
+        errors |= lost
         if errors:
             raise Invalid(errors | check(session, submission).errors)
         run = submit(session, visitor.user, submission)
@@ -203,5 +214,5 @@ def _form(
         errors=errors or {},
         titles={each.path: each.title for each in schemas.properties(schema)} | RUN_TITLES,
         refused=refused,
-        largest_upload=largest_bytes(request.app.state.settings),
+        largest_upload=uploads.largest_bytes(request.app.state.settings),
     )

@@ -91,7 +91,7 @@ def show_run(
         metrics=windows.measured(session, run_id),
         comparison=comparison.of_group(session, run.group_id, settings) if run.group_id else None,
         log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),
-        config=run.config,
+        config=run.whole_config,
         meant=run.settings,
         examples=(run.workload or {}).get("examples"),
         watched=ingest.attempt_of(session, run),

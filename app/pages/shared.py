@@ -170,7 +170,7 @@ def _run(session: Session, settings: Settings, run_id: int) -> dict[str, Any]:
         "skipped": skipped_steps(session, run_id),
         "spikes": spikes(session, run_id),
         "metrics": windows.measured(session, run_id),
-        "config": run.config,
+        "config": run.whole_config,
         "meant": run.settings,
         "settings": configuration.settings_of(session, run),
         "command": None,

@@ -18,7 +18,7 @@ from halfstep.dropin.showing import show, worded
 from halfstep.dropin.unserved import Unserved, ignored, say_once, unraised
 from halfstep.logged import is_number
 from halfstep.nesting import flat
-from halfstep.run_folder import configure, last_logged, slug
+from halfstep.run_folder import last_logged, slug
 
 MOST_FILES = 1000  # of one `save`
 SUMMARIES: Mapping[str, Callable[[float, float], float]] = {"min": min, "max": max}
@@ -260,7 +260,7 @@ class Run:
 
     def _configure(self, _changed: dict[str, Any]) -> None:
         if self._watch.files is not None:
-            configure(self._watch.files.folder, self.config.as_dict(), self._watch.secret)
+            self._watch.configure(self.config.as_dict())
 
 
 def _kind(summary: str, goal: str | None) -> str:

@@ -70,10 +70,12 @@ def import_(words: list[str]) -> None:
                     "new": written.is_new,
                 }
                 line |= {"steps": written.steps, "numbers": written.numbers}
+                line["media"] = written.media
                 print(json.dumps(line | {"left_out": dict(each.left_out)}), flush=True)
             else:
                 was = "" if written.is_new else ", there already"
                 counted = f"{written.steps:,} steps, {written.numbers:,} numbers"
+                counted += f", {written.media:,} media" if written.media else ""
                 print(f"{page or written.folder}: {counted}{was}{_left_out(each)}", flush=True)
     if not found:
         complain(f"there is nothing of {options.source}'s in {options.path}")

@@ -1,23 +1,27 @@
 """A run's folder as `halfstep.watch` would have written it, from what a source tells.
 
 A row of a step stands where the loss was logged; what else has a column joins it there: the norm
-of the same step, the last scale and learning rate so far. All other numbers are logged numbers.
+of the same step, the last scale and learning rate so far. All other numbers are logged numbers;
+pictures and sounds are files of the run.
 """
 
+import hashlib
 import json
 import uuid
 from array import array
 from collections.abc import Callable
 from datetime import UTC, datetime
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from halfstep.attempt_files import AttemptFiles
+from halfstep.importing import media
 from halfstep.importing.columns import columns_of
-from halfstep.importing.source import Damaged, Found, Point
+from halfstep.importing.source import Damaged, Found, Media, Point
+from halfstep.logged import MOST_BYTES
 from halfstep.run_folder import FORMAT, plain, slug, write_json, write_outcome
 from halfstep.spool import NONFINITE_LOSS, STEP_DTYPE, UNKNOWN_US, BadEvent, SpoolWriter, Steps
 
@@ -34,6 +38,7 @@ class Written(NamedTuple):
     is_new: bool
     steps: int
     numbers: int
+    media: int
 
 
 def write_run(
@@ -49,9 +54,10 @@ def write_run(
     if (place / IMPORTED).exists():
         before = json.loads((place / IMPORTED).read_text())
         if before["fingerprint"] == found.fingerprint:
-            return Written(place, False, before["steps"], before["numbers"])
+            told = (before["steps"], before["numbers"], before.get("media", 0))
+            return Written(place, False, *told)
     writing = _Writing(found, place, before.get("attempt", 0) + 1, say)
-    steps, numbers = writing.write()
+    written = Written(place, True, *writing.write())
     described = {
         "format": FORMAT,
         "id": run_id,
@@ -63,10 +69,11 @@ def write_run(
         "attempts": [_attempt(number, found, writing.started) for number in writing.numbers()],
     }
     write_json(place / "run.json", described)
-    kept = {"identity": found.identity, "fingerprint": found.fingerprint}
-    counted = {"attempt": writing.files.attempt, "steps": steps, "numbers": numbers}
-    write_json(place / IMPORTED, kept | counted)  # the last: without it all is written again
-    return Written(place, True, steps, numbers)
+    kept: dict[str, Any] = {"identity": found.identity, "fingerprint": found.fingerprint}
+    counted = {"steps": written.steps, "numbers": written.numbers, "media": written.media}
+    kept |= {"attempt": writing.files.attempt} | counted
+    write_json(place / IMPORTED, kept)  # the last: without it all is written again
+    return written
 
 
 class _Writing:
@@ -78,14 +85,15 @@ class _Writing:
         self._complaints: set[str] = set()
         self._lines: dict[str, _Line] = {}
         self._shift = 0
+        self._media: set[str] = set()  # paths of the files that were written
         self.started = 0.0
 
     def numbers(self) -> range:
         """Return the numbers of all attempts."""
         return range(1, self.files.attempt + 1)
 
-    def write(self) -> tuple[int, int]:
-        """Write spool and outcome; return how many steps and how many logged numbers."""
+    def write(self) -> tuple[int, int, int]:
+        """Write spool, media and outcome; return how many steps, logged numbers and files."""
         column_of = self._first_pass()
         for path in self.files.spool.glob(f"{self.files.attempt}-*.spool"):
             path.unlink()  # of an import that was broken off
@@ -100,7 +108,7 @@ class _Writing:
             numbers = self._second_pass(spool, column_of, set(rows["step"].tolist()))
         last = int(rows["step"][-1]) if len(rows) else 0
         write_outcome(self.files, self._found.status, last)
-        return len(rows), numbers
+        return len(rows), numbers, len(self._media)
 
     def _first_pass(self) -> dict[str, str]:
         """Keep what may become columns; find out when the run began, and whence steps count."""
@@ -108,6 +116,8 @@ class _Writing:
         first, earliest = 1, None
         unlikely: set[str] = set()
         for point in self._points(complains=True):
+            if isinstance(point, Media):
+                continue
             if point.time is not None and (earliest is None or point.time < earliest):
                 earliest = point.time
             if point.name in unlikely:
@@ -166,6 +176,9 @@ class _Writing:
         numbers = 0
         for point in self._points():
             step = point.step + self._shift
+            if isinstance(point, Media):
+                self._keep(spool, point, step)
+                continue
             if point.name in column_of and step in rows:
                 continue
             time = self.started if point.time is None else point.time
@@ -177,6 +190,36 @@ class _Writing:
             else:
                 numbers += 1
         return numbers
+
+    def _keep(self, spool: SpoolWriter, told: Media, step: int) -> None:
+        """Write a picture or a sound as a file of the run, unless there are too many of them."""
+        suffix = media.suffix_of(told.content)
+        if suffix is None or len(told.content) > MOST_BYTES:
+            self._found.left_out["file that is no PNG, JPEG or WAV up to 32 MiB"] += 1
+            return
+        if len(self._media) == media.MOST:
+            self._found.left_out[f"{suffix} beyond the first {media.MOST:,} files"] += 1
+            return
+        path = self._free(f"artifacts/step-{step:08}/{slug(told.name)[:80]}", suffix)
+        place = self.files.folder / path
+        described = {"size_bytes": len(told.content)}
+        sha256 = hashlib.sha256(told.content).hexdigest()
+        event = {"event": "artifact", "step": step, "name": place.name, "path": path}
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(told.content)
+        try:
+            spool.event(event | described | {"sha256": sha256})
+        except BadEvent as error:
+            self._complain(str(error))
+        else:
+            self._media.add(path)
+
+    def _free(self, path: str, suffix: str) -> str:
+        """Return a name that no other file of this step has."""
+        numbered = (f"{path}-{number}.{suffix}" for number in count(2))
+        return next(
+            each for each in chain([f"{path}.{suffix}"], numbered) if each not in self._media
+        )
 
     def _points(self, *, complains: bool = False) -> Any:
         """Yield what can be read. A damage ends this run's points, and is told once."""
@@ -227,7 +270,7 @@ def _place(folder: Path, name: str, run_id: str) -> Path:
 
 def _is_ours(place: Path) -> bool:
     """Whether an import left it that was broken off before it could say what it is."""
-    return place.is_dir() and {each.name for each in place.iterdir()} <= {"spool"}
+    return place.is_dir() and {each.name for each in place.iterdir()} <= {"spool", "artifacts"}
 
 
 def _attempt(number: int, found: Found, started: float) -> dict[str, Any]:

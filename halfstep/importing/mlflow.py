@@ -4,19 +4,30 @@ Of the folder's meta.yaml the package `pyyaml` reads what it says (the extra `ml
 """
 
 import math
+import re
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
-from halfstep.importing.source import Damaged, Found, Point, literal, nested
+from halfstep.importing.media import read
+from halfstep.importing.source import Damaged, Found, Media, Point, literal, nested
 
 STATUSES = {"FAILED": "failed", "KILLED": "terminated"}
 NUMBERED = {4: "FAILED", 5: "KILLED"}  # as meta.yaml has them
 INFINITE = 1.7976931348623157e308  # as the database has an infinity
 OWN = "mlflow."  # of the tags that it sets itself
+#: Artifacts that are looked at, and what `mlflow.log_image` with a step calls its own.
+SUFFIXES = (".png", ".jpg", ".jpeg", ".wav")
+LOGGED = re.compile(
+    r"(?P<key>.+)[%+]step[%+](?P<step>\d{1,15})[%+]timestamp[%+](?P<time>\d{1,15})[%+].*"
+)
+THUMBNAIL = "compressed.webp"
 
 
 def runs(path: Path) -> Iterator[Found | Damaged]:
@@ -34,7 +45,7 @@ def runs(path: Path) -> Iterator[Found | Damaged]:
 
 def _of_database(path: Path) -> Iterator[Found | Damaged]:
     query = (
-        "SELECT run_uuid, r.name, e.name, status, start_time, end_time FROM runs r"
+        "SELECT run_uuid, r.name, e.name, status, start_time, end_time, r.artifact_uri FROM runs r"
         " JOIN experiments e ON e.experiment_id = r.experiment_id"
         " WHERE r.lifecycle_stage = 'active' ORDER BY start_time, run_uuid"
     )
@@ -45,17 +56,21 @@ def _of_database(path: Path) -> Iterator[Found | Damaged]:
     except sqlite3.Error as error:
         yield Damaged(f"{path} is no database of MLflow's: {error}")
         return
-    for (run_id, name, experiment, status, start, end), (params, tags, counted) in described:
+    for (run_id, name, experiment, status, start, end, uri), described_as in described:
+        params, tags, counted = described_as
+        files = _artifacts(path.parent, uri, run_id)
+        left_out: Counter[str] = Counter()
         yield Found(
             identity=f"mlflow:{run_id}",
-            fingerprint=f"{status} {end} {counted}",
+            fingerprint=f"{status} {end} {counted} {len(files)}",
             name=name or run_id,
             project=experiment,
             config=_config(params),
             tags=_tags(tags),
             started=start / 1000 if start else None,
             status=STATUSES.get(status, "finished"),
-            points=partial(_points_of_database, path, run_id),
+            points=partial(_points_of_database, path, run_id, files, left_out),
+            left_out=left_out,
         )
 
 
@@ -71,7 +86,9 @@ def _described(database: sqlite3.Connection, run_id: str) -> tuple[dict[str, str
     return dict(params), dict(tags), counted
 
 
-def _points_of_database(path: Path, run_id: str) -> Iterator[Point]:
+def _points_of_database(
+    path: Path, run_id: str, files: list[Path], left_out: "Counter[str]"
+) -> Iterator[Point | Media]:
     query = (
         "SELECT key, step, timestamp, value, is_nan FROM metrics WHERE run_uuid = ?"
         " ORDER BY step, timestamp"
@@ -82,6 +99,16 @@ def _points_of_database(path: Path, run_id: str) -> Iterator[Point]:
                 yield Point(key, step, timestamp / 1000, math.nan if is_nan else _unbound(value))
     except sqlite3.Error as error:
         raise Damaged(f"{path} is damaged: {error}") from error
+    yield from _media(files, left_out)
+
+
+def _artifacts(folder: Path, uri: str | None, run_id: str) -> list[Path]:
+    """List a run's artifacts, if they lie on this machine, in a folder of that run's."""
+    parts = urlsplit(uri or "")
+    place = folder / unquote(parts.path)
+    if parts.scheme not in ("", "file") or place.parts[-2:] != (run_id, "artifacts"):
+        return []
+    return [*_files(place).values()]
 
 
 def _unbound(value: float) -> float:
@@ -117,20 +144,22 @@ def _of_folder(path: Path) -> Iterator[Found | Damaged]:
 
 
 def _of_run(folder: Path, told: _Meta, experiment: str | None) -> Found:
-    files = _files(folder / "metrics")
+    files, artifacts = _files(folder / "metrics"), [*_files(folder / "artifacts").values()]
+    left_out: Counter[str] = Counter()
     tags = {name: path.read_text() for name, path in _files(folder / "tags").items()}
     params = {name: path.read_text() for name, path in _files(folder / "params").items()}
     sizes = " ".join(f"{name}:{path.stat().st_size}" for name, path in files.items())
     return Found(
         identity=f"mlflow:{told.run_id}",
-        fingerprint=f"{told.status} {sizes}",
+        fingerprint=f"{told.status} {sizes} {len(artifacts)}",
         name=told.name or tags.get("mlflow.runName") or told.run_id,
         project=experiment,
         config=_config(params),
         tags=_tags(tags),
         started=told.start,
         status=STATUSES.get(told.status, "finished"),
-        points=lambda: _points_of_files(files),
+        points=lambda: chain(_points_of_files(files), _media(artifacts, left_out)),
+        left_out=left_out,
     )
 
 
@@ -176,6 +205,23 @@ def _points_of_files(files: dict[str, Path]) -> Iterator[Point]:
                 except ValueError as error:
                     raise Damaged(f"{path} is damaged in line {number:,}") from error
                 yield point
+
+
+# ---- Artifacts ---------------------------------------------------------------------------------
+
+
+def _media(files: list[Path], left_out: "Counter[str]") -> Iterator[Media]:
+    """Yield pictures and sounds; those logged without a step stand at step 0."""
+    left_out.clear()
+    for path in files:
+        content = read(path.parent, path.name) if path.suffix.lower() in SUFFIXES else None
+        if content is None:
+            left_out["artifact"] += not path.name.endswith(THUMBNAIL)
+        elif logged := LOGGED.fullmatch(path.stem):
+            key = logged["key"].replace("#", "/")
+            yield Media(key, int(logged["step"]), int(logged["time"]) / 1000, content)
+        else:
+            yield Media(path.stem, 0, None, content)
 
 
 def _config(params: dict[str, str]) -> dict[str, Any]:

@@ -16,6 +16,15 @@ class Point(NamedTuple):
     value: float
 
 
+class Media(NamedTuple):
+    """A picture or a sound, as the file that it is."""
+
+    name: str
+    step: int
+    time: float | None
+    content: bytes
+
+
 class Damaged(Exception):
     """A file that cannot be read, or not to its end; the message names it."""
 
@@ -26,13 +35,14 @@ class Found:
 
     identity: the source's own name for it, the same at every look.  fingerprint: changes when there
     is more of it.  status: finished, failed or terminated.  points: call it for another pass; each
-    raises Damaged where it cannot go on.  left_out: kinds of what is no number, counted by a pass.
+    raises Damaged where it cannot go on.  left_out: kinds of what is neither number nor media,
+    counted by a pass.
     """
 
     identity: str
     fingerprint: str
     name: str
-    points: Callable[[], Iterator[Point]]
+    points: Callable[[], Iterator[Point | Media]]
     project: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
     tags: tuple[str, ...] = ()

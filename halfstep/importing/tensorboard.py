@@ -14,7 +14,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_
 from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.util import tensor_util
 
-from halfstep.importing.source import Damaged, Found, Point
+from halfstep.importing.source import Damaged, Found, Media, Point
 
 PATTERN = "*tfevents*"
 HPARAMS = "_hparams_/session_start_info"
@@ -47,17 +47,19 @@ def _found(folder: Path, files: list[Path], root: Path) -> Found:
     )
 
 
-def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point]:
+def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point | Media]:
     left_out.clear()
     plugins: dict[str, str] = {}  # by tag: only its first value says
     for file in files:
         for event in _events(file):
             for value in event.summary.value:
                 plugin = plugins.setdefault(value.tag, value.metadata.plugin_data.plugin_name)
-                number = _number(value, plugin)
+                number, media = _number(value, plugin), _media(value, plugin)
                 if number is not None:
                     yield Point(value.tag, event.step, event.wall_time, number)
-                elif plugin != "hparams":
+                for content in media:
+                    yield Media(value.tag, event.step, event.wall_time, content)
+                if number is None and not media and plugin != "hparams":
                     left_out[plugin or str(value.WhichOneof("value"))] += 1
 
 
@@ -68,6 +70,19 @@ def _number(value: Any, plugin: str) -> float | None:
     if plugin == "scalars" and value.HasField("tensor"):
         return float(tensor_util.make_ndarray(value.tensor).item())
     return None
+
+
+def _media(value: Any, plugin: str) -> list[bytes]:
+    """Return pictures and sounds, as PyTorch and TensorFlow 1 or 2 write them."""
+    if value.HasField("image"):
+        return [value.image.encoded_image_string]
+    if value.HasField("audio"):
+        return [value.audio.encoded_audio_string]
+    if plugin == "images" and value.HasField("tensor"):
+        return list(value.tensor.string_val[2:])  # after width and height
+    if plugin == "audio" and value.HasField("tensor"):
+        return list(value.tensor.string_val[::2])  # each with its label
+    return []
 
 
 def _beginning(file: Path) -> tuple[float | None, dict[str, Any]]:

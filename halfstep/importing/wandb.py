@@ -17,13 +17,17 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, BinaryIO
 
+from halfstep.importing.media import read
 from halfstep.importing.protobuf import double, fields, signed, zigzag
-from halfstep.importing.source import Damaged, Found, Point
+from halfstep.importing.source import Damaged, Found, Media, Point
 
 HEADER, MAGIC = Struct("<4sHB"), (b":W&B", 0xBEE1)
 RECORD = Struct("<IHB")
 BLOCK_BYTES = 32 * 2**10
 WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+#: Kinds of values that are files, below `files` in the run's folder.
+MEDIA = ("image-file", "images/separated", "audio-file")
 
 HISTORY, SUMMARY, CONFIG, RUN, EXIT = 2, 3, 5, 17, 18  # of Record
 
@@ -86,22 +90,29 @@ def _told(files: list[Path]) -> Iterator[tuple[int, dict[int, list[Any]]]]:
             continue
 
 
-def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point]:
+def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point | Media]:
     left_out.clear()
     for file in files:
         for record in _records(file):
             if HISTORY in record:
-                yield from _row(fields(record[HISTORY][0]), left_out)
+                yield from _row(fields(record[HISTORY][0]), file.parent / "files", left_out)
 
 
-def _row(history: dict[int, list[Any]], left_out: "Counter[str]") -> Iterator[Point]:
-    """Yield the numbers of one row of a run's history."""
+def _row(
+    history: dict[int, list[Any]], files: Path, left_out: "Counter[str]"
+) -> Iterator[Point | Media]:
+    """Yield the numbers of one row of a run's history, and its pictures and sounds."""
     items = dict(_item(fields(item)) for item in history.get(1, []))
     told = fields(history[2][0]) if 2 in history else {}
     step = int(items.get(("_step",), signed(told.get(1, [0])[0])))
     time = items.get(("_timestamp",))
     kinds = {path[:-1]: value for path, value in items.items() if path[-1] == "_type"}
-    left_out.update(map(str, kinds.values()))
+    for path, kind in kinds.items():
+        named = items.get((*path, "filenames"), [items.get((*path, "path"))])
+        is_read = kind in MEDIA and isinstance(named, list)
+        contents = [read(files, str(each)) for each in named] if is_read else [None]
+        yield from (Media(".".join(path), step, time, each) for each in contents if each)
+        left_out.update(str(kind) for each in contents if not each)
     for path, value in items.items():
         if path[0].startswith("_") or any(path[:end] in kinds for end in range(len(path) + 1)):
             continue

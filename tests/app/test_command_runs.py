@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from db import claiming, queue, runs, secrets, workers
+from db import claiming, queue, run_settings, runs, secrets, workers
 from db.database import Database
 from db.settings import Settings
 from db.tables import Status, User
@@ -234,6 +234,28 @@ def test_the_page_says_what_is_run_and_shows_no_secret(
     with database.reading() as session:
         assert runs.get(session, 1).status == Status.STOPPING
     assert "End it now" in browser.get("/runs/1").text
+
+
+def test_what_its_script_is_configured_with_stands_beside_its_parameters(
+    commanded: None, database: Database, browser: TestClient
+) -> None:
+    """On the page, side by side and in the filter; submitted again is what was submitted."""
+    for lr, width in ((0.1, 8), (0.2, 16)):
+        given = {"command": COMMAND, "config": {"lr": lr, "name": "it"}}
+        run_id = browser.post("/api/v1/runs", json=given).json()["id"]
+        told = {"lr": "adaptive", "model": {"width": width, "act": "<b>"}}
+        with database.writing() as session:
+            run_settings.note_script(session, runs.get(session, run_id), told)
+    page = browser.get("/runs/1").text
+    assert "<code>model.width</code>" in page
+    assert "<code>model.act</code></td><td><b>&lt;b&gt;</b>" in page
+    whole = {"lr": 0.1, "name": "it", "model": {"width": 8, "act": "<b>"}}
+    assert browser.get("/api/v1/runs/1").json()["config"] == whole
+    assert browser.get("/api/v1/runs/1/config").json() == {"lr": 0.1, "name": "it"}
+    found = browser.get("/api/v1/runs", params={"filter": "model.width=16"}).json()
+    assert [each["id"] for each in found["runs"]] == [2]
+    found = browser.get("/api/v1/comparison", params={"runs": "1,2"}).json()
+    assert found["differences"] == {"lr": [0.1, 0.2], "model.width": [8, 16]}
 
 
 def test_secrets_are_set_listed_and_deleted_and_never_shown(

@@ -1,8 +1,10 @@
 """The operator's commands, as a person types them."""
 
+import json
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import psutil
@@ -11,7 +13,9 @@ from alembic import command
 from sqlalchemy import select, update
 
 from db.database import Database
-from db.tables import Deed, StepBucket, User
+from db.settings import Settings
+from db.tables import Deed, Run, StepBucket, User
+from halfstep import cli
 from tests.app.conftest import offer_digits, start_run
 from tests.buckets import Bucket
 from tests.db.telemetry_made import make_steps, record
@@ -191,7 +195,7 @@ def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -
     folder = str(tmp_path / "backup")
     told = halfstep("backup", folder, **environment).stdout
     assert "0 files" in told
-    assert "not in it: uploaded weights, and all of the data folder that no row names" in told
+    assert "not in it: all of the data folder that no run names" in told
     assert "there already" in halfstep("backup", folder, **environment).stderr
     with site.database.reading() as session:
         assert session.scalars(select(Deed.deed)).all() == ["halfstep backup"]
@@ -217,3 +221,51 @@ def test_rebuild_sums_a_run_up_anew(site: Site) -> None:
     ended = halfstep("rebuild", "7", **environment)
     assert ended.returncode == 1
     assert ended.stderr == "halfstep: There is no run 7.\n"
+
+
+def test_what_operators_read_is_json_too(
+    database: Database,
+    settings: Settings,
+    ada: User,
+    running: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each command's figures, one object a line; nothing is asked, and nothing else is printed."""
+    monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
+    monkeypatch.setenv("HALFSTEP_DATABASE_URL", settings.database_url)
+
+    def told(*words: str) -> list[dict[str, Any]]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*words, "--json"])
+        assert not ended.value.code
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    run, summed = told("storage", "runs")
+    assert (run["run"], run["owner"], run["stored_bytes"]) == (running.id, "ada", 0)
+    assert (summed["runs"], summed["bin"]) == (1, {"runs": 0, "stored_bytes": 0})
+    assert summed["disk"]["total_bytes"] >= summed["disk"]["free_bytes"]
+    assert told("storage", "check") == [{"mismatches": 0}]
+    pruned = told("storage", "prune", "--logs", "1", "--dry-run")
+    assert pruned == [{"runs": 0, "stored_bytes": 0}]
+    [rebuilt] = told("rebuild", str(running.id))
+    assert (rebuilt["run"], rebuilt["skipped"]) == (running.id, 0)
+    [link] = told("link", "ada")
+    assert link["name"] == "ada"
+    assert "/?token=" in link["link"]
+    [made] = told("user", "add", "carol")
+    assert made["name"] == "carol"
+    assert told("user", "role", "carol", "viewer")[0]["role"] == "viewer"
+    assert told("user", "change", "carol", "commands")[0]["change"] == "commands"
+    _ada, carol = told("user", "list")
+    assert carol == {
+        **{"name": "carol", "roles": {"": "viewer"}, "operator": False},
+        **{"runs_commands": True, "deactivated": False},
+    }
+    [saved] = told("backup", str(tmp_path / "backup"))
+    assert (saved["files"], saved["left_out"]) == (0, [])
+    assert saved["rows"] > 0
+    with database.reading() as session:
+        deed = session.scalars(select(Deed.deed).order_by(Deed.id.desc())).first()
+    assert deed == "halfstep backup"

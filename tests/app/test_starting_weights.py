@@ -1,12 +1,14 @@
 """Weights to start from, as they are submitted and shown."""
 
+import os
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from db import checkpoints, runs, workers
+from db import checkpoints, runs, uploads, workers
 from db.database import Database
+from db.settings import Settings
 from db.tables import Run, User
 from halfstep.run_settings import Weights
 from tests.app.conftest import CPU, DIGITS, SCHEMA, start_run
@@ -74,6 +76,31 @@ def test_what_is_wrong_is_said_at_its_field(
     assert answer.status_code == 422
     assert message in str(answer.json())
     assert field in str(answer.json())
+
+
+def test_an_upload_that_has_gone_is_said_before_a_run_waits_for_it(
+    settings: Settings, saved: Run, script: TestClient, browser: TestClient
+) -> None:
+    """By API, form and sweep; one that is there is kept for another day, while the run is made."""
+    upload = f"{'0' * 64}/net.pt"
+    place = settings.data / uploads.key(upload)
+    place.parent.mkdir(parents=True)
+    place.touch()
+    os.utime(place, (1, 1))
+    assert submit(script, upload=upload).status_code == 201
+    assert place.stat().st_mtime > 1
+    place.unlink()
+    typed = {"recipe": "digits", "weights.upload": upload}
+    sweep = {"recipe": "digits", "config": {"weights": {"upload": upload}}}
+    sweep["space"] = {"training.seed": [1, 2]}
+    for answer in (
+        submit(script, upload=upload),
+        script.post("/api/v1/sweeps", json=sweep),
+        browser.post("/runs", data=typed),
+    ):
+        assert answer.status_code == 422
+        assert f"{upload} is not there any more" in answer.text
+        assert "allowed: upload it anew" in answer.text
 
 
 def test_a_checkpoints_weights_fill_the_form(saved: Run, browser: TestClient) -> None:

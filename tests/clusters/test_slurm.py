@@ -136,13 +136,13 @@ def test_a_node_is_checked_before_the_first_run(
     """It says of itself what is missing there; a partition that is not is Slurm's to name."""
     for name, value in {**cluster.environment, "HALFSTEP_DATA": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    said = "\n".join(on_a_node(Settings(data=tmp_path, placement="slurm")))
+    said = "\n".join(map(str, on_a_node(Settings(data=tmp_path, placement="slurm"))))
     assert "NO  database: sqlite:///" in said
     assert "ok  storage: " in said
     wrong = Settings(data=tmp_path, placement="slurm", slurm_options="--partition=nowhere")
-    [line] = on_a_node(wrong)
-    assert line.startswith("NO  slurm: ")
-    assert "invalid partition" in line
+    [finding] = on_a_node(wrong)
+    assert (finding.what, finding.is_fine) == ("slurm", False)
+    assert "invalid partition" in finding.text
 
 
 def test_a_node_whose_daemon_dies_is_a_machine_that_is_lost(

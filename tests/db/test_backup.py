@@ -9,7 +9,18 @@ import pytest
 from obstore.store import MemoryStore
 from sqlalchemy import func, select
 
-from db import accounts, artifacts, checkpoints, history, queue, runs, series, telemetry
+from db import (
+    accounts,
+    artifacts,
+    checkpoints,
+    history,
+    queue,
+    run_settings,
+    runs,
+    series,
+    telemetry,
+    uploads,
+)
 from db.backup import back_up, restore
 from db.database import Database
 from db.errors import Conflict, Invalid
@@ -68,6 +79,29 @@ def test_backup_restores_every_row_and_file(
         assert obstore.get(copy, key).bytes().to_bytes() == b"weights"
     with target.writing() as session:
         assert submit(session, accounts.user_named(session, "ada")).id == 2
+    target.dispose()
+
+
+def test_uploaded_weights_that_a_run_starts_from_are_restored(
+    database: Database, running: Run, ada: User, tmp_path: Path
+) -> None:
+    """Those that none names, and those that are damaged, are not."""
+    store, sha256 = MemoryStore(), hashlib.sha256(b"weights").hexdigest()
+    named, damaged = f"{sha256}/net.pt", f"{'0' * 64}/net.pt"
+    for upload in (named, damaged, f"{sha256}/other.pt"):
+        obstore.put(store, uploads.key(upload), b"weights")
+    with database.writing() as session:
+        first, second = runs.get(session, running.id), submit(session, ada)
+        for run, upload in ((first, named), (second, damaged)):
+            run.config = run.config | {"weights": {"upload": upload}}
+            run_settings.note(session, run)
+    saved = back_up(database, store, tmp_path / "backup")
+    assert (saved["files"], saved["left_out"]) == (1, [uploads.key(damaged)])
+    target = Database(f"sqlite:///{tmp_path / 'other.db'}")
+    target.migrate()
+    copy = MemoryStore()
+    restore(target, copy, tmp_path / "backup")
+    assert [each["path"] for page in obstore.list(copy) for each in page] == [uploads.key(named)]
     target.dispose()
 
 

@@ -1,15 +1,22 @@
-"""What a recipe left after an evaluation, in a real browser."""
+"""What a recipe or a script left, in a real browser."""
 
 import base64
 import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
-from db import artifacts
+from db import accounts, artifacts, runs
 from db.database import Database
 from db.settings import Settings
-from db.tables import Run
-from halfstep.logged import Audio, Histogram, as_file
+from db.tables import Run, User
+from tests import warm
+from tests.browser import DRAWN, open_tab
+from tests.site import until
 
 #: One red pixel.
 PICTURE = base64.b64decode(
@@ -52,15 +59,66 @@ def test_artifacts_come_onto_the_page_and_are_downloaded(
         assert started.value.path().read_bytes() == body
 
 
-def test_histograms_are_drawn_and_sounds_can_be_heard(
-    settings: Settings, database: Database, running: Run, page: Page
+#: Trains until it is let end; the fifth step overflows.
+SCRIPT = """
+import time, torch
+from pathlib import Path
+import halfstep
+
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+watch = halfstep.watch(net, name="mine", config={"width": 8})
+step = 0
+while not Path("end").exists():
+    step += 1
+    loss = net(torch.ones(4, 8)).square().mean() * (1e38 if step == 5 else 1.0)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    time.sleep(0.02)
+watch.log({"sizes": halfstep.Histogram([0.0, 1.0, 1.0], bins=2)})
+watch.log({"tone": halfstep.Audio([0.0], 8000)})
+"""
+SCALES = "document.querySelector('[data-plot]').data.find(t => t.name === 'scale').y"
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_script_that_watches_itself_is_followed_to_what_it_logged(
+    database: Database, ada: User, site_address: str, page: Page, tmp_path: Path
 ) -> None:
-    """As a script logs them: bars between the lowest and the highest, and a player."""
-    logged = {"sizes": Histogram([0.0, 1.0, 1.0], bins=2), "tone": Audio([0.0], 8000)}
-    for name, value in logged.items():
-        suffix, body = as_file(value)
-        publish(settings, database, running, f"{name}.{suffix}", body)
-    page.goto("/runs/1?tab=artifacts")
+    """Its page grows while it trains, without a word of workers; then bars and a player."""
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, ada, "writer", kind="write")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    training = warm.Popen(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "HALFSTEP_URL": site_address, "HALFSTEP_TOKEN": token},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    page.get_by_role("link", name="mine").click()
+    status = page.locator(".facts .status")
+    expect(status).to_have_text("running")
+    until(lambda: page.evaluate(DRAWN) > 5)
+    drawn = page.evaluate(DRAWN)
+    until(lambda: page.evaluate(DRAWN) > drawn)
+    expect(page.locator(".facts .lead")).to_contain_text("watched")
+    expect(page.get_by_role("button", name="Pause")).to_have_count(0)
+    said = page.locator("main").inner_text().lower()
+    assert [word for word in ("lease", "worker", "unreachable", "queue") if word in said] == []
+    (tmp_path / "end").touch()
+    expect(status).to_have_text("finished")
+    training.communicate()
+    with database.reading() as session:
+        steps = runs.get(session, 1).step
+    until(lambda: page.evaluate(DRAWN) == steps)
+    expect(page.locator("[data-skip-count]")).to_have_text("1 skipped step")
+    assert page.evaluate(SCALES) == [2.0**20] * 5 + [2.0**19] * (steps - 5)
+
+    open_tab(page, "Artifacts")
     page.locator(".artifacts tbody tr").first.scroll_into_view_if_needed()
     expect(page.locator(".artifacts rect")).to_have_count(2)
     heights = "bars => bars.map(bar => bar.height.baseVal.value)"

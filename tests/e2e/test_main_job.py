@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from db.settings import Settings
 from db.tables import Status
 from halfstep.run_config import parse_config
-from tests.browser import open_tab
+from tests.browser import DRAWN, open_tab
 from tests.site import GATED, Site, until
 from trainer.checkpoint import load
 from trainer.evaluation import evaluate
@@ -70,7 +70,6 @@ def test_submit_watch_and_download(site: Site, page: Page, tmp_path: Path) -> No
     assert validation_accuracy(path) == pytest.approx(shown, abs=5e-4)
 
 
-DRAWN = "Number(document.querySelector('[data-drawn]')?.dataset.drawn ?? 0)"
 FIGURE = "document.querySelector('[data-plot]')"
 
 

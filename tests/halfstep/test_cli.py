@@ -1,10 +1,36 @@
 """The front door: the `halfstep` command and what joins it."""
 
+import json
 import re
+from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
-from halfstep import __version__
+import pytest
+import typer
+
+from app.commands import STORAGE
+from app.user_command import USER
+from halfstep import __version__, cli
+from halfstep.commands import RUN
+from halfstep.sweep_commands import SWEEP
 from tests.site import halfstep
+from trainer.commands import cli as recipe
+
+#: Commands that serve until they are ended.
+FOR_EVER = {"mcp", "placer", "server", "up", "worker"}
+#: Commands of commands; one that is not here has no --json of its own, which is told below.
+GROUPS = {"run": [*RUN], "sweep": [*SWEEP]} | {
+    name: [*typer.main.get_group(group).commands]
+    for name, group in (("storage", STORAGE), ("user", USER), ("recipe", recipe))
+}
+
+
+def all_commands() -> Iterator[tuple[str, ...]]:
+    """Yield the words of each command that is installed and comes to an end."""
+    installed = {point.name for point in entry_points(group=cli.GROUP)}
+    for name in sorted({*cli.OWN, *installed} - FOR_EVER):
+        yield from ((name, inner) for inner in GROUPS[name]) if name in GROUPS else [(name,)]
 
 
 def joined(folder: Path, command: str, code: str) -> dict[str, str]:
@@ -53,3 +79,42 @@ def test_unknown_command_is_named() -> None:
     assert ended.returncode == 2
     assert "'dwonload'" in ended.stderr
     assert "migrate" in ended.stderr
+
+
+@pytest.mark.parametrize("words", [*all_commands()], ids=" ".join)
+def test_every_command_has_json(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """But for those that go on for ever."""
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*words, "--help"])
+    assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "message"),
+    [
+        ("run show first", 2, "invalid int value: 'first'"),
+        ("run shwo 1", 2, "invalid choice: 'shwo'"),
+        ("run show 1", 1, "the server does not answer"),
+        ("storage runs --limit 0", 2, "should be greater than or equal to 1"),
+        ("storage prune --logs 1", 1, "--json: asks nobody; allowed: with --dry-run or --yes"),
+        ("link bob", 1, "There is no installation here"),
+        ("recipe remove away.py", 1, "away.py is not kept"),
+    ],
+)
+def test_what_goes_wrong_is_json_where_that_is_asked_for(
+    typed: str,
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One object on stderr, and nothing on stdout; the exit code is the same as without."""
+    monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
+    monkeypatch.setenv("HALFSTEP_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HALFSTEP_TOKEN", "none")
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*typed.split(), "--json"])
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (code, "")
+    assert message in json.loads(said.err)["error"]

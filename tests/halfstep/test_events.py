@@ -104,6 +104,7 @@ HONEST: dict[str, dict[str, Any]] = {
         "examples": 320,
         "rewinds": 1,
     },
+    "configured": {"config": {"lr": 0.1, "model": {"width": [8, 4]}, "bound": float("inf")}},
     "left_out": {"step": 0, "diagnosis": "replay", "reason": "not with training.parallel fsdp"},
     "failed_diagnosis": {"step": 0, "diagnosis": "replay", "error": "KeyError: 'x'"},
 }

@@ -57,15 +57,33 @@ def test_the_run_is_the_queues_whatever_the_script_calls_it(
 
 
 def test_a_script_of_wandbs_logs_to_the_queues_run(folder: Path) -> None:
-    """Its own configuration changes nothing of what was submitted, and ends nothing."""
+    """Its own configuration is told beside what was submitted, and ends nothing."""
     run = halfstep.init(name="mine", config={"lr": 0.1})
     run.config.update({"more": 1})
     halfstep.log({"accuracy": 0.5})
     halfstep.finish()
     written = Written(folder)
     assert [(each["name"], each["value"]) for each in written.of("metric")] == [("accuracy", 0.5)]
+    told = [each["config"] for each in written.of("configured")]
+    assert told == [{"lr": 0.1}, {"lr": 0.1, "more": 1}]
     assert (run.id, run.name) == ("7", "run 7")
     assert not (folder / "run.json").exists()
+
+
+def test_what_a_script_is_configured_with_is_told_without_its_secrets(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those that the queue gave it by name; what cannot be recorded is said, and ends nothing."""
+    monkeypatch.setenv("HALFSTEP_SECRETS", "API_KEY,GONE")
+    monkeypatch.setenv("API_KEY", "open-sesame")
+    config = {"lr": 0.1, "key": "open-sesame", "data": {"path": Path("/data"), "sizes": (1, 2)}}
+    watch = halfstep.watch(config=config)
+    watch.configure({"text": "a" * 100_000})
+    watch.configure("a text")
+    watch.finish()
+    [told] = Written(folder).of("configured")
+    assert told["config"] == {"lr": 0.1, "key": "***", "data": {"path": "/data", "sizes": [1, 2]}}
+    assert "allowed: an object of plain JSON, of at most 100,000 char" in capfd.readouterr().err
 
 
 def test_several_trainings_of_one_script_go_on_from_each_other(folder: Path) -> None:

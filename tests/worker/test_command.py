@@ -173,12 +173,13 @@ def test_a_worker_whose_operator_does_not_say_yes_takes_none(site: Site) -> None
 
 
 SCRIPT = """
-import sys, torch, halfstep
+import os, sys, torch, halfstep
 torch.manual_seed(0)
 net = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(net.parameters(), lr=float(sys.argv[1]))
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=50)
-watch = halfstep.watch(net)
+config = {"lr": 9, "model": {"width": 8}, "key": os.environ.get("API_KEY")}
+watch = halfstep.watch(net, config=config)
 for step in range(30):
     with torch.autocast("cpu", dtype=torch.float16):
         loss = net(torch.randn(4, 8)).square().mean()
@@ -200,7 +201,10 @@ def test_a_script_that_watches_itself_is_the_runs_own_row(site: Site, tmp_path: 
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
     config = {"folder": str(folder), "config": {"lr": 0.01}}
-    run_id = submit(site, "python", "train.py", "{lr}", **config)
+    settings = Settings(data=site.data, database_url=site.url)
+    with site.database.writing() as session:
+        secrets.put(session, settings.secrets_key, site.owner, "API_KEY", "open-sesame")
+    run_id = submit(site, "python", "train.py", "{lr}", secrets=["API_KEY"], **config)
     failed_id = submit(site, "python", "train.py", "{lr}", "fail", **config)
     with site.worker(HALFSTEP_COMMANDS="yes"):
         run = site.wait(run_id)
@@ -210,6 +214,8 @@ def test_a_script_that_watches_itself_is_the_runs_own_row(site: Site, tmp_path: 
     assert run.skipped > 0
     assert run.scale is not None
     assert run.loss is not None
+    assert run.config == {"lr": 0.01}
+    assert run.whole_config == {"lr": 0.01, "model": {"width": 8}, "key": "***"}
     with site.database.reading() as session:
         assert [each.kind for each in checkpoints.of_run(session, run_id)] == ["checkpoint"]
         assert len(runs.newest(session)) == 2

@@ -8,6 +8,7 @@ line. Exit code 1 if there is an error; warnings are for judgement.
 
 import argparse
 import inspect
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -75,21 +76,27 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m trainer.diagnosis.check", description=__doc__)
     parser.add_argument("recipe", help="path/to/file.py, path/to/file.py:Class, or a known name")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
+    parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
     options = parser.parse_args(arguments)
     try:
         recipe = load_recipe(options.recipe)
         report = check(recipe, nested(options.set))
     except (ConfigError, UnknownRecipeError, NotKeptError) as error:
-        parser.exit(2, f"error: {error}\n")
-    sys.stdout.write("\n".join(_lines(recipe, report)) + "\n")
-    _keep(options.recipe, report)
+        text = json.dumps({"error": str(error)}) if options.json else f"error: {error}"
+        parser.exit(2, f"{text}\n")
+    findings = _findings(report)
+    if options.json:
+        sys.stdout.write(json.dumps({"recipe": recipe.name, "findings": findings}) + "\n")
+    else:
+        sys.stdout.write("\n".join(_lines(recipe, report)) + "\n")
+    if file := file_of(options.recipe):  # for the page of recipes, where a worker offers it
+        kept_recipes.note_check(file, findings)
     if report.errors:
         sys.exit(1)
 
 
-def _keep(reference: str, report: Report) -> None:
-    """Let the page of recipes show what was found, where a worker offers this file."""
-    findings = [
+def _findings(report: Report) -> list[dict[str, Any]]:
+    return [
         {
             "severity": finding.severity,
             "place": finding.place,
@@ -100,8 +107,6 @@ def _keep(reference: str, report: Report) -> None:
             report.findings.items(), key=lambda each: each[0].severity
         )
     ]
-    if file := file_of(reference):
-        kept_recipes.note_check(file, findings)
 
 
 def check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:

@@ -1,8 +1,10 @@
 """What other loggers recorded, in our folders: every number, once."""
 
+import hashlib
 import json
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -14,16 +16,21 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from halfstep import commands
+from halfstep.importing import media, wandb
 from halfstep.importing.columns import columns_of
+from halfstep.importing.source import Media
+from halfstep.logged import as_file
 from halfstep.run_folder import read_run
 from tests.halfstep.watch_made import Written
 
 RECORDED = Path(__file__).parents[1] / "imported"
 MOMENT = 1_700_000_000.0
+PNG = as_file(np.zeros((2, 2), np.uint8))[1]
 
 Import = Callable[..., list[dict[str, Any]]]
 
@@ -166,12 +173,13 @@ def event_file(folder: Path, *events: Event) -> Path:
 def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:
     """A folder is a run; numbers come as they were written, and what is none is counted."""
     image = Event(step=1, summary=Summary(value=[Summary.Value(tag="x", image=Summary.Image())]))
+    unserved = "file that is no PNG, JPEG or WAV up to 32 MiB"
     losses = [scalar("Loss/train", step, 1 / step) for step in range(10, 60, 10)]
     event_file(tmp_path / "logs" / "a", *losses, scalar("val", 50, 0.5), image)
     event_file(tmp_path / "logs" / "b" / "c", scalar("val", 0, 2.0))
     told = {Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")}
     assert told.keys() == {"a", "b-c"}
-    assert told["a"]["left_out"] == {"image": 1}
+    assert told["a"]["left_out"] == {unserved: 1}
     written = Written(Path(told["a"]["folder"]))
     assert written.steps["step"].tolist() == [10, 20, 30, 40, 50]
     assert written.steps["elapsed_ms"].tolist() == [0, 10_000, 20_000, 30_000, 40_000]
@@ -192,6 +200,124 @@ def test_the_second_writer_of_torch_says_how_it_was_configured(
     told = {Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")}
     assert read_run(Path(told["it"]["folder"]))["config"] == {"lr": 0.1, "kind": "adam"}
     assert told["logs"]["steps"] == 1
+
+
+def files(told: dict[str, Any]) -> dict[str, bytes]:
+    """Return the files that the spool of an imported run tells of."""
+    folder = Path(told["folder"])
+    found = {each["path"]: each["sha256"] for each in Written(folder).of("artifact")}
+    contents = {path: (folder / path).read_bytes() for path in found}
+    assert {path: hashlib.sha256(each).hexdigest() for path, each in contents.items()} == found
+    return contents
+
+
+def test_tensorboards_pictures_and_sounds(imported: Import, tmp_path: Path) -> None:
+    """As PyTorch writes them, and as TensorFlow 2 does; each stands at its step."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    pixels = np.zeros((3, 4, 5), np.uint8)
+    with SummaryWriter(tmp_path / "logs") as writer:  # type: ignore[no-untyped-call]
+        writer.add_scalar("loss", 0.5, 0)  # type: ignore[no-untyped-call]
+        for step in (0, 0, 7):
+            writer.add_image("val/sample", pixels, step)  # type: ignore[no-untyped-call]
+        writer.add_audio("speech", np.zeros((1, 100)), 7, 8000)  # type: ignore[no-untyped-call]
+    metadata = SummaryMetadata(plugin_data={"plugin_name": "images"})
+    tensor = TensorProto(dtype=7, string_val=[b"5", b"4", PNG, PNG])
+    value = Summary.Value(tag="new", metadata=metadata, tensor=tensor)
+    event_file(tmp_path / "logs", Event(step=3, summary=Summary(value=[value])))
+    [told] = imported("tensorboard", tmp_path / "logs")
+    assert (told["media"], told["left_out"]) == (6, {})
+    kept = files(told)
+    assert sorted(kept) == [
+        "artifacts/step-00000001/val-sample-2.png",
+        "artifacts/step-00000001/val-sample.png",
+        "artifacts/step-00000004/new-2.png",
+        "artifacts/step-00000004/new.png",
+        "artifacts/step-00000008/speech.wav",
+        "artifacts/step-00000008/val-sample.png",
+    ]
+    assert kept["artifacts/step-00000004/new.png"] == PNG
+
+
+def test_media_are_bounded(
+    imported: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is beyond is counted, and told."""
+    monkeypatch.setattr(media, "MOST", 2)
+    picture = Summary.Value(tag="x", image=Summary.Image(encoded_image_string=PNG))
+    event_file(
+        tmp_path / "logs",
+        *(Event(step=step, summary=Summary(value=[picture])) for step in range(5)),
+    )
+    [told] = imported("tensorboard", tmp_path / "logs")
+    assert (told["media"], told["left_out"]) == (2, {"png beyond the first 2 files": 3})
+
+
+def test_wandbs_pictures(tmp_path: Path) -> None:
+    """One, or several at once; what is not in the run's own folder is left out."""
+    inside = tmp_path / "files" / "media" / "images"
+    inside.mkdir(parents=True)
+    for name in ("a.png", "b.png"):
+        (inside / name).write_bytes(PNG)
+    (tmp_path / "secret.png").write_bytes(PNG)
+    (inside / "out.png").symlink_to(tmp_path / "secret.png")
+
+    def history(kind: str, **told: Any) -> dict[int, list[Any]]:
+        items = {"_type": kind} | told
+        packed = [item(("val", "it", name), value) for name, value in items.items()]
+        return {1: [item(("_step",), 4), *packed]}
+
+    left_out: Counter[str] = Counter()
+    several = ["media/images/a.png", "media/images/b.png", "../secret.png"]
+    rows = (
+        history("image-file", path="media/images/a.png", size=8),
+        history("images/separated", filenames=several, count=3),
+        history("image-file", path="media/images/out.png"),
+        history("table-file", path="media/images/a.png"),
+    )
+    told = [point for row in rows for point in wandb._row(row, tmp_path / "files", left_out)]
+    assert told == [Media("val.it", 4, None, PNG)] * 3
+    assert left_out == {"images/separated": 1, "image-file": 1, "table-file": 1}
+
+
+def item(path: tuple[str, ...], value: Any) -> bytes:
+    """Return an item of W&B's history."""
+    texts = [(2, part.encode()) for part in path] + [(16, json.dumps(value).encode())]
+    parts = ((number << 3 | 2, text) for number, text in texts)
+    return b"".join(varint(key) + varint(len(text)) + text for key, text in parts)
+
+
+def varint(number: int) -> bytes:
+    more = number >> 7
+    return bytes([number & 0x7F | (0x80 if more else 0)]) + (varint(more) if more else b"")
+
+
+@pytest.mark.parametrize("kind", ["folder", "database"])
+def test_mlflows_pictures(imported: Import, tmp_path: Path, kind: str) -> None:
+    """At the step of `log_image`, or at 0; models and thumbnails are none."""
+    store = tmp_path / "mlruns"
+    shutil.copytree(RECORDED / "mlruns", store)
+    [meta] = [path for path in store.rglob("meta.yaml") if "run_name: first" in path.read_text()]
+    run_id, path = meta.parent.name, store
+    artifacts = meta.parent / "artifacts"
+    if kind == "database":
+        path = tmp_path / "mlflow.db"
+        with sqlite3.connect(path) as database:
+            database.executescript((RECORDED / "mlflow.sql").read_text())
+            found = database.execute("SELECT run_uuid FROM runs WHERE name = 'first'").fetchone()
+            run_id, artifacts = found[0], tmp_path / "kept" / found[0] / "artifacts"
+            change = "UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?"
+            database.execute(change, (artifacts.as_uri(), run_id))
+        database.close()
+    (artifacts / "images").mkdir(parents=True)
+    logged = artifacts / "images" / "val#it%step%3%timestamp%1700000000000%0a.png"
+    logged.write_bytes(PNG)
+    logged.with_name(f"{logged.stem}%compressed.webp").write_bytes(b"RIFF")
+    (artifacts / "curve.png").write_bytes(PNG)
+    (artifacts / "model.pkl").write_bytes(b"x")
+    [told] = [each for each in imported("mlflow", path) if each["media"]]
+    names = ["artifacts/step-00000001/curve.png", "artifacts/step-00000004/val-it.png"]
+    assert (sorted(files(told)), told["left_out"]) == (names, {"artifact": 1})
 
 
 def test_a_damaged_event_file_is_named(imported: Import, tmp_path: Path) -> None:
