@@ -43,6 +43,8 @@ _FIELDS = {
         pages.projects.set_role api.projects.set_role
         pages.projects.take_role api.projects.take_role
     """,
+    "scope checkpoint_days log_days": "pages.retention.set_rule",
+    "scope": "pages.retention.end_rule",
     "name kind project days": "pages.account.make_token api.tokens.make_token",
     "runs days": "pages.links.make_link api.links.make_link",
     "action tag": "api.bulk.act_on_runs",

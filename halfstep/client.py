@@ -415,7 +415,7 @@ class Client(AlertCalls):
 
         space: a list of values, or "16..64 step 16", "uniform(a, b)", "loguniform(a, b)",
         "integers(a, b)".  kind: grid, random, tpe or hyperband.  goal: minimise or maximise; as the
-        metric's name has it if not told.  further: seed, name, priority, nodes and devices_per_node.
+        metric's name has it if not told.  further: seed, name, priority, nodes, devices_per_node.
         """
         wanted: dict[str, Any] = {"recipe": recipe, "space": dict(space)}
         wanted["config"] = dict(config or {})
