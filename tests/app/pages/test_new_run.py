@@ -133,7 +133,7 @@ def test_enter_starts_no_run(offered: None, browser: TestClient) -> None:
     page = browser.get("/runs/new", params={"recipe": "digits"}).text
     form = page.partition("data-run-form>")[2].partition("</form>")[0]
     assert form.index("<button disabled hidden>") < form.index("Start run</button>")
-    assert form.count("<button") == 2
+    assert form.count("<button") == 3  # and one that saves a preset
     assert (
         form.index('id="name"') < form.index('id="precision"') < form.index('id="training.steps"')
     )
