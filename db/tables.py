@@ -362,7 +362,8 @@ class Worker(Table):
 
     devices: [{kind, index, name, memory_bytes, compute_capability, fp16, bf16, tf32, fp8}]
     recipes: [{name, reference, file or package, title, description, schema, source, sha256,
-    check}], where source is the file that it is written in; of one that cannot load {name,
+    check, memory}], where source is the file that it is written in, and memory, as trainer.memory
+    counts it with the recipe's defaults, comes later than the rest; of one that cannot load {name,
     reference, error, place}, of one that lacks packages {…, needs}
     recipe_names: of those that can, their paths included; the schemas are long, and whoever asks
     who offers what is asked often.  precisions, device_memory_bytes: what every device has, for
