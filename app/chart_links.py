@@ -12,14 +12,14 @@ from app import formats
 #: Runs of one picture.
 MOST_RUNS = 10
 POINTS = 300
-WIDTH, HEIGHT = 720, 260
+WIDTH, HEIGHT = 480, 220
 #: Legible on a light and on a dark ground.
 COLORS = (
     *("#3b82d6", "#d9702b", "#2f9e6b", "#b8559a", "#7d6be0"),
     *("#a98a12", "#1f97ad", "#d2504c", "#76838f", "#5a9a2c"),
 )
 _STYLE = Markup(
-    "text{font:13px system-ui,sans-serif;fill:#57606a}.edge{stroke:#8b949e66}"
+    "text{font:14px system-ui,sans-serif;fill:#57606a}.edge{stroke:#8b949e66}"
     "@media(prefers-color-scheme:dark){text{fill:#b3bcc6}}"
 )
 
@@ -74,7 +74,7 @@ def picture(
         (x, y) for xs, ys in lines.values() for x, y in zip(xs, ys, strict=True) if _is_number(y)
     ]
     if not points:
-        return _svg(title, Markup('<text x="360" y="130" text-anchor="middle">no values</text>'))
+        return _svg(title, Markup('<text x="240" y="110" text-anchor="middle">no values</text>'))
     first, last = min(x for x, _ in points), max(x for x, _ in points)
     low, high = min(y for _, y in points), max(y for _, y in points)
     left, right, top, bottom = 70, WIDTH - 14, 34, HEIGHT - 28
@@ -130,5 +130,5 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _cut(label: str, pixels: float) -> str:
-    most = max(int(pixels / 7.5) - 2, 3)
+    most = max(int(pixels / 8) - 3, 3)
     return label if len(label) <= most else f"{label[: most - 1]}…"

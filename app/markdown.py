@@ -55,7 +55,7 @@ class _Renderer(RendererHTML):
     ) -> str:
         chart: Chart = tokens[idx].meta["chart"]
         return Markup(
-            '<a class="chart" href="{}"><img src="{}" alt="{}" width="720" height="260" '
+            '<a class="chart" href="{}"><img src="{}" alt="{}" width="480" height="220" '
             'loading="lazy"></a>'
         ).format(tokens[idx].meta["address"], chart.address, chart.words)
 

@@ -32,7 +32,7 @@ def show_chart(
     for run_id, window in found.items():
         if line := (window.series | window.metrics).get(series):
             xs = line.x if line.x is not None else window.x
-            lines[f"{names[run_id]} · {run_id}"] = (xs, line.y)
+            lines[f"{run_id} · {names[run_id]}"] = (xs, line.y)
     picture = chart_links.picture(f"{series} of {', '.join(lines) or 'no run'}", lines)
     headers = {"Content-Security-Policy": POLICY}
     return Response(str(picture), media_type="image/svg+xml", headers=headers)

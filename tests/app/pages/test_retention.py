@@ -54,7 +54,7 @@ def test_a_rule_is_previewed_before_it_is_set_and_then_acts(
     it deletes that, and what is left of the run stays however often it acts."""
     assert "nothing is deleted by itself" in browser.get("/retention").text
     page = browser.post("/retention", data=RULE).text
-    assert "This would delete 20 B of 1 run now" in page
+    assert "This would delete 20 B of checkpoints of 1 run now" in page
     assert "&lt;b&gt;old&lt;/b&gt;" in page
     assert "2 steps&#39; checkpoints" in page
     with database.reading() as session:
