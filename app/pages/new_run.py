@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from copy import deepcopy
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from app.context import Db, Posted
 from app.parameters import RowId, RunId, Step, Text
 from app.rendering import page
 from app.rights import check_project
-from app.submission import Submission, check, may_submit_to, submit
+from app.submission import LIMITS, Submission, check, may_submit_to, submit
 from app.uploads import largest_bytes
 from db import checkpoints, presets, runs, workers
 from db.errors import Invalid, NotFound
@@ -147,7 +147,7 @@ def submit_run(request: Request, session: Db, posted: Posted, visitor: SignedIn)
     config: dict[str, Any] = {}
     try:
         config = forms.read(workers.recipe(session, recipe)["schema"], posted)
-        place, errors = numbers(values)
+        place, errors = numbers(values, posted)
         texts = {name: values[name] for name in ("name", "tags", "project")}
         submission = Submission(recipe=recipe, config=config, **texts, **place)
         if errors:
@@ -161,14 +161,20 @@ def submit_run(request: Request, session: Db, posted: Posted, visitor: SignedIn)
     return RedirectResponse(f"/runs/{run.id}", status_code=303)
 
 
-def numbers(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the whole numbers that are asked of every run, and which of them are none."""
+def numbers(values: dict[str, str], sent: Container[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the whole numbers that are asked of every run, and which of them are none.
+
+    sent: the fields that the form had; one that must have a number is not left empty.
+    """
     read: dict[str, Any] = dict(WHOLE_NUMBERS)
     errors = {}
     for name in WHOLE_NUMBERS:
         try:
             if values[name]:
                 read[name] = int(values[name])
+            elif name in sent and WHOLE_NUMBERS[name] is not None:
+                low, high = LIMITS[name]
+                errors[name] = f"it is empty; allowed: a whole number from {low} to {high}"
         except ValueError:
             errors[name] = f"{values[name]:.100} is not allowed; allowed: a whole number"
     return read, errors

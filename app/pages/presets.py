@@ -30,7 +30,7 @@ def save_preset(request: Request, session: Db, posted: Posted, visitor: SignedIn
     project = values["project"] or usual_project(session, visitor.user)
     check_project(session, Right.SUBMIT, project)
     try:
-        place, errors = new_run.numbers(values)
+        place, errors = new_run.numbers(values, posted)
         kept: dict[str, Any] = {name: place[name] for name in presets.PLACE if name in place}
         kept["tags"] = values["tags"]
         wanted = Submission(recipe=recipe, config=config, project=project, **kept)
