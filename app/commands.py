@@ -181,8 +181,8 @@ def _prune_storage(
 ) -> None:
     """Say what of ended runs is older than so many days, and delete it if you agree.
 
-    Kept are a run's last checkpoint, its best by checkpoints.keep_best, and those from which others
-    started.
+    Kept are a run's last checkpoint and its best by checkpoints.keep_best, and all of a run that
+    another started from, or that is tagged `pinned`.
     """
     if checkpoints is None and logs is None:
         raise Invalid({"--checkpoints, --logs": "none is told; allowed: at least one of them"})

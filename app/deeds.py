@@ -43,6 +43,10 @@ _FIELDS = {
         pages.projects.set_role api.projects.set_role
         pages.projects.take_role api.projects.take_role
     """,
+    "scope checkpoint_days log_days": "pages.retention.set_rule",
+    "scope": "pages.retention.end_rule",
+    "project runs": "pages.notes.write_note",
+    "preset recipe project": "pages.presets.save_preset",
     "name kind project days": "pages.account.make_token api.tokens.make_token",
     "runs days": "pages.links.make_link api.links.make_link",
     "action tag": "api.bulk.act_on_runs",

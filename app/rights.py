@@ -67,6 +67,9 @@ _TABLE: dict[str, str] = {
         pages.account.end_sign_ins
         api.projects.list_projects api.projects.list_members api.projects.set_role
         api.projects.take_role api.projects.change_project
+        pages.presets.save_preset pages.presets.delete_preset
+        pages.charts.show_chart pages.notes.edit_note pages.notes.write_note
+        pages.retention.show_rules pages.retention.set_rule pages.retention.end_rule
         pages.links.make_link pages.links.revoke_link
         api.links.list_links api.links.make_link api.links.revoke_link
         api.docs.openapi api.docs.docs api.unversioned.redirect

@@ -23,9 +23,12 @@ from jsonschema import Draft202012Validator
 from app import formats, forms, schemas
 from app.parameters import flaws, outsized
 from app.schemas import Property, Schema
+from db.sweeps import HYPERBAND
 
 GRID, RANDOM, TPE = "grid", "random", "tpe"
-KINDS = (GRID, RANDOM, TPE)
+KINDS = (GRID, RANDOM, TPE, HYPERBAND)
+#: Those that Optuna is needed for.
+BY_OPTUNA = (TPE, HYPERBAND)
 UNIFORM, LOGUNIFORM, INTEGERS = DISTRIBUTIONS = ("uniform", "loguniform", "integers")
 #: Of one setting.
 MOST_VALUES = 1000

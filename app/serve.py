@@ -7,7 +7,7 @@ from threading import Event
 
 import uvicorn
 
-from app import sweeping, uploads
+from app import retaining, sweeping, uploads
 from app.connections import PatientProtocol
 from app.deliverer import Deliverer
 from app.erasing import Eraser
@@ -34,6 +34,7 @@ class Server(uvicorn.Server):
             "noticing": (notice, 2.0),
             "delivering": (Deliverer(settings, database, self._stopping).look, 2.0),
             "tidying": (partial(uploads.tidy, settings, database), 3600.0),
+            "retaining": (partial(retaining.look, settings, database, self._stopping), 3600.0),
             "erasing": (Eraser(settings, database, self._stopping).look, 5.0),
         }
         config = uvicorn.Config(

@@ -10,10 +10,10 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from app import better, schemas, search, tpe
+from app import better, hyperband, schemas, search, tpe
 from app.parameters import LARGEST_INTEGER, flaw
 from app.schemas import Schema
-from app.search import GRID, KINDS, TPE, Space
+from app.search import BY_OPTUNA, GRID, KINDS, TPE, Space
 from app.submission import LENGTHS, Submission, submit, usual_project
 from app.submission import check as check_run
 from db import quotas, sweeps, workers
@@ -21,7 +21,7 @@ from db.database import Database, is_outage
 from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.idempotency import made_by
 from db.names import cleaned
-from db.sweeps import LOSS, MAXIMISE, MINIMISE, PAUSED, RUNNING
+from db.sweeps import HYPERBAND, LOSS, MAXIMISE, MINIMISE, PAUSED, RUNNING
 from db.tables import Sweep, User
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class SweepSubmission(BaseModel):
             f"a text: {search.NOTATION}"
         ),
     ]
-    kind: Annotated[str, Field(description=f"{', '.join(KINDS)}; the last by Optuna")] = GRID
+    kind: Annotated[str, Field(description=f"{', '.join(KINDS)}; the last two by Optuna")] = GRID
     metric: Annotated[str, Field(description="What is compared: its last value, or loss")] = LOSS
     goal: Annotated[
         str, Field(description="minimise or maximise; empty: as the metric's name has it")
@@ -106,9 +106,13 @@ def _check_plan(given: SweepSubmission) -> dict[str, str]:
     errors = {}
     if given.kind not in KINDS:
         errors["kind"] = f"{given.kind[:100]!r} is not allowed; allowed: {', '.join(KINDS)}"
-    elif given.kind == TPE and not tpe.is_installed():
+    elif given.kind in BY_OPTUNA and not tpe.is_installed():
         errors["kind"] = tpe.NEEDED
-    bounds = {"runs": (1, MOST_RUNS), "at_once": (1, MOST_AT_ONCE), "seed": (0, LARGEST_INTEGER)}
+    bounds = {
+        "runs": (1, _most_runs(given.kind)),
+        "at_once": (1, MOST_AT_ONCE),
+        "seed": (0, LARGEST_INTEGER),
+    }
     for name, (low, high) in bounds.items():
         value = getattr(given, name)
         if value is not None and not low <= value <= high:
@@ -122,6 +126,10 @@ def _check_plan(given: SweepSubmission) -> dict[str, str]:
     if given.goal not in ("", MINIMISE, MAXIMISE):
         errors["goal"] = f"{given.goal[:100]!r} is not allowed; allowed: {MINIMISE} or {MAXIMISE}"
     return errors
+
+
+def _most_runs(kind: str) -> int:
+    return hyperband.MOST_RUNS if kind == HYPERBAND else MOST_RUNS
 
 
 def _count(given: SweepSubmission, space: Space) -> tuple[int, dict[str, str]]:
@@ -222,7 +230,7 @@ def extend(
 
 
 def _lengthen(sweep: Sweep, runs: int) -> None:
-    most = search.grid_size(sweep.space) if sweep.kind == GRID else MOST_RUNS
+    most = search.grid_size(sweep.space) if sweep.kind == GRID else _most_runs(sweep.kind)
     if not 1 <= runs <= most - sweep.runs_total:
         text = f"{runs} is not allowed; it has {sweep.runs_total} runs, and may have {most} in all"
         raise Invalid({"runs": text})
@@ -265,6 +273,10 @@ def go_on(session: Session, sweep_id: int) -> None:
     Raises Invalid, or what else keeps a run from being submitted.
     """
     sweep = sweeps.get(session, sweep_id, lock=True)
+    if sweep.kind == HYPERBAND:
+        if not tpe.is_installed():
+            raise Invalid({"kind": tpe.NEEDED})
+        hyperband.look(session, sweep)
     under_way = sweeps.settle(session, sweep)
     if sweep.status != RUNNING:
         return

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-NEEDED = "tpe needs optuna, which the server lacks: pip install 'halfstep-service[sweeps]'"
+NEEDED = "tpe and hyperband need optuna, which the server lacks: "
+NEEDED += "pip install 'halfstep-service[sweeps]'"
 
 
 def is_installed() -> bool:

@@ -29,7 +29,8 @@ def start_run(database: Database) -> int:
         config = {"precision": "fp16", "training": {"steps": LONG_STEPS}}
         owner = accounts.user_named(session, "bench")
         runs.submit(session, recipe="synthetic", config=config, owner=owner)
-        offer: dict[str, Any] = {"devices": [], "recipes": [], "versions": {}}
+        device = {"kind": "cpu", "index": 0, "memory_bytes": 2**30, "fp16": True, "bf16": True}
+        offer: dict[str, Any] = {"devices": [device], "recipes": [], "versions": {}}
         worker = workers.register(session, name="bench", host="here", pid=1, **offer)
         run = claiming.claim(
             session,

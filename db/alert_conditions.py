@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from db.endings import Ending, ending
+from db.endings import SWEEP, Ending, ending
 from db.scales import in_words
 from db.starvation import Starvation
 from db.tables import ACTIVE, ENDED, AlertRule, Run, Status
@@ -65,7 +65,8 @@ def _status(*wanted: Status) -> Callable[[AlertRule, Facts], str | None]:
         if run.status not in wanted:
             return None
         if run.status in (Status.PAUSED, Status.UNREACHABLE, Status.CANCELLED):
-            return f"is {run.status}" if run.status != Status.CANCELLED else "was cancelled"
+            words = "was given up by its sweep" if run.fault == SWEEP else "was cancelled"
+            return f"is {run.status}" if run.status != Status.CANCELLED else words
         if run.status == Status.FAILED and run.error:
             reason = run.error.strip().splitlines()[-1:] or [""]  # of a traceback the message
             return f"failed: {reason[0][:ERROR_CHARACTERS]}"

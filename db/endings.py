@@ -1,7 +1,8 @@
 """What a run's status leaves unsaid of its end: of a run that is read, and as a condition.
 
 unapplied: finished, and each of its steps was skipped. diverged: finished with a loss that is not
-finite. stopped: failed by a rule of its configuration, not by code or machine.
+finite. stopped: failed by a rule of its configuration, not by code or machine. pruned: cancelled by
+its sweep, which gave it up.
 """
 
 import math
@@ -11,8 +12,10 @@ from sqlalchemy import ColumnElement, and_, exists, func, not_, or_
 
 from db.tables import Diagnosis, Run, Status
 
-Ending = Literal["unapplied", "diverged", "stopped"]
+Ending = Literal["unapplied", "diverged", "stopped", "pruned"]
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
+#: Whose doing it was that a run ended: the sweep's that it was a trial of.
+SWEEP = "sweep"
 LARGEST = 1.7976931348623157e308  # finite number
 
 
@@ -20,6 +23,8 @@ def ending(run: Run, applied: int) -> Ending | None:
     """Return how a run ended. applied: how many of its own steps changed the weights."""
     if run.status == Status.FAILED:
         return "stopped" if run.fault == "rule" else None
+    if run.status == Status.CANCELLED:
+        return "pruned" if run.fault == SWEEP else None
     if run.status != Status.FINISHED or not run.own_steps:
         return None
     if not applied:
@@ -31,6 +36,8 @@ def ended_as(wanted: Ending) -> ColumnElement[bool]:
     """Return the same as a condition on runs."""
     if wanted == "stopped":
         return and_(Run.status == Status.FAILED, Run.fault == "rule")
+    if wanted == "pruned":
+        return and_(Run.status == Status.CANCELLED, Run.fault == SWEEP)
     own_steps = Run.step - func.coalesce(Run.parent_step, 0)
     retried = exists().where(
         Diagnosis.run_id == Run.id,

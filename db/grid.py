@@ -19,7 +19,7 @@ MOST_WORKERS = 500
 class Cell(NamedTuple):
     """One device. run_id: of the run that it is in use for.  name, status: of one that may be seen.
 
-    utilization: 0 to 1, memory_bytes: in use; both None where nothing is sampled.
+    utilization: 0 to 1, memory_bytes: in use, temperature_celsius; None where it is not sampled.
     """
 
     number: int
@@ -29,6 +29,7 @@ class Cell(NamedTuple):
     status: str
     utilization: float | None
     memory_bytes: int | None
+    temperature_celsius: float | None
 
     @property
     def share(self) -> float:
@@ -40,7 +41,9 @@ class Cell(NamedTuple):
         """How busy it is, in words; empty where that is not known."""
         busy = None if self.utilization is None else f"{self.share:.0f} %"
         memory = None if self.memory_bytes is None else f"{self.memory_bytes / 2**30:.0f} GiB"
-        return " · ".join(filter(None, (busy, memory)))
+        celsius = self.temperature_celsius
+        heat = None if celsius is None else f"{celsius:.0f} °C"
+        return " · ".join(filter(None, (busy, memory, heat)))
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,9 @@ def _samples(
     last = select(func.max(SystemSample.elapsed_ms)).where(*of_run).scalar_subquery()
     latest = select(Run.id, last.label("elapsed_ms")).where(Run.id.in_(run_ids)).subquery()
     columns = (SystemSample.utilization, SystemSample.memory_bytes)
-    query = select(SystemSample.run_id, SystemSample.device, *columns).join(
+    query = select(
+        *(SystemSample.run_id, SystemSample.device, *columns), SystemSample.temperature_celsius
+    ).join(
         latest,
         (SystemSample.run_id == latest.c.id) & (SystemSample.elapsed_ms == latest.c.elapsed_ms),
     )
@@ -153,4 +158,5 @@ def _cell(
         status=run.status if run else "",
         utilization=None if sample is None else sample.utilization,
         memory_bytes=None if sample is None else sample.memory_bytes,
+        temperature_celsius=None if sample is None else sample.temperature_celsius,
     )

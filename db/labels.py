@@ -50,6 +50,11 @@ def remove_tag(session: Session, run_id: int, user: User, tag: str) -> Run:
     return _retag(session, run_id, user, tag, is_wanted=False)
 
 
+def checked_note(text: str) -> tuple[str, str]:
+    """Return a note as it is kept, and what is wrong with it."""
+    return _checked("note", text)
+
+
 def tags_of(run: Run) -> list[str]:
     """List a run's tags."""
     return _parts(run.tags.split(","))

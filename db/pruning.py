@@ -1,22 +1,25 @@
 """Free the disk by rules: what they would delete, run by run, and that it is deleted.
 
-Only of runs that have ended. The rows go first: what is stopped before the files are gone leaves
+Only of runs that have ended, and neither of those that another started from nor of those that
+people have tagged `pinned`. The rows go first: what is stopped before the files are gone leaves
 files that no row names, which `halfstep storage check --mend` deletes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from obstore.store import ObjectStore
-from sqlalchemy import delete, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, and_, delete, exists, false, func, not_, or_, select
+from sqlalchemy.orm import Session, aliased
 
-from db import checkpoints, runs
+from db import checkpoints, labels, runs
 from db.database import Database, now
 from db.run_bin import DAY_SECONDS
 from db.storage import delete_files
 from db.tables import ENDED, Artifact, Checkpoint, LogLine, Run, SystemSample
+
+#: A run with this tag keeps all that it has.
+PINNED = "pinned"
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,27 @@ class Pruning:
 
 def plan(session: Session, rules: Rules) -> Iterator[Pruning]:
     """Yield what the rules would delete, by run."""
-    ended = select(Run).where(Run.status.in_(ENDED), runs.KEPT, Run.ended_at < _latest(rules))
-    for run_id in session.scalars(ended.with_only_columns(Run.id).order_by(Run.id)).all():
+    for run_id in candidates(session, rules):
         if found := of_run(session, runs.get(session, run_id), rules):
             yield found
 
 
+def candidates(
+    session: Session, rules: Rules, projects: Collection[str] | None = None
+) -> list[int]:
+    """List the runs that have something old, the largest first. projects: of these alone."""
+    fork = aliased(Run)
+    query = select(Run.id).where(Run.status.in_(ENDED), runs.KEPT, or_(false(), *_has_old(rules)))
+    query = query.where(not_(exists().where(fork.parent_id == Run.id)))
+    if projects is not None:
+        query = query.where(Run.project.in_(projects))
+    return list(session.scalars(query.order_by(Run.stored_bytes.desc(), Run.id)))
+
+
 def of_run(session: Session, run: Run, rules: Rules) -> Pruning:
     """Return what the rules would delete of an ended run."""
+    if PINNED in labels.tags_of(run) or checkpoints.started_from(session, run.id):
+        return Pruning(run.id, run.name, [], 0, 0, 0)
     rows = _old_checkpoints(session, run, rules)
     has_old_log = rules.log_days is not None and _is_older(session, run.ended_at, rules.log_days)
     lines, samples = (
@@ -101,9 +117,17 @@ def prune(database: Database, store: ObjectStore, run_id: int, rules: Rules) -> 
     return found
 
 
-def _latest(rules: Rules) -> Any:
-    days = [each for each in (rules.checkpoint_days, rules.log_days) if each is not None]
-    return now() - min(days, default=0.0) * DAY_SECONDS
+def _has_old(rules: Rules) -> Iterator[ColumnElement[bool]]:
+    """Yield a condition on ended runs for each rule: that there is something for it."""
+    if rules.checkpoint_days is not None:
+        later = aliased(Checkpoint)
+        is_old = Checkpoint.created_at < now() - rules.checkpoint_days * DAY_SECONDS
+        is_last = ~exists().where(later.run_id == Run.id, later.step > Checkpoint.step)
+        yield exists().where(Checkpoint.run_id == Run.id, is_old, ~is_last)
+    if rules.log_days is not None:
+        is_old = Run.ended_at < now() - rules.log_days * DAY_SECONDS
+        of_run = (exists().where(table.run_id == Run.id) for table in (LogLine, SystemSample))
+        yield and_(is_old, or_(*of_run))
 
 
 def _is_older(session: Session, moment: float | None, days: float) -> bool:
@@ -111,14 +135,13 @@ def _is_older(session: Session, moment: float | None, days: float) -> bool:
 
 
 def _old_checkpoints(session: Session, run: Run, rules: Rules) -> list[Checkpoint]:
-    """List the files that go: not of the last step, nor of the best, nor where a run started."""
+    """List the files that go: not of the last step, nor of the best."""
     if rules.checkpoint_days is None:
         return []
     rows = checkpoints.of_run(session, run.id)
     steps = sorted({row.step for row in rows})
     policy = run.settings.get("checkpoints") or {}
     kept = {*steps[-1:], *checkpoints.best(session, run.id, steps, policy)}
-    kept |= checkpoints.started_from(session, run.id)
     latest = session.scalars(select(now())).one() - rules.checkpoint_days * DAY_SECONDS
     return [row for row in rows if row.step not in kept and row.created_at < latest]
 

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from db import runs
 from db.database import now
+from db.endings import SWEEP
 from db.errors import Fenced
 from db.tables import (
     ACTIVE,
@@ -18,6 +19,7 @@ from db.tables import (
     RunStatus,
     ScalerEvent,
     Status,
+    Trial,
 )
 
 
@@ -148,7 +150,14 @@ def end(
     session.execute(update(RunNode).where(RunNode.run_id == run_id, unended).values(ended_at=now()))
     if status in (Status.CANCELLED, Status.PAUSED):  # any other end was not what a person wished
         reason = reason or run.stop_reason
+    if status == Status.CANCELLED and run.wanted == "cancel" and _was_given_up(session, run_id):
+        fault = SWEEP
     runs.set_status(session, run, status, reason=reason, fault=fault)
+
+
+def _was_given_up(session: Session, run_id: int) -> bool:
+    query = select(Trial.pruned_step).where(Trial.run_id == run_id)
+    return session.scalar(query) is not None
 
 
 def end_killed(

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from db import notifications, pyramid, rights, run_settings
 from db.conditions import Filter, Order, seconds_until
 from db.database import now
+from db.endings import SWEEP
 from db.errors import Conflict, InTheBin, Invalid, NotFound
 from db.scales import in_words
 from db.tables import (
@@ -386,6 +387,16 @@ def cancel(session: Session, run_id: int, user: User) -> Run:
     else:
         set_status(session, run, Status.CANCELLED, reason=run.stop_reason)
     return run
+
+
+def give_up(session: Session, run_id: int, reason: str) -> bool:
+    """End a training run of a sweep, with a last checkpoint; tell whether there was one to end."""
+    run = get(session, run_id, lock=True)
+    if run.status not in OBEYING or run.wanted != "run":
+        return False
+    run.wanted, run.stop_reason = "cancel", reason
+    set_status(session, run, Status.STOPPING, reason=reason, fault=SWEEP)
+    return True
 
 
 def kill(session: Session, run_id: int, user: User) -> Run:

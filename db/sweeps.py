@@ -13,25 +13,30 @@ from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from db import latest_metrics, runs
-from db.endings import ending
+from db.endings import LARGEST, ending
 from db.errors import Conflict, NotFound
-from db.tables import ENDED, Run, Status, Sweep, Trial, User
+from db.tables import ENDED, Metric, Run, Status, Step, Sweep, Trial, User
 
 RUNNING, PAUSED, CANCELLED, FAILED = "running", "paused", "cancelled", "failed"
 #: What a sweep is called whose every run has ended.
 FINISHED = "finished"
-OPEN, COMPLETE, LOST = "open", "complete", "failed"
+OPEN, COMPLETE, PRUNED, LOST = "open", "complete", "pruned", "failed"
 MINIMISE, MAXIMISE = "minimise", "maximise"
+#: Of a sweep, that it gives up runs that fall behind, as app.hyperband has it.
+HYPERBAND = "hyperband"
 LOSS = "loss"
 ERROR_CHARACTERS = 1000
+#: Of a run's steps; in these parts a trial's rungs are counted.
+RUNGS_WHOLE, RUNG_FACTOR = 27, 3
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How many trials of a sweep are open, complete and failed, and the best value of these."""
+    """How many trials of a sweep are open, complete, pruned and failed; the best complete value."""
 
     open: int = 0
     complete: int = 0
+    pruned: int = 0
     failed: int = 0
     best: float | None = None
 
@@ -98,12 +103,14 @@ def params(session: Session, sweep_id: int) -> list[dict[str, Any]]:
 def trials(
     session: Session, sweep: Sweep, *, best_first: bool = False, after: int = 0, limit: int
 ) -> list[tuple[Trial, Run]]:
-    """List trials with their runs: newest first, or the best first and those without a value last.
+    """List trials with their runs: newest first, or the best of the complete ones first, then
+    those that were pruned, and those without a value last.
 
     after: how many of them to leave out.
     """
     value = Trial.value.asc() if sweep.goal == MINIMISE else Trial.value.desc()
-    order = (value.nulls_last(), Trial.number) if best_first else (Trial.number.desc(),)
+    best = (Trial.state == PRUNED, value.nulls_last(), Trial.number)
+    order = best if best_first else (Trial.number.desc(),)
     query = select(Trial, Run).join(Run, Run.id == Trial.run_id)
     query = query.where(Trial.sweep_id == sweep.id).order_by(*order).offset(after).limit(limit)
     return [(trial, run) for trial, run in session.execute(query)]
@@ -123,8 +130,21 @@ def values(session: Session, metric: str, some_runs: Collection[Run]) -> dict[in
     }
 
 
+def value_from(session: Session, metric: str, run_id: int, step: int) -> float | None:
+    """Return the first finite value of a metric, or of the loss, from a step on."""
+    table: type[Step | Metric] = Step if metric == LOSS else Metric
+    value = Step.loss if metric == LOSS else Metric.value
+    query = select(value).where(table.run_id == run_id, table.step >= step)
+    query = query.where(func.abs(value) <= LARGEST)
+    if metric != LOSS:
+        query = query.where(Metric.name == metric)
+    return session.scalar(query.order_by(table.step).limit(1))
+
+
 def due(session: Session) -> list[int]:
-    """Return the sweeps that have something to be done: a run to submit, or one that has ended."""
+    """Return the sweeps that have something to be done: a run to submit, one that has ended, or one
+    that has come to its next rung.
+    """
     open_trials = select(func.count()).join_from(Trial, Run, Run.id == Trial.run_id)
     open_trials = open_trials.where(Trial.sweep_id == Sweep.id, Trial.state == OPEN)
     is_wanting = and_(
@@ -134,26 +154,53 @@ def due(session: Session) -> list[int]:
     )
     has_ended = (Trial.sweep_id == Sweep.id, Trial.state == OPEN, Run.status.in_(ENDED))
     told = exists().where(*has_ended, Run.id == Trial.run_id)
-    return list(session.scalars(select(Sweep.id).where(or_(is_wanting, told)).order_by(Sweep.id)))
+    climbing = (Trial.sweep_id == Sweep.id, Trial.state == OPEN, Trial.pruned_step.is_(None))
+    has_come = Run.step * RUNGS_WHOLE >= Run.steps_total * Trial.next_rung
+    climbed = exists().where(*climbing, Run.id == Trial.run_id, Run.steps_total > 0, has_come)
+    is_judging = and_(Sweep.kind == HYPERBAND, climbed)
+    query = select(Sweep.id).where(or_(is_wanting, told, is_judging))
+    return list(session.scalars(query.order_by(Sweep.id)))
+
+
+def under_way(session: Session, sweep: Sweep) -> list[tuple[Trial, Run]]:
+    """List the trials whose end is not written down yet, with their runs, in order."""
+    query = select(Trial, Run).join(Run, Run.id == Trial.run_id)
+    query = query.where(Trial.sweep_id == sweep.id, Trial.state == OPEN).order_by(Trial.number)
+    return [(trial, run) for trial, run in session.execute(query)]
+
+
+def report(session: Session, sweep: Sweep, trial: Trial, value: float) -> None:
+    """Write down what a trial came to at its rung; the caller holds the sweep."""
+    sweep.revision += 1
+    said = {"rung": trial.next_rung, "value": value, "turn": sweep.revision}
+    trial.reports = [*trial.reports, said]
+    trial.next_rung *= RUNG_FACTOR
+    session.flush()
+
+
+def all_trials(session: Session, sweep: Sweep) -> list[Trial]:
+    """List all trials of a sweep, in order."""
+    query = select(Trial).where(Trial.sweep_id == sweep.id).order_by(Trial.number)
+    return list(session.scalars(query))
 
 
 def settle(session: Session, sweep: Sweep) -> int:
     """Write down what became of the trials that have ended; return how many are open still.
 
-    The caller holds the sweep. A run that did not finish, applied nothing, diverged, or never told
-    of the metric is a failed trial.
+    The caller holds the sweep. A run that the sweep gave up is a pruned trial; one that did not
+    finish, applied nothing, diverged, or never told of the metric is a failed one.
     """
-    query = select(Trial, Run).join(Run, Run.id == Trial.run_id)
-    query = query.where(Trial.sweep_id == sweep.id, Trial.state == OPEN)
-    rows = [(trial, run) for trial, run in session.execute(query)]
+    rows = under_way(session, sweep)
     ended = [(trial, run) for trial, run in rows if run.status in ENDED]
     finished = [run for _trial, run in ended if run.status == Status.FINISHED]
     applied = runs.applied_of(session, finished)
     sound = [run for run in finished if ending(run, applied[run.id]) is None]
-    found = values(session, sweep.metric, sound)
+    given_up = [run for _trial, run in ended if ending(run, 0) == "pruned"]
+    found = values(session, sweep.metric, sound + given_up)
     for trial, run in ended:
         trial.value = found.get(run.id)
-        trial.state = LOST if trial.value is None else COMPLETE
+        how = PRUNED if run in given_up else COMPLETE
+        trial.state = LOST if trial.value is None else how
         sweep.revision += 1
     session.flush()
     return len(rows) - len(ended)

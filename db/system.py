@@ -18,10 +18,13 @@ class DeviceSamples:
     utilization: list[float | None] = field(default_factory=list)
     memory_bytes: list[int | None] = field(default_factory=list)
     power_watts: list[float | None] = field(default_factory=list)
+    temperature_celsius: list[float | None] = field(default_factory=list)
 
 
 def of_run(session: Session, run_id: int, *, most: int = 500) -> list[DeviceSamples]:
-    """Return about `most` points a device: mean utilization and power, and the highest memory."""
+    """Return about `most` points a device: the mean of utilization and power, of memory and
+    temperature the highest.
+    """
     column: Any = SystemSample
     mine = column.run_id == run_id
     last = session.scalar(select(func.max(column.elapsed_ms)).where(mine)) or 0
@@ -33,16 +36,18 @@ def of_run(session: Session, run_id: int, *, most: int = 500) -> list[DeviceSamp
             func.avg(column.utilization),
             func.max(column.memory_bytes),
             func.avg(column.power_watts),
+            func.max(column.temperature_celsius),
         )
         .where(mine)
         .group_by(column.device, stretch)
         .order_by(column.device, func.min(column.elapsed_ms))
     )
     found: dict[int, DeviceSamples] = {}
-    for device, elapsed_ms, utilization, memory_bytes, power_watts in session.execute(query):
+    for device, elapsed_ms, utilization, memory_bytes, watts, celsius in session.execute(query):
         samples = found.setdefault(device, DeviceSamples(device))
         samples.elapsed_ms.append(elapsed_ms)
         samples.utilization.append(utilization)
         samples.memory_bytes.append(memory_bytes)
-        samples.power_watts.append(power_watts)
+        samples.power_watts.append(watts)
+        samples.temperature_celsius.append(celsius)
     return list(found.values())

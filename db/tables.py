@@ -228,6 +228,55 @@ class Secret(Table):
     set_at: Mapped[float] = mapped_column(default=now())
 
 
+class Note(Table):
+    """What people wrote of a project or of runs side by side, in Markdown; a run has its own.
+
+    subject: as db.notes has it.  user_id: who changed it last.
+    """
+
+    __tablename__ = "notes"
+
+    subject: Mapped[str] = mapped_column(primary_key=True)
+    text: Mapped[str]
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    changed_at: Mapped[float] = mapped_column(default=now(), onupdate=now())
+
+
+class Preset(Table):
+    """What the form of a new run is filled with, under a name, for who may submit to its project.
+
+    config: those settings that are not the recipe's defaults.  place: what is asked of every run.
+    """
+
+    __tablename__ = "presets"
+    __table_args__ = (UniqueConstraint("project", "name"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    project: Mapped[str] = mapped_column(ForeignKey("projects.name"))
+    name: Mapped[str]
+    recipe: Mapped[str]
+    config: Mapped[dict[str, Any]]
+    place: Mapped[dict[str, Any]]
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    saved_at: Mapped[float] = mapped_column(default=now(), onupdate=now())
+
+
+class RetentionRule(Table):
+    """After how many days what of ended runs is deleted; null days: never.
+
+    project: whose runs; null: of every project that has no rule of its own.
+    """
+
+    __tablename__ = "retention_rules"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    project: Mapped[str | None] = mapped_column(ForeignKey("projects.name"), unique=True)
+    checkpoint_days: Mapped[float | None]
+    log_days: Mapped[float | None]
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    set_at: Mapped[float] = mapped_column(default=now(), onupdate=now())
+
+
 class SavedView(Table):
     """What a person has looked at the list of runs by, under a name: parts of its address."""
 
@@ -313,7 +362,8 @@ class Worker(Table):
 
     devices: [{kind, index, name, memory_bytes, compute_capability, fp16, bf16, tf32, fp8}]
     recipes: [{name, reference, file or package, title, description, schema, source, sha256,
-    check}], where source is the file that it is written in; of one that cannot load {name,
+    check, memory}], where source is the file that it is written in, and memory, as trainer.memory
+    counts it with the recipe's defaults, comes later than the rest; of one that cannot load {name,
     reference, error, place}, of one that lacks packages {…, needs}
     recipe_names: of those that can, their paths included; the schemas are long, and whoever asks
     who offers what is asked often.  precisions, device_memory_bytes: what every device has, for
@@ -510,7 +560,7 @@ class Sweep(Table):
     recipe: Mapped[str]
     config: Mapped[dict[str, Any]]
     space: Mapped[dict[str, Any]]
-    kind: Mapped[str]  # grid, random or tpe
+    kind: Mapped[str]  # grid, random, tpe or hyperband
     metric: Mapped[str]
     goal: Mapped[str]
     seed: Mapped[int] = mapped_column(BigInteger)
@@ -532,7 +582,11 @@ class Trial(Table):
     """One point of a sweep and the run that tries it: the key lets no point be submitted twice.
 
     params: by path of a setting, the value tried.  state: open until the run has ended; then
-    complete, with the metric's last value, or failed, where there is none that is finite.
+    complete, with the metric's last value, pruned, with the last one that it came to, or failed,
+    where there is none that is finite.
+    Of Hyperband, reports: [{rung, value, turn}], what it was judged by, turn being their order in
+    the sweep; next_rung: in 27ths of its steps, when it reports next.  pruned_step: where it was
+    when the sweep gave it up.
     """
 
     __tablename__ = "trials"
@@ -548,6 +602,9 @@ class Trial(Table):
     params: Mapped[dict[str, Any]]
     state: Mapped[str]
     value: Mapped[float | None]
+    reports: Mapped[list[dict[str, Any]]] = mapped_column(default=list, server_default="[]")
+    next_rung: Mapped[int] = mapped_column(default=1, server_default="1")
+    pruned_step: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class RunNode(Table):
@@ -639,7 +696,8 @@ class RunEnvironment(Table):
 class RunStatus(Table):
     """A change of status, when and why.
 
-    reason is for people; fault is infrastructure, code, or rule: one of the configuration's.
+    reason is for people; fault is infrastructure, code, rule: one of the configuration's, or sweep:
+    the one that gave it up.
     """
 
     __tablename__ = "run_statuses"
@@ -906,6 +964,7 @@ class SystemSample(Table):
     utilization: Mapped[float | None]  # 0 to 1
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     power_watts: Mapped[float | None]
+    temperature_celsius: Mapped[float | None]
 
 
 class AlertRule(Table):

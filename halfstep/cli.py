@@ -17,6 +17,7 @@ from halfstep import __version__
 GROUP = "halfstep.commands"
 #: Those of halfstep.commands.
 OWN = (
+    "alert",
     "cancel",
     "download",
     "export",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from halfstep import credentials
+from halfstep.alert_commands import alert
 from halfstep.client import URL, Client, merged
 from halfstep.credentials import Credentials
 from halfstep.exporting.commands import export
@@ -162,6 +163,7 @@ RUN = {
     "show": show,
     "follow": follow,
     "log": log,
+    "alert": alert,
     "cancel": cancel,
     "download": download,
     "series": series,
@@ -285,6 +287,7 @@ def mcp(words: list[str]) -> None:
 
 
 COMMANDS = {
+    "alert": alert,
     "cancel": cancel,
     "download": download,
     "export": export,

@@ -19,7 +19,7 @@ def begin(words: list[str]) -> None:
     add_search(parser)
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields")
     parser.add_argument("--precision", choices=["fp16", "bf16", "fp32", "fp8"])
-    parser.add_argument("--kind", default="grid", choices=["grid", "random", "tpe"])
+    parser.add_argument("--kind", default="grid", choices=["grid", "random", "tpe", "hyperband"])
     parser.add_argument("--metric", default="loss", help="what is compared: its last value")
     parser.add_argument("--goal", default="", choices=["minimise", "maximise"])
     parser.add_argument("--runs", type=int, help="in all; every point of a grid, else 20")
@@ -133,7 +133,8 @@ def tell(found: dict[str, Any], options: argparse.Namespace) -> None:
         print(json.dumps(found), flush=True)
         return
     best = "" if found["best"] is None else f", best {found['metric']} {found['best']:.6g}"
-    ended = f"{found['complete'] + found['failed']} of {found['runs_total']} runs ended"
+    count = found["complete"] + found["pruned"] + found["failed"]
+    ended = f"{count} of {found['runs_total']} runs ended"
     why = f"  ({found['error']})" if found["error"] else ""
     print(f"{found['id']:>6}  {found['status']:<9} {found['name']}  {ended}{best}{why}", flush=True)
 

@@ -83,9 +83,10 @@ def postgresql_server() -> Iterator[str]:
 
 def postgresql_control(folder: Path, action: str, *arguments: str) -> None:
     """Start or stop the server of a folder, and wait until it has."""
+    arguments += ("-t", "600")  # a busy machine is no fault
     if action == "start":
         options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=100"
-        arguments = ("-o", options, "-l", f"{folder}/log")
+        arguments += ("-o", options, "-l", f"{folder}/log")
     _postgresql("pg_ctl", folder, "-w", action, *arguments)
 
 

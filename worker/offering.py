@@ -1,9 +1,12 @@
 """What a machine can train, learnt from a short-lived child, and anew when a recipe's file changes.
 
 The child may load torch and whatever recipes do; the worker waits for it at its start alone.
+Another one counts what memory recipes take, which none waits for: a while after the start, so that
+what is in the queue begins first.
 """
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -18,6 +21,8 @@ from worker import gpus, run_environment
 
 #: A recipe that is loaded for longer is in a loop of its own.
 LONGEST_SECONDS = 120.0
+#: After recipes were learnt, until what memory they take is counted.
+COUNTED_AFTER_SECONDS = 60.0
 
 Offer = dict[str, Any]  # {devices, recipes, versions}
 #: Of each file what changes when it is written; None where there is none.
@@ -34,6 +39,9 @@ class Offering:
         self._child: subprocess.Popen[bytes] | None = None
         self._told: list[IO[bytes]] = []  # what the child prints: its answer, its errors
         self._deadline = 0.0
+        self._offer: Offer = {"recipes": []}
+        self._counter: subprocess.Popen[bytes] | None = None
+        self._count_at = 0.0
 
     def learn(self) -> Offer:
         """Ask for devices, recipes and versions, and wait. Raises HalfstepError."""
@@ -45,7 +53,8 @@ class Offering:
             if self._look() != self._seen:
                 say("worker: a recipe's file was changed: loading recipes anew")
                 self._child = self._ask()
-            return None
+                return None
+            return self._counted()
         exit_code = self._child.poll()
         if exit_code is None:
             if time.monotonic() > self._deadline:
@@ -66,6 +75,45 @@ class Offering:
             self._child.wait()
             self._child = None
             self._printed()
+        if self._counter is not None:
+            self._counter.kill()
+            self._counter.communicate()
+            self._counter = None
+
+    def _counted(self) -> Offer | None:
+        """Return the offer once it says what memory its recipes take, too."""
+        now = time.monotonic()
+        if self._counter is None and now > self._count_at:
+            self._count_at = now + LONGEST_SECONDS
+            self._counter = self._count()
+        if self._counter is None:
+            return None
+        if self._counter.poll() is None:
+            if now > self._count_at:
+                self._counter.kill()
+            return None
+        answer, _errors = self._counter.communicate()
+        self._counter, self._count_at = None, math.inf
+        counted = json.loads(answer.splitlines()[-1]) if answer else {}
+        for recipe in self._offer["recipes"]:
+            if recipe["reference"] in counted:
+                recipe["memory"] = counted[recipe["reference"]]
+        return self._offer if counted else None
+
+    def _count(self) -> "subprocess.Popen[bytes] | None":
+        """Have those counted that can be loaded and are not yet."""
+        known = [each for each in self._offer["recipes"] if "schema" in each]
+        references = [each["reference"] for each in known if "memory" not in each]
+        if not references:
+            self._count_at = math.inf
+            return None
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainer.memory", *references],
+            env=run_environment.of_recipes(self._settings) | {"CUDA_VISIBLE_DEVICES": ""},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
 
     def _ask(self) -> "subprocess.Popen[bytes]":
         self._seen = self._look()  # before the child looks: a later change is seen later
@@ -90,6 +138,13 @@ class Offering:
                 say(f"worker: recipe {recipe['name']} cannot be offered: {place}{recipe['error']}")
             if "needs" in recipe:
                 say(f"worker: recipe {recipe['name']} is not offered: it needs {recipe['needs']}")
+        before = {
+            _version(each): each["memory"] for each in self._offer["recipes"] if "memory" in each
+        }
+        for recipe in offer["recipes"]:
+            if _version(recipe) in before:
+                recipe["memory"] = before[_version(recipe)]
+        self._offer, self._count_at = offer, time.monotonic() + COUNTED_AFTER_SECONDS
         self._files = {each["file"] for each in offer["recipes"] if "file" in each}
         # What was there before keeps the state that it had when the child began.
         self._seen = {file: self._seen.get(file, state) for file, state in self._look().items()}
@@ -106,6 +161,10 @@ class Offering:
     def _look(self) -> Seen:
         kept = str(self._settings.data / "recipes.json")
         return {file: _state(Path(file)) for file in {kept, *self._files}}
+
+
+def _version(recipe: dict[str, Any]) -> tuple[str, str | None]:
+    return recipe["reference"], recipe.get("sha256")
 
 
 def _state(path: Path) -> tuple[int, int, int] | None:

@@ -24,12 +24,15 @@ class SystemMonitor:
         psutil.cpu_percent()  # the first call only sets the mark that the next one measures from
 
     def take(self) -> list[dict[str, Any]]:
-        """Return a row a device: utilization 0 to 1, memory_bytes, power_watts."""
+        """Return a row a device: utilization 0 to 1, memory_bytes, power_watts,
+        temperature_celsius.
+        """
         host = {
             "device": HOST,
             "utilization": psutil.cpu_percent() / 100,
             "memory_bytes": psutil.virtual_memory().used,
             "power_watts": None,
+            "temperature_celsius": None,
         }
         return [host, *(_gpu_sample(device, gpu) for device, gpu in self._gpus.items())]
 
@@ -41,6 +44,9 @@ def _gpu_sample(device: int, gpu: Any) -> dict[str, Any]:
         "utilization": _told(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
         "memory_bytes": _told(lambda: pynvml.nvmlDeviceGetMemoryInfo(gpu).used),
         "power_watts": _told(lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+        "temperature_celsius": _told(
+            lambda: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)
+        ),
     }
 
 

@@ -1,19 +1,24 @@
 """What a run is likely to cost, before it is submitted."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
 
 from app.auth import SignedIn
 from app.context import Db
-from app.formats import count, duration, number, size
+from app.formats import count, duration, memory, number, size
 from app.parameters import LARGEST_STEP, Text
 from app.submission import LIMITS
 from db import estimates, workers
 from db.estimates import Estimate
 
 router = APIRouter(tags=["runs"])
+
+#: Precisions in which autocast keeps copies of weights.
+CASTING = ("fp16", "bf16")
 
 Steps = Annotated[int | None, Query(ge=0, le=LARGEST_STEP)]
 
@@ -35,6 +40,13 @@ class Cost(BaseModel):
         Seconds | None, Field(description="Of its steps; null without steps or like runs")
     ]
     checkpoint_bytes: Annotated[int | None, Field(description="Of one, with its weights")]
+    memory_bytes: Annotated[
+        int | None,
+        Field(
+            description="Of weights, gradients, optimizers' state and copies in half precision, "
+            "with the recipe's own sizes; null until a worker has counted. Activations not counted"
+        ),
+    ]
     told: Annotated[list[str], Field(description="All this in words; nothing without evidence")]
 
 
@@ -68,6 +80,7 @@ def estimate(
     if found.steps_per_second and steps:
         slowest, fastest = found.steps_per_second
         seconds = Seconds(least=steps / fastest, most=steps / slowest)
+    memory_bytes = _memory_bytes(offered, precision)
     saves = -(-steps // every_steps) if steps and every_steps else 1
     return Cost(
         ahead=found.ahead,
@@ -75,8 +88,28 @@ def estimate(
         same_batch_size=found.same_batch_size,
         seconds=seconds,
         checkpoint_bytes=found.checkpoint_bytes,
-        told=_told(found, seconds, saves),
+        memory_bytes=memory_bytes,
+        told=[*_told(found, seconds, saves), *_memory_told(session, offered, memory_bytes)],
     )
+
+
+def _memory_bytes(offered: dict[str, Any], precision: str) -> int | None:
+    if (counted := offered.get("memory")) is None:
+        return None
+    kinds = ["weight_bytes", "gradient_bytes", "optimizer_bytes"]
+    return sum(int(counted[kind]) for kind in [*kinds, *(["cast_bytes"] * (precision in CASTING))])
+
+
+def _memory_told(session: Session, offered: dict[str, Any], needed: int | None) -> Iterator[str]:
+    """Say it beside what the largest device has of a worker that is up and offers the recipe."""
+    if needed is None:
+        return
+    able = [each for each in workers.alive(session) if workers.offers(each, offered["name"])]
+    most = max((workers.device_memory_bytes(each.devices) for each in able), default=0.0)
+    of = f" of a device's {memory(most)}" if most >= needed else ""
+    short = f", more than the {memory(most)} of any device that is up" if 0 < most < needed else ""
+    text = f"{memory(needed)}{of} for weights, gradients and optimizers at the recipe's own sizes"
+    yield f"{text}{short}; activations are not counted"
 
 
 def _told(found: Estimate, seconds: Seconds | None, saves: int) -> list[str]:

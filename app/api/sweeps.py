@@ -35,7 +35,10 @@ class SweepTrial(BaseModel):
     name: str
     status: Status
     params: Annotated[dict[str, Any], Field(description="By path of a setting")]
-    state: Annotated[str, Field(description="open, complete, or failed: without a finite value")]
+    state: Annotated[
+        str,
+        Field(description="open, complete, pruned: given up, or failed: without a finite value"),
+    ]
     value: Number
 
 
@@ -58,6 +61,7 @@ class SweepSummary(BaseModel):
     submitted: int
     open: Annotated[int, Field(description="Runs that wait or train")]
     complete: int
+    pruned: Annotated[int, Field(description="That Hyperband gave up")]
     failed: int
     best: Number
     created_at: float
@@ -251,5 +255,5 @@ def _summed_up(sweep: Sweep, owner: str, tally: Tally) -> dict[str, Any]:
         "status": sweeps.status(sweep, tally),
         "owner": owner,
         "space": {path: search.in_words(each) for path, each in sweep.space.items()},
-        **{name: getattr(tally, name) for name in ("open", "complete", "failed", "best")},
+        **{name: getattr(tally, name) for name in ("open", "complete", "pruned", "failed", "best")},
     }

@@ -16,7 +16,8 @@ router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
 class DeviceSamples(BaseModel):
     """Columns by time since the run's start, about 500 points. Device -1 is the host itself.
 
-    utilization (0 to 1) and power_watts are means, memory_bytes is the highest.
+    utilization (0 to 1) and power_watts are means, memory_bytes and temperature_celsius are the
+    highest.
     """
 
     model_config = ConfigDict(from_attributes=True)
@@ -26,6 +27,7 @@ class DeviceSamples(BaseModel):
     utilization: list[float | None]
     memory_bytes: list[int | None]
     power_watts: list[float | None]
+    temperature_celsius: list[float | None]
 
 
 class SystemSamples(ListPage):

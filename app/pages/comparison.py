@@ -16,8 +16,9 @@ from app.news import list_cursor
 from app.pages.links import sharing_of
 from app.parameters import RunId, Text, as_run_ids
 from app.rendering import page
-from db import comparisons, runs, waiting
+from db import comparisons, notes, runs, waiting
 from db.errors import Invalid
+from db.rights import Right
 from db.waiting import Queue
 
 router = APIRouter()
@@ -88,7 +89,24 @@ def compare(
     """Lay the runs side by side; the browser fetches the page anew while they change."""
     ids = as_run_ids("runs", runs, most=MOST_RUNS)
     laid_out = comparison.of_runs(session, ids, settings)
-    return _page(request, session, visitor, "compare.html", laid_out, view, is_free=True)
+    return _page(
+        request,
+        session,
+        visitor,
+        "compare.html",
+        laid_out,
+        view,
+        is_free=True,
+        note="" if laid_out.missing else notes.read(session, notes.of_runs(ids)),
+        note_of=f"runs={','.join(map(str, ids))}",
+        may_write=not laid_out.missing and _may_write(visitor, laid_out),
+    )
+
+
+def _may_write(visitor: Visitor, laid_out: Comparison) -> bool:
+    return all(
+        visitor.standing.may(Right.SUBMIT, column.run.project) for column in laid_out.columns
+    )
 
 
 @router.get("/groups/{group_id}")

@@ -47,7 +47,7 @@ def submit_command(request: Request, session: Db, posted: Posted, visitor: Signe
     values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
     form = command_form.typed(posted, {})
     command, config, errors = command_form.submitted(form)
-    place, wrong = numbers(values)
+    place, wrong = numbers(values, posted)
     try:
         submission = Submission.model_validate(
             {

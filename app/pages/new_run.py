@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from copy import deepcopy
 from typing import Annotated, Any
 
@@ -13,11 +13,13 @@ from sqlalchemy.orm import Session
 from app import deeds, forms, schemas, uploads
 from app.auth import SignedIn, Visitor
 from app.context import Db, Posted, TheSettings
-from app.parameters import RunId, Step, Text
+from app.parameters import RowId, RunId, Step, Text
 from app.rendering import page
-from app.submission import Submission, check, may_submit_to, submit
-from db import checkpoints, runs, workers
+from app.rights import check_project
+from app.submission import LIMITS, Submission, check, may_submit_to, submit
+from db import checkpoints, presets, runs, workers
 from db.errors import Invalid, NotFound
+from db.rights import Right
 from db.uploads import SETTING
 
 router = APIRouter()
@@ -45,6 +47,7 @@ RUN_TITLES = {
     "priority": "Priority",
     "after_id": "After run",
     "recipe": "Recipe",
+    "preset": "Name of the preset",
 }
 #: filled_from: the run whose settings the form had at first.
 RUN_FIELDS = ("name", "tags", "project", "filled_from", *WHOLE_NUMBERS)
@@ -61,6 +64,7 @@ def new_run(
     fp32: Text = "",
     before: Step | None = None,
     weights_step: Step | None = None,
+    preset: RowId | None = None,
     changes: Annotated[list[Text], Query(alias="set", max_length=50)] = [],  # noqa: B006
 ) -> Response:
     """Show the form, filled with the defaults or with what another run had.
@@ -68,8 +72,10 @@ def new_run(
     step: of a checkpoint of that run, to start from.  fp32: a module to run in fp32, so as to be
     compared with that run; it starts from that run's last checkpoint before this step, if any.
     weights_step: of that run, to start from its weights alone.  changes: path=value, the latter
-    as JSON has it, of settings that shall be otherwise.
+    as JSON has it, of settings that shall be otherwise.  preset: what fills it instead.
     """
+    if preset is not None:
+        return _preset(request, session, visitor, preset)
     config: dict[str, Any] = {}
     values = {"priority": "0", "nodes": "1", "devices_per_node": "1"}
     if source is not None:
@@ -95,7 +101,15 @@ def new_run(
         if step is not None:
             config.pop("weights", None)  # a checkpoint has its own
             values |= {"parent_id": str(run.id), "parent_step": str(step)}
-    return _form(request, session, visitor, recipe, config, values)
+    return form(request, session, visitor, recipe, config, values)
+
+
+def _preset(request: Request, session: Session, visitor: Visitor, preset_id: int) -> HTMLResponse:
+    found = presets.get(session, preset_id)
+    check_project(session, Right.SUBMIT, found.project)
+    values = {"priority": "0", "nodes": "1", "devices_per_node": "1", "project": found.project}
+    values |= {name: str(value) for name, value in found.place.items()} | {"preset": found.name}
+    return form(request, session, visitor, found.recipe, deepcopy(found.config), values)
 
 
 def _change(text: str) -> tuple[str, Any]:
@@ -122,7 +136,7 @@ def other_recipe(request: Request, session: Db, posted: Posted, visitor: SignedI
     if before and after:
         typed = forms.read(before["schema"], posted)
         config, refused = forms.carried(before["schema"], after["schema"], typed)
-    return _form(request, session, visitor, wanted, config, values, refused=refused)
+    return form(request, session, visitor, wanted, config, values, refused=refused)
 
 
 def _lost(posted: Posted, settings: TheSettings) -> dict[str, str]:
@@ -143,7 +157,7 @@ def submit_run(
     config: dict[str, Any] = {}
     try:
         config = forms.read(workers.recipe(session, recipe)["schema"], posted)
-        place, errors = numbers(values)
+        place, errors = numbers(values, posted)
         texts = {name: values[name] for name in ("name", "tags", "project")}
         submission = Submission(recipe=recipe, config=config, **texts, **place)
         errors |= lost
@@ -152,20 +166,26 @@ def submit_run(
         run = submit(session, visitor.user, submission)
         deeds.done_to(session, [run.id])
     except NotFound as error:
-        return _form(request, session, visitor, recipe, {}, values, {"recipe": str(error)})
+        return form(request, session, visitor, recipe, {}, values, {"recipe": str(error)})
     except Invalid as error:
-        return _form(request, session, visitor, recipe, config, values, error.errors)
+        return form(request, session, visitor, recipe, config, values, error.errors)
     return RedirectResponse(f"/runs/{run.id}", status_code=303)
 
 
-def numbers(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the whole numbers that are asked of every run, and which of them are none."""
+def numbers(values: dict[str, str], sent: Container[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the whole numbers that are asked of every run, and which of them are none.
+
+    sent: the fields that the form had; one that must have a number is not left empty.
+    """
     read: dict[str, Any] = dict(WHOLE_NUMBERS)
     errors = {}
     for name in WHOLE_NUMBERS:
         try:
             if values[name]:
                 read[name] = int(values[name])
+            elif name in sent and WHOLE_NUMBERS[name] is not None:
+                low, high = LIMITS[name]
+                errors[name] = f"it is empty; allowed: a whole number from {low} to {high}"
         except ValueError:
             errors[name] = f"{values[name]:.100} is not allowed; allowed: a whole number"
     return read, errors
@@ -177,7 +197,7 @@ def _name(session: Session, recipe: str) -> str:
     return str(found["name"]) if found else recipe
 
 
-def _form(
+def form(
     request: Request,
     session: Session,
     visitor: Visitor,
@@ -187,6 +207,7 @@ def _form(
     errors: dict[str, str] | None = None,
     refused: Sequence[str] = (),
 ) -> HTMLResponse:
+    """Show the form with these settings and places, and what is wrong with them."""
     offered = workers.recipes(session)
     chosen = workers.named(offered, recipe)
     problem = (errors or {}).get("recipe", "")
@@ -195,6 +216,7 @@ def _form(
     chosen = chosen or (offered[0] if offered else None)
     schema = chosen["schema"] if chosen else {}
     everyone = workers.everyone(session)
+    projects = may_submit_to(session, visitor.standing)
     return page(
         request,
         "new_run.html",
@@ -209,8 +231,9 @@ def _form(
         workers_up=any(alive for _worker, alive in everyone),
         precision=forms.precision_input(schema, config, errors or {}) if chosen else None,
         field_sets=forms.field_sets(schema, config, errors or {}),
-        projects=may_submit_to(session, visitor.standing),
-        values=dict.fromkeys(RUN_FIELDS, "") | values,
+        projects=projects,
+        presets=presets.listed(session, projects, chosen["name"]) if chosen else [],
+        values=dict.fromkeys((*RUN_FIELDS, "preset"), "") | values,
         errors=errors or {},
         titles={each.path: each.title for each in schemas.properties(schema)} | RUN_TITLES,
         refused=refused,

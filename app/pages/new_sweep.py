@@ -25,7 +25,7 @@ from db.tables import Sweep
 
 router = APIRouter()
 
-KIND_TITLES = dict(zip(KINDS, ("Grid", "Random", "TPE, by Optuna"), strict=True))
+KIND_TITLES = dict(zip(KINDS, ("Grid", "Random", "TPE", "Hyperband"), strict=True))
 #: What is asked of a sweep beside its recipe's settings, and what stands there at first.
 FIELDS = {
     "kind": GRID,

@@ -11,7 +11,7 @@ from app.context import Db, Posted
 from app.parameters import Text
 from app.rendering import page
 from app.rights import check_project
-from db import people, projects, quotas, rights
+from db import notes, people, projects, quotas, rights
 from db.errors import Invalid, NotFound
 from db.rights import ROLES, Right
 
@@ -120,6 +120,8 @@ def _projects(
         status_code=422 if errors else 200,
         projects=[(each, projects.members(session, each.name)) for each in shown],
         may_manage={each.name for each in shown if visitor.standing.may(Right.MANAGE, each.name)},
+        may_write={each.name for each in shown if visitor.standing.may(Right.SUBMIT, each.name)},
+        notes=notes.of_projects(session, [each.name for each in shown]),
         roles=ROLES,
         allowed=rights.RIGHTS_OF,
         name=name,

@@ -6,20 +6,41 @@ from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.auth import AtBrowser, SignedIn
-from app.context import Db
+from app.context import Db, TheSettings
 from app.parameters import RowId
 from app.rendering import page
 from app.worker_news import MOST_FOLLOWED, cursor_of
-from db import grid, workers
+from db import grid, runs, waiting, workers
+from db.waiting import Queue
 
 router = APIRouter(prefix="/workers")
 
+#: Queued runs that are listed; the list of runs has all.
+MOST_QUEUED = 50
+
 
 @router.get("")
-def list_workers(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
-    """Show which device of which worker is in use for what."""
+def list_workers(
+    request: Request, session: Db, settings: TheSettings, visitor: SignedIn
+) -> HTMLResponse:
+    """Show which device of which worker is in use for what, and what waits for one, in order."""
     rows = grid.read(session, MOST_FOLLOWED)
-    return page(request, "workers.html", visitor=visitor, rows=rows, cursor=cursor_of(rows))
+    queue = Queue.read(session)
+    first = sorted(queue.places, key=queue.places.__getitem__)[:MOST_QUEUED]
+    seen = {run.id: (run, owner) for run, owner in runs.with_owners(session, first)}
+    return page(
+        request,
+        "workers.html",
+        visitor=visitor,
+        rows=rows,
+        cursor=cursor_of(rows),
+        queued=[
+            (place, *seen[run_id], waiting.reason(seen[run_id][0], queue, **settings.per_user))
+            for place, run_id in enumerate(first, 1)
+            if run_id in seen
+        ],
+        total=len(queue.places),
+    )
 
 
 @router.get("/{worker_id}")

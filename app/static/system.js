@@ -10,11 +10,11 @@ const ROW = 110 // pixels
 const GAP = 34 // pixels: the row's title stands there
 const MARGIN = { l: 62, r: 22, t: 30, b: 42 }
 const LINES = ['lr', 'loss', 'scale', 'val', 'norm'] // the host's colour first
-/** Title, column, and by what it is divided. @type {[string, 'utilization'|'memory_bytes'|'power_watts', number][]} */
-const ROWS = [['Utilization, %', 'utilization', 0.01], ['Memory, GiB', 'memory_bytes', 2 ** 30], ['Power, W', 'power_watts', 1]]
+/** Title, column, and by what it is divided. @type {[string, 'utilization'|'memory_bytes'|'power_watts'|'temperature_celsius', number][]} */
+const ROWS = [['Utilization, %', 'utilization', 0.01], ['Memory, GiB', 'memory_bytes', 2 ** 30], ['Power, W', 'power_watts', 1], ['Temperature, °C', 'temperature_celsius', 1]]
 const MILLISECOND = 1000 // microseconds
 
-/** @typedef {{device: number, elapsed_ms: number[], utilization: (number|null)[], memory_bytes: (number|null)[], power_watts: (number|null)[]}} Device */
+/** @typedef {{device: number, elapsed_ms: number[], utilization: (number|null)[], memory_bytes: (number|null)[], power_watts: (number|null)[], temperature_celsius: (number|null)[]}} Device */
 
 /** What steps took, by the second in which they ended, as far as it is known; of many their means. @param {Points} points @param {number} each examples of a step, 0 where it is not known @param {Record<string, string>} colors @returns {[string, any[]][]} */
 const paces = (points, each, colors) => {

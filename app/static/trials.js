@@ -41,8 +41,8 @@ export const settingsFigure = (wanted, colors) => {
 /** @param {{trials: any[], metric: string, goal: string}} wanted as the API has them, in order @param {Record<string, string>} colors */
 export const trialsFigure = ({ trials, metric, goal }, colors) => {
   const of = (state) => trials.filter((trial) => trial.state === state && (state === 'failed' || typeof trial.value === 'number'))
-  const [complete, open, failed] = ['complete', 'open', 'failed'].map(of)
-  const values = [...complete, ...open].map(({ value }) => value)
+  const [complete, open, pruned, failed] = ['complete', 'open', 'pruned', 'failed'].map(of)
+  const values = [...complete, ...open, ...pruned].map(({ value }) => value)
   if (!values.length && !failed.length) return nothing(colors)
   const last = trials.at(-1).number
   const [low, high] = [Math.min(...values), Math.max(...values)]
@@ -56,6 +56,7 @@ export const trialsFigure = ({ trials, metric, goal }, colors) => {
     { x: complete.map(({ number }) => number), y: running(complete.map(({ value }) => value), goal), name: 'best until then', type: 'scatter', mode: 'lines', hoverinfo: 'skip', line: { shape: 'hv', color: colors.val, width: 2 } },
     dots(complete, 'ended at', complete.map(({ value }) => value), { color: colors.loss }),
     dots(open, 'so far', open.map(({ value }) => value), { color: colors.card, line: { width: 2, color: colors.loss } }),
+    dots(pruned, 'given up at', pruned.map(({ value }) => value), { color: colors.quiet, symbol: 'diamond' }),
     { ...dots(failed, 'without a value', failed.map(() => 0.02), { color: colors.skip, symbol: 'x', line: { width: 0 } }), yaxis: 'y2', hovertemplate: '%{text}<br>without a value<extra></extra>' },
   ].filter(({ x }) => x.length)
   const layout = {

@@ -76,3 +76,30 @@ def check(text: str) -> None:
 def test_the_longest_note_of_one_sign_is_rendered(piece: str) -> None:
     """Nothing that a note may hold nests without end."""
     assert markdown((piece * 20_000)[:20_000])
+
+
+def test_a_chart_stands_where_its_address_has_a_line_of_its_own() -> None:
+    """As it is or as a link, of a run or of several; within other words it stays a link."""
+    picture = (
+        '<img src="/charts.svg?runs=3&amp;series=val%2Faccuracy" alt="Chart: val/accuracy of run 3"'
+    )
+    for text in (
+        "/runs/3?chart=val/accuracy",
+        "[mine](/runs/3?chart=val/accuracy)",
+        "a\n/runs/3?chart=val%2Faccuracy\nb",
+    ):
+        assert picture in markdown(text)
+    assert "runs=1%2C3&amp;series=loss" in markdown("/compare?runs=1,3&x=time")
+    assert "series=scale" in markdown("/compare?runs=1,3&draw=scale&draw=loss")
+    for text in (
+        "see /runs/3?chart=loss",
+        "/runs/3",
+        "/runs/x?chart=loss",
+        "[x](https://elsewhere.example/runs/3?chart=loss)",
+        "`/runs/3?chart=loss`",
+        "/compare?runs=1,-3",
+    ):
+        assert "<img" not in markdown(text)
+    assert markdown("/runs/3?chart=loss\n\n" * 50).count("<img") == 20
+    told = markdown('/runs/3?chart="><script>')
+    assert "<script" not in told

@@ -8,14 +8,15 @@ import pytest
 from sqlalchemy import select
 from starlette.testclient import TestClient
 
-from app import sweeping, tpe
+from app import hyperband, sweeping, tpe
 from app.sweeping import SweepSubmission
 from db import claiming, erasure, latest_metrics, queue, run_bin, runs, sweeps
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.settings import Settings
 from db.storage import open_store
-from db.tables import Run, Status, Sweep, Trial, User
+from db.tables import Run, Status, Sweep, Trial, User, Worker
+from tests.app.conftest import CPU
 from tests.db.telemetry_made import make_metric, make_steps, record
 
 LRS = {"training.max_grad_norm": "0.1, 1, off"}
@@ -234,6 +235,100 @@ def test_optuna_learns_from_the_rows(database: Database, ada: User, offered: Non
     assert len(distances) == 28
     assert sum(distances[-10:]) < sum(distances[:10])
     assert min(distances) < 0.1
+
+
+def climb(database: Database, run_id: int, losses: list[float]) -> None:
+    """Let a run train, and tell of these steps."""
+    with database.writing() as session:
+        run = claiming.claim(session, 1, recipes=["digits"], precisions=["fp16"],
+                             free_devices=range(64), lease_seconds=60.0)  # fmt: skip
+        assert run is not None
+        assert run.id == run_id
+        queue.start(session, run.id, run.attempt)
+    record(database, run, make_steps(losses))
+
+
+def test_hyperband_gives_up_what_falls_behind(
+    database: Database, browser: TestClient, ada: User, offered: None
+) -> None:
+    """By the rows alone, so that a look that is repeated judges alike; what is given up ends with a
+    checkpoint's wish and in words of its own, and its place goes to the next point."""
+    pytest.importorskip("optuna")
+    with database.writing() as session:
+        devices = [{**CPU, "index": index} for index in range(10)]
+        session.get_one(Worker, 1).devices = devices
+    space = {"training.max_grad_norm": "loguniform(1e-4, 1e4)"}
+    begin(database, ada, kind="hyperband", space=space, runs=14, at_once=10)
+    for run_id in range(1, 11):
+        climb(database, run_id, [float(run_id)] * 14)
+    sweeping.look(database)
+    assert not any(rows_of(database, 1, "reports"))  # a 27th of 400 steps is 14.8
+    for run_id in range(1, 11):
+        more(database, run_id, [float(run_id)] * 36)
+    sweeping.look(database)
+    reports = rows_of(database, 1, "reports")
+    assert [[each["rung"] for each in told] for told in reports] == [[1, 3]] * 10
+    with database.reading() as session:
+        sweep = sweeps.get(session, 1)
+        behind = hyperband.fallen_behind(sweep, sweeps.all_trials(session, sweep))
+        asked = {run.id for run in session.scalars(select(Run)) if run.wanted == "cancel"}
+        assert 1 not in behind
+        assert 3 <= len(behind) < 10
+        assert asked == set(behind)
+        assert {runs.get(session, each).status for each in behind} == {Status.STOPPING}
+    sweeping.look(database)
+    assert len(members(database, 1)) == 10
+    lost = max(behind)
+    with database.writing() as session:
+        queue.end(session, lost, 1, Status.CANCELLED)
+    sweeping.look(database)
+    assert members(database, 1)[lost - 1][2:] == ("pruned", float(lost))
+    assert len(members(database, 1)) == 11
+    run = browser.get(f"/api/v1/runs/{lost}").json()
+    assert (run["status"], run["ending"]) == ("cancelled", "pruned")
+    assert "given up by sweep 1: after 1/" in browser.get(f"/runs/{lost}").text
+    listed = browser.get("/api/v1/runs?filter=status:pruned").json()["runs"]
+    assert [each["id"] for each in listed] == [lost]
+    page = browser.get("/sweeps/1?sort=value").text
+    assert "1 given up early" in page
+    assert browser.get("/api/v1/sweeps/1").json()["pruned"] == 1
+
+
+def test_a_person_who_cancels_gives_nothing_up(
+    database: Database, ada: User, offered: None
+) -> None:
+    """Of a sweep by Hyperband, what somebody cancelled is no pruned trial; nor is a finished one
+    that it asked to end too late; and no run's loss that is not finite is a report."""
+    pytest.importorskip("optuna")
+    begin(database, ada, kind="hyperband", space=LRS, runs=3, at_once=1)
+    climb(database, 1, [math.nan] * 20)
+    sweeping.look(database)
+    assert rows_of(database, 1, "reports") == [[]]
+    with database.writing() as session:
+        runs.cancel(session, 1, ada)
+        queue.end(session, 1, 1, Status.CANCELLED)
+    sweeping.look(database)
+    assert members(database, 1)[0][2] == "failed"
+    climb(database, 2, [0.5] * 20)
+    with database.writing() as session:
+        assert runs.give_up(session, 2, "why")
+        assert not runs.give_up(session, 2, "again")
+        session.get_one(Trial, (1, 2)).pruned_step = 20
+        queue.end(session, 2, 1, Status.FINISHED)
+    sweeping.look(database)
+    assert members(database, 1)[1][2:] == ("complete", 0.5)
+
+
+def more(database: Database, run_id: int, losses: list[float]) -> None:
+    with database.reading() as session:
+        run = runs.get(session, run_id)
+    record(database, run, make_steps(losses, first=run.step + 1))
+
+
+def rows_of(database: Database, sweep_id: int, column: str) -> list[Any]:
+    with database.reading() as session:
+        query = select(Trial).where(Trial.sweep_id == sweep_id).order_by(Trial.number)
+        return [getattr(row, column) for row in session.scalars(query)]
 
 
 def test_without_optuna_a_search_says_what_to_install(

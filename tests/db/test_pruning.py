@@ -47,30 +47,48 @@ def old(database: Database, running: Run, store: LocalStore) -> int:
 
 
 def test_what_would_go_is_said_and_then_goes(
-    database: Database, old: int, store: LocalStore, ada: User
+    database: Database, old: int, store: LocalStore
 ) -> None:
-    """All but the last, the best and what another started from; files, sizes and history say so."""
-    with database.writing() as session:
-        submit(session, ada, config=config(200), parent_id=old, parent_step=20)
+    """All but the last and the best; files, sizes and history say so."""
     rules = Rules(checkpoint_days=30, log_days=30)
     with database.reading() as session:
         [planned] = pruning.plan(session, rules)
         assert len(checkpoints.of_run(session, old)) == 5
-    assert (planned.steps, planned.stored_bytes) == ([10, 40], 20)
-    assert planned.in_words == "2 steps' checkpoints, 1 log line, 1 sample of the machine"
+    assert (planned.steps, planned.stored_bytes) == ([10, 20, 40], 30)
+    assert planned.in_words == "3 steps' checkpoints, 1 log line, 1 sample of the machine"
     assert pruning.prune(database, store, old, rules) == planned
     assert not pruning.prune(database, store, old, rules)
     with database.reading() as session:
-        assert sorted(row.step for row in checkpoints.of_run(session, old)) == [20, 30, 50]
-        assert runs.get(session, old).stored_bytes == 30
+        assert sorted(row.step for row in checkpoints.of_run(session, old)) == [30, 50]
+        assert runs.get(session, old).stored_bytes == 20
         assert list(pruning.plan(session, rules)) == []
         for table in (LogLine, SystemSample):
             assert session.scalar(select(func.count()).select_from(table)) == 0
         assert runs.statuses(session, old)[-1].reason == (
-            "pruned, for their age: 2 steps' checkpoints, 1 log line, 1 sample of the machine"
+            "pruned, for their age: 3 steps' checkpoints, 1 log line, 1 sample of the machine"
         )
     left = [meta["path"] for page in obstore.list(store) for meta in page]
-    assert sorted(left) == [f"runs/{old}/checkpoints/{step}.pt" for step in (20, 30, 50)]
+    assert sorted(left) == [f"runs/{old}/checkpoints/{step}.pt" for step in (30, 50)]
+
+
+def test_what_another_started_from_or_is_pinned_keeps_all(
+    database: Database, old: int, store: LocalStore, ada: User
+) -> None:
+    """Neither is planned for nor touched, though it was planned for before."""
+    rules = Rules(checkpoint_days=30, log_days=30)
+    with database.writing() as session:
+        runs.get(session, old).tags = "a, pinned"
+    with database.reading() as session:
+        assert list(pruning.plan(session, rules)) == []
+    with database.writing() as session:
+        runs.get(session, old).tags = "pinned-not"
+    with database.reading() as session:
+        assert len(list(pruning.plan(session, rules))) == 1
+    with database.writing() as session:
+        submit(session, ada, config=config(200), parent_id=old, parent_step=20)
+    with database.reading() as session:
+        assert list(pruning.plan(session, rules)) == []
+    assert not pruning.prune(database, store, old, rules)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What axe-core finds on every page: nothing, in either theme, on a desk and on a phone."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -8,9 +9,10 @@ from playwright.sync_api import Page, expect
 
 from app import sweeping
 from app.sweeping import SweepSubmission
-from db import alerts, channels, run_bin, runs, secrets, telemetry, views
+from db import alerts, channels, notes, presets, retention, run_bin, runs, secrets, telemetry, views
 from db.database import Database
 from db.noticing import Seen, look
+from db.pruning import Rules
 from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.app.api.test_uploads import offer_weights
@@ -64,6 +66,8 @@ FULL = (
     "/account",
     "/people",
     "/projects",
+    "/retention",
+    "/notes?runs=1,2",
     "/deeds",
     "/secrets",
     "/api/v1/docs",
@@ -72,7 +76,15 @@ FULL = (
     "/runs?group=batch_size&columns=loss,val/accuracy",
     "/runs/999",
 )
-ON_A_PHONE = ("/runs", "/workers", "/recipes", "/runs/1", "/runs/new?recipe=digits", "/help/amp")
+ON_A_PHONE = (
+    "/retention",
+    "/runs",
+    "/workers",
+    "/recipes",
+    "/runs/1",
+    "/runs/new?recipe=digits",
+    "/help/amp",
+)
 
 
 @pytest.fixture
@@ -130,6 +142,11 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
         runs.set_status(session, session.get_one(Run, 3), Status.CANCELLED)
         run_bin.delete(session, 3, owner)
         secrets.put(session, settings.secrets_key, owner, "API_KEY", "open-sesame")
+        text = "A chart:\n\n/compare?runs=1,2"
+        notes.write(session, owner, notes.of_runs([1, 2]), text, "")
+        place: dict[str, Any] = {"recipe": "digits", "config": {}, "place": {}}
+        presets.save(session, owner, "", "usual", **place)
+        retention.set_rule(session, owner, None, Rules(checkpoint_days=30))
         address = "https://hooks.example/services/T"
         channels.make(session, settings.secrets_key, owner, kind="slack", name="o", address=address)
         views.save(session, owner, "mine", filter="tag:a", sort="-id", columns="")

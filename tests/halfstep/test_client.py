@@ -13,6 +13,7 @@ from db.database import Database
 from db.settings import Settings
 from db.tables import LogLine, Run, Status, User
 from halfstep import ApiError, Client
+from halfstep.commands import COMMANDS
 from tests.app.conftest import start_run
 from tests.db.telemetry_made import make_metric, make_steps, record
 from tests.site import free_port, halfstep
@@ -324,3 +325,48 @@ def test_alerts_are_made_and_deliver_from_a_script(client: Client, settings: Set
     assert (client.alerts(), client.channels()) == ([], [])
     with pytest.raises(ApiError, match="You have no rule 1"):
         client.delete_alert(rule["id"])
+
+
+def test_alerts_are_typed(
+    client: Client,
+    settings: Settings,
+    address: str,
+    token: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Added, listed with the channels, tested and removed; --json is what the API says."""
+    settings.data.mkdir()
+    monkeypatch.setenv("HALFSTEP_URL", address)
+    monkeypatch.setenv("HALFSTEP_TOKEN", token)
+    channel = client.add_channel("webhook", "http://127.0.0.1:9/hook", name="mine")
+
+    def typed(*words: str) -> str:
+        COMMANDS["alert"](list(words))
+        return capsys.readouterr().out
+
+    made = json.loads(typed("add", "scale_below", "--value", "1", "--everybody", "--json"))
+    assert client.alerts() == [made]
+    listed = typed("list")
+    assert made["text"] in listed
+    assert "webhook mine 127.0.0.1" in listed
+    assert "on its way" in typed("test", str(channel["id"]))
+    assert next(iter(client.deliveries()))["channel_id"] == channel["id"]
+    assert "rule 1 is removed" in typed("remove", "1")
+    assert client.alerts() == []
+    with pytest.raises(ApiError, match="condition"):
+        typed("add", "nothing")
+    with pytest.raises(SystemExit):
+        typed("add", "ended", "--run", "1", "--everybody")
+
+
+def test_views_are_saved_from_a_script(client: Client) -> None:
+    """Saved, replaced by one of the same name, listed and deleted."""
+    view = client.save_view("mine", "status:failed", sort="-loss", columns=["loss", "lr"])
+    assert client.views() == [view]
+    assert (view["filter"], view["columns"], view["group"]) == ("status:failed", "loss,lr", "")
+    assert client.save_view("mine", group="lr")["id"] == view["id"]
+    client.delete_view(view["id"])
+    assert client.views() == []
+    with pytest.raises(ApiError, match="allowed"):
+        client.save_view("other", "nonsense:::")

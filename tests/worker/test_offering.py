@@ -73,3 +73,22 @@ def test_a_recipe_that_never_ends_loading_changes_nothing(
     until(lambda: here.news() is None and "left as they were" in capsys.readouterr().out)
     assert here.news() is None
     here.close()
+
+
+def test_what_memory_recipes_take_is_counted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before the while is over; then once, and what did not change keeps it; one that cannot be
+    counted is offered without."""
+    monkeypatch.setattr(offering, "COUNTED_AFTER_SECONDS", 0.0)
+    here = Offering(Settings(data=tmp_path))
+    mlp = {"name": "mlp", "reference": "mlp", "sha256": "1", "schema": {}}
+    broken = {**mlp, "name": "broken", "reference": f"{tmp_path}/none.py", "sha256": "2"}
+    here._offer, here._seen = {"recipes": [mlp, broken]}, here._look()
+    found: list[Any] = []
+    until(lambda: found.extend(filter(None, [here.news()])) or bool(found))
+    assert found[0]["recipes"][0]["memory"]["weight_bytes"] > 10**8
+    assert "memory" not in found[0]["recipes"][1]
+    assert here.news() is None
+    assert here._counter is None
+    here.close()

@@ -7,7 +7,7 @@ import pytest
 
 from worker.samples import SystemMonitor
 
-EMPTY = {"utilization": None, "memory_bytes": None, "power_watts": None}
+EMPTY = dict.fromkeys(("utilization", "memory_bytes", "power_watts", "temperature_celsius"))
 
 
 def fail(code: int) -> object:
@@ -28,6 +28,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=50),
         "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(used=7),
         "nvmlDeviceGetPowerUsage": lambda gpu: 9000,
+        "nvmlDeviceGetTemperature": lambda gpu, sensor: 61,
     }.items():
         monkeypatch.setattr(pynvml, name, answer)
     return monkeypatch
@@ -35,7 +36,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_a_gpu_that_does_not_answer_has_an_empty_sample(nvml: pytest.MonkeyPatch) -> None:
     """It keeps nobody's steps from being recorded; the host's own figures are there."""
-    for question in ("UtilizationRates", "MemoryInfo", "PowerUsage"):
+    for question in ("UtilizationRates", "MemoryInfo", "PowerUsage", "Temperature"):
         nvml.setattr(pynvml, f"nvmlDeviceGet{question}", fail(pynvml.NVML_ERROR_GPU_IS_LOST))
     host, gpu = SystemMonitor([3], cuda=True).take()
     assert host["memory_bytes"] > 0
@@ -47,7 +48,8 @@ def test_a_figure_that_is_not_supported_hides_no_other(nvml: pytest.MonkeyPatch)
     unsupported = fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
     nvml.setattr(pynvml, "nvmlDeviceGetUtilizationRates", unsupported)
     _host, gpu = SystemMonitor([0], cuda=True).take()
-    assert gpu == {"device": 0, "utilization": None, "memory_bytes": 7, "power_watts": 9.0}
+    told = {"memory_bytes": 7, "power_watts": 9.0, "temperature_celsius": 61}
+    assert gpu == {"device": 0, "utilization": None, **told}
 
 
 @pytest.mark.parametrize("question", ["nvmlInit", "nvmlDeviceGetHandleByIndex"])

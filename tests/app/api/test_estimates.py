@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from db import workers
 from db.database import Database
 from db.tables import User
+from tests.app.conftest import DIGITS
 from tests.db.test_estimates import finished
 
 ASKED = {"recipe": "digits", "precision": "fp16", "steps": 600, "batch_size": 8}
@@ -29,6 +31,27 @@ def test_a_cost_is_told_in_figures_and_words(
     ]
     told = script.get("/api/v1/estimates", params=ASKED | {"batch_size": 9}).json()
     assert told["told"][0].endswith("of 2 like runs, of other batch sizes")
+
+
+def test_memory_is_told_once_a_worker_has_counted(
+    database: Database, offered: None, script: TestClient
+) -> None:
+    """Beside the device's, with copies in half precision where there are any."""
+    assert script.get("/api/v1/estimates", params=ASKED).json()["memory_bytes"] is None
+    counted = {"weight_bytes": 4 * 2**30, "gradient_bytes": 2**30, "optimizer_bytes": 2 * 2**30}
+    for cast_bytes, words in (
+        (2**29, "7.5 GiB for weights, more than the 7.45 GiB of any device that is up"),
+        (2**28, "7.25 GiB of a device's 7.45 GiB for weights, gradients and optimizers"),
+    ):
+        memory = counted | {"cast_bytes": cast_bytes}
+        with database.writing() as session:
+            workers.offer(session, 1, [DIGITS | {"memory": memory}])
+        told = script.get("/api/v1/estimates", params=ASKED).json()
+        assert told["memory_bytes"] == 7 * 2**30 + cast_bytes
+        assert all(part in told["told"][0] for part in words.split(", "))
+        assert told["told"][0].endswith("activations are not counted")
+    plain = script.get("/api/v1/estimates", params=ASKED | {"precision": "fp32"}).json()
+    assert plain["memory_bytes"] == 7 * 2**30
 
 
 @pytest.mark.parametrize(

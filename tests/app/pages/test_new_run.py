@@ -133,7 +133,7 @@ def test_enter_starts_no_run(offered: None, browser: TestClient) -> None:
     page = browser.get("/runs/new", params={"recipe": "digits"}).text
     form = page.partition("data-run-form>")[2].partition("</form>")[0]
     assert form.index("<button disabled hidden>") < form.index("Start run</button>")
-    assert form.count("<button") == 2
+    assert form.count("<button") == 3  # and one that saves a preset
     assert (
         form.index('id="name"') < form.index('id="precision"') < form.index('id="training.steps"')
     )
@@ -171,3 +171,14 @@ def test_what_is_wrong_is_called_by_its_label(offered: None, browser: TestClient
     assert '<a href="#after_id">After run</a>' in page
     assert "autofocus data-mistakes" in page
     assert 'aria-describedby="training.steps-hint training.steps-error" aria-invalid="true"' in page
+
+
+def test_an_emptied_number_is_not_one_in_silence(offered: None, browser: TestClient) -> None:
+    """Of fields that must have one it is said what is allowed; a form may lack them."""
+    typed = {"recipe": "digits", "precision": "fp16", "training.steps": "5"}
+    typed |= {"training.batch_size": "8", "scaler.init_scale": "2"}
+    page = browser.post("/runs", data={**typed, "nodes": "", "devices_per_node": " "})
+    assert page.status_code == 422
+    assert "it is empty; allowed: a whole number from 1 to 256" in page.text
+    assert "it is empty; allowed: a whole number from 1 to 1024" in page.text
+    assert browser.post("/runs", data=typed | {"after_id": ""}).status_code == 303

@@ -1,0 +1,102 @@
+"""The note on a project, or on runs side by side: where it is written."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy.orm import Session
+
+from app import comparison
+from app.auth import SignedIn, Visitor
+from app.context import Db
+from app.parameters import Text, as_run_ids, flaw
+from app.rendering import page
+from app.rights import check_project
+from db import notes, projects, runs
+from db.errors import Changed, Invalid
+from db.labels import LENGTHS
+from db.rights import Right
+
+router = APIRouter(prefix="/notes")
+
+
+@router.get("")
+def edit_note(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    project: Annotated[Text | None, Query()] = None,
+    runs: Annotated[Text, Query()] = "",
+) -> HTMLResponse:
+    """Show what a note is, to be written anew. project: whose; or runs: of these side by side."""
+    subject, back = _subject(session, project, runs)
+    text = notes.read(session, subject)
+    return _page(request, visitor, project, runs, back, text=text, seen=text)
+
+
+@router.post("")
+def write_note(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    project: Annotated[Text | None, Form()] = None,
+    runs: Annotated[Text, Form()] = "",
+    note: Annotated[str, Form()] = "",
+    seen: Annotated[str, Form()] = "",
+) -> Response:
+    """Save it, or show what was typed and what is wrong with it."""
+    subject, back = _subject(session, project, runs)
+    problem = flaw(note)
+    try:
+        if not problem:
+            notes.write(session, visitor.user, subject, note, seen)
+            return RedirectResponse(back, status_code=303)
+    except Invalid as error:
+        problem = error.errors["note"]
+    except Changed:
+        seen = notes.read(session, subject)
+        text = "Somebody else has changed this meanwhile: theirs is shown above. Save again to put"
+        problem = f"{text} yours in its place."
+        return _page(request, visitor, project, runs, back, note, seen, problem, others=seen)
+    return _page(request, visitor, project, runs, back, note, seen, problem)
+
+
+def _subject(session: Session, project: str | None, typed: str) -> tuple[str, str]:
+    """Return what a note is on, and the page that shows it. Raises NotFound, Forbidden, Invalid.
+
+    It is written by who may submit to the project, or to that of each of the runs.
+    """
+    if project is not None:
+        check_project(session, Right.SUBMIT, project)
+        return notes.of_project(projects.get(session, project).name), "/projects"
+    ids = as_run_ids("runs", typed, most=comparison.MOST_RUNS)
+    for name in {runs.get(session, run_id).project for run_id in ids}:
+        check_project(session, Right.SUBMIT, name)
+    return notes.of_runs(ids), f"/compare?runs={','.join(map(str, ids))}"
+
+
+def _page(
+    request: Request,
+    visitor: Visitor,
+    project: str | None,
+    typed: str,
+    back: str,
+    text: str,
+    seen: str,
+    problem: str = "",
+    others: str = "",
+) -> HTMLResponse:
+    return page(
+        request,
+        "note.html",
+        visitor=visitor,
+        status_code=422 if problem else 200,
+        project=project,
+        runs=typed,
+        back=back,
+        text=text,
+        seen=seen,
+        problem=problem,
+        others=others,
+        most=LENGTHS["note"],
+    )

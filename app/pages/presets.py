@@ -1,0 +1,53 @@
+"""Presets of the form of a new run: saved from it, and deleted."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import RedirectResponse, Response
+
+from app import forms
+from app.auth import SignedIn
+from app.context import Db, Posted
+from app.pages import new_run
+from app.pages.new_run import RUN_FIELDS
+from app.parameters import RowId
+from app.rights import check_project
+from app.submission import Submission, check, usual_project
+from db import presets, workers
+from db.errors import Invalid
+from db.rights import Right
+
+router = APIRouter(prefix="/presets")
+
+
+@router.post("")
+def save_preset(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> Response:
+    """Save what the form holds under a name, or show it again with what is wrong with it."""
+    recipe = str(posted.get("recipe", ""))
+    schema = workers.recipe(session, recipe)["schema"]
+    values = {name: str(posted.get(name, "")).strip() for name in (*RUN_FIELDS, "preset")}
+    config = forms.read(schema, posted)
+    project = values["project"] or usual_project(session, visitor.user)
+    check_project(session, Right.SUBMIT, project)
+    try:
+        place, errors = new_run.numbers(values, posted)
+        kept: dict[str, Any] = {name: place[name] for name in presets.PLACE if name in place}
+        kept["tags"] = values["tags"]
+        wanted = Submission(recipe=recipe, config=config, project=project, **kept)
+        if wrong := errors | check(session, wanted).errors:
+            raise Invalid(wrong)
+        changed, _none = forms.carried(schema, schema, config)
+        of: dict[str, Any] = {"recipe": recipe, "config": changed, "place": kept}
+        saved = presets.save(session, visitor.user, project, values["preset"], **of)
+    except Invalid as error:
+        return new_run.form(request, session, visitor, recipe, config, values, error.errors)
+    return RedirectResponse(f"/runs/new?preset={saved.id}", status_code=303)
+
+
+@router.post("/{preset_id}/deletion")
+def delete_preset(preset_id: RowId, session: Db, _visitor: SignedIn) -> RedirectResponse:
+    """Delete one."""
+    preset = presets.get(session, preset_id)
+    check_project(session, Right.SUBMIT, preset.project)
+    session.delete(preset)
+    return RedirectResponse(f"/runs/new?recipe={preset.recipe}", status_code=303)

@@ -1,0 +1,103 @@
+"""Rules of retention: what they are, what one would delete, and that it is set."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy.orm import Session
+
+from app import deeds
+from app.auth import SignedIn, Visitor
+from app.context import Db, Posted
+from app.parameters import Text
+from app.rendering import page
+from app.rights import Forbidden, check_project
+from db import projects, retention
+from db.errors import Invalid
+from db.pruning import PINNED
+from db.retention import FIELDS, Preview
+from db.rights import Right
+
+router = APIRouter(prefix="/retention")
+
+#: Of a rule, whose runs: all projects' without a rule of their own, or in:NAME.
+ALL, OF_PROJECT = "all", "in:"
+
+Scope = Annotated[Text, Form()]
+
+
+@router.get("")
+def show_rules(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+    """Show the rules of the projects that one sees."""
+    return _page(request, session, visitor, {})
+
+
+@router.post("")
+def set_rule(
+    request: Request, session: Db, visitor: SignedIn, posted: Posted, scope: Scope = ""
+) -> Response:
+    """Set a rule once it is confirmed what it deletes; or say that, or what is wrong."""
+    project = _project(session, visitor, scope)
+    typed = {"scope": scope} | {name: str(posted.get(name, ""))[:50] for name in FIELDS}
+    try:
+        rules = retention.checked(typed)
+    except Invalid as error:
+        return _page(request, session, visitor, typed, errors=error.errors)
+    said = repr(rules)
+    if str(posted.get("confirmed", "")) != said:
+        deeds.forget(request)  # nothing is done yet
+        preview = retention.preview(session, project, rules)
+        return _page(request, session, visitor, typed, preview=preview, said=said)
+    retention.set_rule(session, visitor.user, project, rules)
+    return RedirectResponse("/retention", status_code=303)
+
+
+@router.post("/deletion")
+def end_rule(session: Db, visitor: SignedIn, scope: Scope = "") -> Response:
+    """Let nothing more be deleted by a rule."""
+    retention.end_rule(session, _project(session, visitor, scope))
+    return RedirectResponse("/retention", status_code=303)
+
+
+def _project(session: Session, visitor: Visitor, scope: str) -> str | None:
+    """Return whose runs it is about; None: the instance's. Raises NotFound, Forbidden, Invalid."""
+    if scope == ALL:
+        if not visitor.user.is_operator:
+            raise Forbidden("Only an operator of this server may do this.")
+        return None
+    if not scope.startswith(OF_PROJECT):
+        text = f"{scope[:100]!r} is not allowed; allowed: all, or in: and a project"
+        raise Invalid({"scope": text})
+    project = scope.removeprefix(OF_PROJECT)
+    check_project(session, Right.MANAGE, project)
+    return projects.get(session, project).name
+
+
+def _page(
+    request: Request,
+    session: Session,
+    visitor: Visitor,
+    typed: dict[str, str],
+    *,
+    errors: dict[str, str] | None = None,
+    preview: Preview | None = None,
+    said: str = "",
+) -> HTMLResponse:
+    seen = projects.listed(session, visitor.standing.projects)
+    names = {each.name for each in seen}
+    managed = [each.name for each in seen if visitor.standing.may(Right.MANAGE, each.name)]
+    rules = retention.listed(session)
+    return page(
+        request,
+        "retention.html",
+        visitor=visitor,
+        status_code=422 if errors else 200,
+        rules=[rule for rule in rules if rule.project is None or rule.project in names],
+        managed=managed,
+        fields=FIELDS,
+        pinned=PINNED,
+        typed={"scope": "", "checkpoint_days": "", "log_days": ""} | typed,
+        errors=errors or {},
+        preview=preview,
+        said=said,
+    )

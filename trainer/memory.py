@@ -1,0 +1,85 @@
+"""What a recipe takes of a device's memory before its first batch: `python -m trainer.memory gpt`.
+
+Counted on the meta device, whose tensors have shapes and no memory, with the recipe's defaults: a
+network of any size is counted on any machine. Activations depend on the batch and are not counted.
+One JSON object by reference comes out; a recipe that cannot be made there, because it reads values
+of its tensors say, is left out.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from halfstep.recipe import Recipe
+from halfstep.run_config import parse_config
+from trainer.registry import load_recipe
+
+#: Layers whose weights autocast casts, and keeps cast until the step's end.
+CAST = (nn.Linear, nn.modules.conv._ConvNd)
+HALF_BYTES = 2
+
+
+def main() -> None:
+    """Count those that are named."""
+    os.nice(19)  # what trains there goes first
+    counted = {}
+    for reference in sys.argv[1:]:
+        try:
+            counted[reference] = count(load_recipe(reference))
+        except (Exception, SystemExit) as error:  # somebody's recipe must not hide the others
+            sys.stderr.write(f"{reference}: {type(error).__name__}: {error}\n")
+    sys.stdout.write(json.dumps(counted) + "\n")
+
+
+def count(recipe_class: type[Recipe]) -> dict[str, int]:
+    """Return bytes of weights, gradients, optimizers' state and of copies in half precision.
+
+    weights: buffers too, all as the recipe has them.  casts: where autocast is on.
+    """
+    # Fused optimizers refuse the meta device, and keep the same state as others.
+    config = parse_config(recipe_class, {"training": {"fused": False}})
+    with torch.device("meta"):
+        recipe = recipe_class(config, torch.device("meta"))
+        weights = {p for module in recipe.modules.values() for p in module.parameters()}
+        trained = [p for p in weights if p.requires_grad]
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+        for optimizer in recipe.optimizers.values():
+            optimizer.step()
+    buffers = {b for module in recipe.modules.values() for b in module.buffers()}
+    states = [
+        value
+        for optimizer in recipe.optimizers.values()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
+    return {
+        "weight_bytes": _bytes({*weights, *buffers}),
+        "gradient_bytes": _bytes(trained),
+        "optimizer_bytes": _bytes(states),
+        "cast_bytes": HALF_BYTES * sum(each.numel() for each in _cast(recipe)),
+    }
+
+
+def _cast(recipe: Recipe) -> set[Tensor]:
+    layers = [
+        layer
+        for module in recipe.modules.values()
+        for layer in module.modules()
+        if isinstance(layer, CAST)
+    ]
+    found = {p for layer in layers for p in layer.parameters(recurse=False)}
+    return {each for each in found if each.dtype == torch.float32}
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
+if __name__ == "__main__":
+    main()
