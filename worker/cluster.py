@@ -1,16 +1,13 @@
 """`halfstep cluster check`: what is missing for runs over several machines, in words.
 
-Said of this machine, and where HALFSTEP_PLACEMENT names a cluster, of one of its nodes too.
+Said of this machine, and where HALFSTEP_PLACEMENT names a cluster, of that and its nodes too.
 """
 
 import argparse
 import importlib.metadata
-import shlex
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import obstore
 from obstore.store import LocalStore
@@ -23,23 +20,12 @@ from db.errors import HalfstepError
 from db.settings import Settings
 from db.storage import open_store, why
 from halfstep.output import say
+from worker.finding import Finding
 from worker.gang import interface
+from worker.placement import open_placement
 
 STORE_SECONDS = 10.0
-NODE_SECONDS = 300.0
 LOCAL = {None, "", "localhost", "127.0.0.1", "::1"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was looked at, and what was found. is_fine: nothing has to be done."""
-
-    what: str
-    text: str
-    is_fine: bool = True
-
-    def __str__(self) -> str:
-        return f"{'ok ' if self.is_fine else 'NO '} {self.what}: {self.text}"
 
 
 def look(settings: Settings) -> Iterator[Finding]:
@@ -121,36 +107,20 @@ LOOKS: dict[str, Callable[[Settings], Iterator[Finding]]] = {
 }
 
 
-def on_a_node(settings: Settings) -> Iterator[str]:
-    """Have Slurm run the same check on a node, as it would a worker; yield what that prints."""
-    options = shlex.split(settings.slurm_options.replace("{devices}", "1"))
-    here = [sys.executable, "-m", "worker.cluster", "check", "--here"]
+def of_placement(settings: Settings) -> Iterator[Finding]:
+    """Look at the cluster that is to start workers, and at what one of its nodes needs."""
     try:
-        done = subprocess.run(
-            ["srun", "--quiet", "--nodes=1", "--ntasks=1", *options, *here],
-            capture_output=True,
-            text=True,
-            timeout=NODE_SECONDS,
-            check=False,
-        )
-    except FileNotFoundError:
-        yield str(Finding("slurm", "there is no srun on this machine", is_fine=False))
-        return
-    except subprocess.TimeoutExpired:
-        text = f"no node was given within {NODE_SECONDS:.0f} s: squeue says why"
-        yield str(Finding("slurm", text, is_fine=False))
-        return
-    yield from done.stdout.splitlines()
-    if done.returncode and "NO " not in done.stdout:
-        yield str(Finding("slurm", done.stderr.strip(), is_fine=False))
+        yield from open_placement(settings).check()
+    except Exception as error:  # one that fails is what was asked for
+        yield Finding(settings.placement, why(error), is_fine=False)
 
 
 def main(words: list[str] | None = None) -> None:
     """Say what is missing; exit with 1 if anything is."""
     parser = argparse.ArgumentParser(
         prog="halfstep cluster",
-        description="Say what is missing for runs over several machines: of this one, and of a "
-        "node of the cluster that HALFSTEP_PLACEMENT names.",
+        description="Say what is missing for runs over several machines: of this one, and of the "
+        "cluster that HALFSTEP_PLACEMENT names.",
     )
     parser.add_argument("action", choices=["check"])
     parser.add_argument("--here", action="store_true", help="look at this machine alone")
@@ -159,16 +129,15 @@ def main(words: list[str] | None = None) -> None:
         settings = Settings.read()
     except HalfstepError as error:
         sys.exit(f"cluster: {error}")
-    lines = [str(finding) for finding in look(settings)]
-    for line in lines:
-        say(line)
-    if settings.placement == "slurm" and not asked.here:
-        say("on a node:")
-        found = list(on_a_node(settings))
-        for line in found:
-            say(f"  {line}")
-        lines += found
-    sys.exit(any(line.startswith("NO ") for line in lines))
+    is_fine = True
+    for finding in look(settings):
+        say(str(finding))
+        is_fine &= finding.is_fine
+    if settings.placement != "boxes" and not asked.here:
+        for finding in of_placement(settings):
+            say(str(finding))
+            is_fine &= finding.is_fine
+    sys.exit(not is_fine)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Kubernetes restarts nothing: a pod that fails fails its Job, whose other pods ar
 leave a checkpoint within their grace, and the queue has the run placed again.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,9 @@ from urllib3.exceptions import HTTPError
 
 from db.errors import Invalid
 from db.settings import Settings
+from worker import kubernetes_check
+from worker.finding import Finding
+from worker.kubernetes_check import said
 from worker.placement import Look, Pilots, Refused, installation
 
 REQUEST_SECONDS = 30.0
@@ -43,8 +45,8 @@ class Kubernetes:
         self._namespace = settings.kubernetes_namespace
         self._template = _template(settings)
         self._installation = installation(settings).removeprefix("halfstep ")
-        api = connected()
-        self._batch, self._core = client.BatchV1Api(api), client.CoreV1Api(api)
+        self._api = _connected()
+        self._batch, self._core = client.BatchV1Api(self._api), client.CoreV1Api(self._api)
 
     def place(self, pilots: Pilots) -> None:
         """Create a Job of one pod a node, unless there is one. Raises Refused."""
@@ -64,7 +66,7 @@ class Kubernetes:
             except client.ApiException as error:
                 if error.status not in REFUSALS:
                     raise
-                raise Refused(_said(error)) from error
+                raise Refused(said(error)) from error
 
     def look(self, pilots: Pilots) -> Look:
         """Say how the Job is, and of what keeps its pods the first, in Kubernetes' words."""
@@ -97,6 +99,12 @@ class Kubernetes:
             job = self._job(pilots)
             pods = self._pods(job) if job is not None and self._is_ours(job) else []
             return "".join(map(self._printed, pods))[-LOG_BYTES:]
+
+    def check(self) -> Iterator[Finding]:
+        """Say what the cluster lacks; its nodes say it of themselves by the first run's log."""
+        with _asking():
+            job = self.manifest(Pilots(0, 0, nodes=1, devices=1))
+            yield from kubernetes_check.findings(self._api, self._settings, job)
 
     def manifest(self, pilots: Pilots) -> dict[str, Any]:
         """Return the Job: what the pod template has, and over it what makes its pods pilots."""
@@ -231,7 +239,7 @@ class Kubernetes:
         return text
 
 
-def connected() -> Any:
+def _connected() -> Any:
     """Return a client of the cluster. Raises Invalid if nothing says which it is."""
     settings = client.Configuration()
     try:
@@ -304,15 +312,6 @@ def _asking() -> Iterator[None]:
     try:
         yield
     except client.ApiException as error:
-        raise OSError(_said(error)) from error
+        raise OSError(said(error)) from error
     except HTTPError as error:
         raise ConnectionError(f"Kubernetes does not answer: {error}") from error
-
-
-def _said(error: Any) -> str:
-    """Return Kubernetes' own words for an error."""
-    try:
-        words = json.loads(error.body)["message"]
-    except (TypeError, ValueError, KeyError):
-        words = error.reason
-    return f"Kubernetes ({error.status}): {words}"

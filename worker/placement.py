@@ -8,11 +8,13 @@ says a pilot is gone queues no run again.
 import hashlib
 import pkgutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from db.errors import HalfstepError, Invalid
 from db.settings import Settings
+from worker.finding import Finding
 
 State: TypeAlias = Literal["waiting", "running", "gone"]
 
@@ -57,7 +59,10 @@ class Look:
 
 
 class Placement(Protocol):
-    """An engine. Each call may be repeated; what does not answer raises OSError."""
+    """An engine: four calls for a run, and a look at the cluster before the first.
+
+    Each may be repeated; what does not answer raises OSError.
+    """
 
     name: str
 
@@ -72,6 +77,9 @@ class Placement(Protocol):
 
     def log(self, pilots: Pilots) -> str:
         """Return the end of what they printed."""
+
+    def check(self) -> Iterator[Finding]:
+        """Say what the cluster lacks, and one of its nodes, if that can be asked."""
 
 
 def open_placement(settings: Settings) -> Placement:

@@ -9,11 +9,12 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-from db.errors import Invalid
 from db.settings import Settings
+from worker.finding import Finding, told
 from worker.placement import Look, Pilots, installation
 
 ANSWER_SECONDS = 60.0
@@ -29,8 +30,6 @@ class Ray:
     def __init__(self, settings: Settings) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ModuleNotFoundError("No module named 'ray'", name="ray")
-        if not settings.ray_address:
-            raise Invalid({"HALFSTEP_RAY_ADDRESS": "'': 'ray' needs it"})
         self._settings = settings
         self._logs = settings.data / "placements"
         self._driver: subprocess.Popen[str] | None = None
@@ -51,14 +50,18 @@ class Ray:
         """Return the end of what the workers printed, as long as their actors live."""
         return str(self._ask("log", pilots))
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """List the cluster's nodes: host, and how many devices."""
-        return list(self._call("nodes"))
-
-    def check_a_node(self) -> list[str]:
-        """Have a node say what is missing there."""
+    def check(self) -> Iterator[Finding]:
+        """Say how many devices the cluster has, and have a node say what is missing there."""
+        address, resource = self._settings.ray_address, self._settings.ray_resource
+        devices = self._call("devices")
+        if not any(devices):
+            text = f"{address} answers, and none of its {len(devices)} nodes has {resource}"
+            yield Finding("ray", f"{text}: HALFSTEP_RAY_RESOURCE", is_fine=False)
+            return
+        has = ", ".join(f"{each:g}" for each in devices if each)
+        yield Finding("ray", f"{address} answers; {resource} of its nodes: {has}")
         command = [sys.executable, "-m", "worker.cluster", "check", "--here"]
-        return list(self._call("check", seconds=NODE_SECONDS, command=command))
+        yield from told(self._call("check", seconds=NODE_SECONDS, command=command))
 
     def close(self) -> None:
         """Let go of the cluster; what runs there goes on."""
@@ -70,13 +73,13 @@ class Ray:
     def _ask(self, call: str, pilots: Pilots, **words: Any) -> Any:
         return self._call(call, name=pilots.name, nodes=pilots.nodes, **words)
 
-    def _call(self, call: str, seconds: float = ANSWER_SECONDS, **words: Any) -> Any:
+    def _call(self, call: str, seconds: float | None = None, **words: Any) -> Any:
         """Have the driver do something. Raises OSError if it cannot."""
         if self._driver is None:
             self._driver = self._start()
         driver = self._driver
         asking, answers = cast("IO[str]", driver.stdin), cast("IO[str]", driver.stdout)
-        timer = threading.Timer(seconds, driver.kill)
+        timer = threading.Timer(seconds or ANSWER_SECONDS, driver.kill)
         timer.start()
         try:
             asking.write(json.dumps({"call": call, **words}) + "\n")

@@ -94,16 +94,10 @@ class Driver:
         done, _late = ray.wait(texts, num_returns=len(texts), timeout=ANSWER_SECONDS)
         return "".join(ray.get(each) for each in texts if each in done)
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes that are up, with how many devices each has."""
-        return [
-            {
-                "host": each["NodeManagerAddress"],
-                "devices": each["Resources"].get(self._resource, 0),
-            }
-            for each in ray.nodes()
-            if each["Alive"]
-        ]
+    def devices(self) -> list[float]:
+        """Return how many devices each node has that is up."""
+        up = (each["Resources"] for each in ray.nodes() if each["Alive"])
+        return [float(each.get(self._resource, 0)) for each in up]
 
     def check(self, command: list[str]) -> list[str]:
         """Run a command on some node that has a device free, and return what it prints."""
@@ -152,7 +146,7 @@ class Driver:
 
     def _obstacle(self, nodes: int, devices: int) -> str:
         """Say what a group waits for that could not be made yet."""
-        has = [each["devices"] for each in self.nodes()]
+        has = self.devices()
         wanted = f"{nodes} x {devices} {self._resource} on as many nodes"
         if (able := sum(each >= devices for each in has)) < nodes:
             return f"{wanted} are asked for, and {able or 'none'} of its nodes have as many"

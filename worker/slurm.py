@@ -6,12 +6,17 @@ go back to the queue, where it is placed again.
 
 import shlex
 import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from db.settings import Settings
+from worker.finding import Finding, told
 from worker.placement import Look, Pilots, Refused, installation
 
 COMMAND_SECONDS = 60.0
+#: A node has to be free for a look at it.
+NODE_SECONDS = 300.0
 LOG_BYTES = 64 * 1024
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
@@ -94,6 +99,16 @@ class Slurm:
         )
         return files[-1].read_bytes()[-LOG_BYTES:].decode(errors="replace") if files else ""
 
+    def check(self) -> Iterator[Finding]:
+        """Have a node say what is missing there, asked for as a worker is."""
+        options = shlex.split(self._options.replace("{devices}", "1"))
+        here = [sys.executable, "-m", "worker.cluster", "check", "--here"]
+        asked = ["srun", "--quiet", "--nodes=1", "--ntasks=1", *options, *here]
+        done = _run(asked, seconds=NODE_SECONDS)
+        yield from told(done.stdout.splitlines())
+        if done.returncode and "NO " not in done.stdout:
+            yield Finding("slurm", _said(done), is_fine=False)
+
     def _log_pattern(self, pilots: Pilots) -> str:
         return f"{self._logs}/{pilots.name}.%j.log"
 
@@ -123,14 +138,16 @@ def _ask(words: list[str]) -> str:
     return done.stdout
 
 
-def _run(words: list[str], text: str = "") -> "subprocess.CompletedProcess[str]":
+def _run(
+    words: list[str], text: str = "", seconds: float = COMMAND_SECONDS
+) -> "subprocess.CompletedProcess[str]":
     """Run one of Slurm's commands, whatever it says. Raises OSError if Slurm does not answer."""
     try:
         done = subprocess.run(
-            words, input=text, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+            words, input=text, capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise TimeoutError(f"{words[0]} has not answered for {COMMAND_SECONDS:.0f} s") from error
+        raise TimeoutError(f"{words[0]} has not answered for {seconds:.0f} s") from error
     if "Unable to contact slurm controller" in done.stderr or "timed out" in done.stderr:
         raise ConnectionError(_said(done))
     return done

@@ -19,7 +19,7 @@ from tests.site import GATED, Site, until
 from tests.slurm import Slurm
 from tests.trainer.conftest import assert_same_bits
 from worker import placement
-from worker.cluster import on_a_node
+from worker.cluster import of_placement
 from worker.placement import Pilots, Refused
 
 pytestmark = pytest.mark.skipif(not slurm.is_installed(), reason="needs Debian's slurm-wlm, munge")
@@ -136,11 +136,11 @@ def test_a_node_is_checked_before_the_first_run(
     """It says of itself what is missing there; a partition that is not is Slurm's to name."""
     for name, value in {**cluster.environment, "HALFSTEP_DATA": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    said = "\n".join(on_a_node(Settings(data=tmp_path, placement="slurm")))
-    assert "NO  database: sqlite:///" in said
-    assert "ok  storage: " in said
+    said = "\n".join(map(str, of_placement(Settings(data=tmp_path, placement="slurm"))))
+    assert "NO  on a node, database: sqlite:///" in said
+    assert "ok  on a node, storage: " in said
     wrong = Settings(data=tmp_path, placement="slurm", slurm_options="--partition=nowhere")
-    [line] = on_a_node(wrong)
+    [line] = map(str, of_placement(wrong))
     assert line.startswith("NO  slurm: ")
     assert "invalid partition" in line
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
-from kmock import KubernetesEmulator, KubernetesError, Server
+from kmock import KubernetesEmulator, KubernetesError, KubernetesScaffold, Server
 from kubernetes.config import kube_config
 
 from db.errors import Invalid
 from db.settings import Settings
+from worker.cluster import of_placement
 from worker.kubernetes import Kubernetes
 from worker.placement import Pilots, Refused, open_placement
 
@@ -23,7 +24,7 @@ TWO = Pilots(1, 1, 2, 4)
 
 
 @contextmanager
-def serving(handler: KubernetesEmulator) -> Iterator[str]:
+def serving(handler: KubernetesScaffold) -> Iterator[str]:
     """Have kmock listen in a thread of its own; yield where."""
     loop = asyncio.new_event_loop()
     urls: list[str] = []
@@ -357,3 +358,90 @@ def test_settings_that_kubernetes_cannot_do_without_are_named(
     monkeypatch.setenv("HALFSTEP_KUBERNETES_NAMESPACE", "Lab_1")
     with pytest.raises(Invalid, match="HALFSTEP_KUBERNETES_NAMESPACE: 'Lab_1'"):
         Settings.read()
+
+
+REVIEWS = "post /apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+NEW_JOBS = "post /apis/batch/v1/namespaces/lab/jobs"
+NAMESPACE = "get /api/v1/namespaces/lab"
+
+
+def groups(*names: str) -> dict[str, Any]:
+    """What /apis says."""
+    versions = {name: {"groupVersion": f"{name}/v1beta2", "version": "v1beta2"} for name in names}
+    listed = [
+        {"name": name, "preferredVersion": version, "versions": [version]}
+        for name, version in versions.items()
+    ]
+    return {"groups": listed}
+
+
+def checked(tmp_path: Path, **changes: Any) -> dict[str, str]:
+    """What `halfstep cluster check` says of the cluster, by what it is about."""
+    found = of_placement(settings(tmp_path, **changes))
+    return {each.what: f"{'ok' if each.is_fine else 'NO'} {each.text}" for each in found}
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesScaffold]:
+    """A cluster that answers what a test says, and keeps nothing."""
+    handler = KubernetesScaffold()
+    handler.resources[JOBS] = {}
+    parts = ("buildDate", "compiler", "gitCommit", "gitTreeState", "goVersion", "major", "minor")
+    handler["get /version/"] << {**dict.fromkeys((*parts, "platform"), ""), "gitVersion": "v1.34"}
+    with serving(handler) as url:
+        lead_to(url, tmp_path, monkeypatch)
+        yield handler
+
+
+def test_a_cluster_that_has_all_is_told_to(bare: KubernetesScaffold, tmp_path: Path) -> None:
+    """Address, namespace, rights, queue, and a job that is only looked at."""
+    kueue = "kueue.x-k8s.io"
+    bare["get /apis/"] << groups("batch", kueue)
+    bare[f"get /apis/{kueue}/v1beta2/namespaces/lab/localqueues/team"] << {
+        "metadata": {"name": "team"}
+    }
+    bare[NAMESPACE] << {"metadata": {"name": "lab"}}
+    bare[REVIEWS] << {"spec": {}, "status": {"allowed": True}}
+    bare[NEW_JOBS] << {"spec": {"template": {}}}
+    said = checked(tmp_path, kubernetes_secret="halfstep", kubernetes_queue="team")
+    assert said.pop("kubernetes").endswith("answers: v1.34")
+    assert said == {
+        "namespace": "ok lab is there",
+        "rights": "ok in lab this account may do all that it has to",
+        "queue": "ok team is a local queue of lab",
+        "job": "ok one as ours would be taken",
+    }
+    assert list(bare)[-1].params == {"dryRun": "All"}
+    other = checked(tmp_path, kubernetes_secret="halfstep", kubernetes_queue="other")
+    assert other["queue"] == "NO lab has no local queue 'other'"
+
+
+def test_what_a_cluster_lacks_is_named(bare: KubernetesScaffold, tmp_path: Path) -> None:
+    """Each of it, in one go."""
+
+    def review(request: Any) -> dict[str, Any]:
+        asked = request.data["spec"]["resourceAttributes"]
+        is_allowed = asked["resource"] == "jobs" and asked["namespace"] == "lab"
+        return {"spec": {}, "status": {"allowed": is_allowed}}
+
+    bare["get /apis/"] << groups("batch")
+    bare[NAMESPACE] << KubernetesError(status=404)
+    bare[REVIEWS] << review
+    bare[NEW_JOBS] << KubernetesError(status=403, message="no image from there")
+    said = checked(tmp_path, kubernetes_queue="team")
+    assert said["namespace"] == "NO there is none called 'lab': HALFSTEP_KUBERNETES_NAMESPACE"
+    wanted = "list pods, get pods/log, list events"
+    assert said["rights"] == f"NO in lab this account may not {wanted}"
+    assert said["queue"] == "NO 'team' is asked for, and the cluster has no Kueue"
+    assert said["secret"].startswith("NO HALFSTEP_KUBERNETES_SECRET names none")
+    assert said["job"] == "NO one as ours is refused: no image from there"
+
+
+def test_a_cluster_that_cannot_be_asked_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing says which it is, or nothing listens there."""
+    lead_to("http://127.0.0.1:9", tmp_path, monkeypatch)
+    assert "NO Kubernetes does not answer" in checked(tmp_path)["kubernetes"]
+    (tmp_path / "kubeconfig").unlink()
+    assert "NO HALFSTEP_PLACEMENT: 'kubernetes' knows no cluster" in checked(tmp_path)["kubernetes"]
