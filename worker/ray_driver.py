@@ -72,6 +72,8 @@ class Driver:
             return {"state": "running", "reason": f"Ray actors on {', '.join(sorted(hosts))}"}
         if not hosts and not missing:
             ray.util.remove_placement_group(group)
+            for node in range(nodes):
+                self._known.pop(f"{name}-{node}", None)
             return {"state": "gone", "reason": f"Ray: {ends[0]}"}
         if ends:  # the others wait a while for it, and end
             return {"state": "running", "reason": f"Ray: {ends[0]}"}

@@ -1,23 +1,20 @@
 """Pilots by a real Ray: a head and two nodes, each a machine of its own."""
 
 import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from db import runs, waiting
 from db.settings import Settings
-from db.tables import Status
-from tests.clusters.machines import can_make_machines
-from tests.clusters.rays import Cluster, ray_cluster
-from tests.site import GATED, Site, until
+from db.tables import Placement, Status
+from tests.clusters.machines import NET, can_make_machines
+from tests.clusters.rays import PORT, ray_cluster
+from tests.site import Site, until
 from worker.placement import Pilots
 from worker.ray import Ray
 
@@ -26,26 +23,20 @@ pytestmark = [
     pytest.mark.skipif(not can_make_machines(), reason="needs root and iproute2"),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra `ray`"),
 ]
-STEPS = 80
+#: While the gate is shut, minutes of them.
+STEPS = 3000
 
 
 @pytest.fixture
-def cluster(site: Site, tmp_path: Path) -> Iterator[Cluster]:
-    with ray_cluster(site, tmp_path) as made:
-        yield made
-
-
-def settings(site: Site, cluster: Cluster) -> Settings:
-    return Settings(
-        data=site.data, placement="ray", ray_address=cluster.address, ray_resource="CPU"
-    )
-
-
-@pytest.fixture
-def engine(site: Site, cluster: Cluster) -> Iterator[Ray]:
-    with closing(Ray(settings(site, cluster))) as made:
-        until(lambda: _is_up(made))
-        yield made
+def engine(site: Site, tmp_path: Path) -> Iterator[Ray]:
+    """One outside of the cluster, which it has reached."""
+    with ray_cluster(site, tmp_path) as cluster:
+        settings = Settings(
+            data=site.data, placement="ray", ray_address=cluster.address, ray_resource="CPU"
+        )
+        with closing(Ray(settings)) as made:
+            until(lambda: _is_up(made))
+            yield made
 
 
 def _is_up(engine: Ray) -> bool:
@@ -95,48 +86,36 @@ def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
     assert "ok  on a node, interface: other nodes reach this machine at 10.213.77.1" in said
 
 
-def test_a_run_trains_where_ray_has_room_and_outlives_its_head(
-    site: Site, cluster: Cluster
-) -> None:
+def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_path: Path) -> None:
     """On two nodes; another waits with Ray's reason, and leaves Ray when it is cancelled. The head
-    is lost, and a minute later all of Ray: the run ends in its first attempt. A second run waits.
+    is lost, and a minute later all of Ray: the run ends in its first attempt.
     """
-    with placing(site, cluster):
-        run_id, second = (site.submit(STEPS, recipe="gated", nodes=2) for _ in range(2))
+    placing = {"PLACEMENT": "ray", "RAY_RESOURCE": "CPU", "RAY_ADDRESS": f"{NET}.10:{PORT}"}
+    told = {f"HALFSTEP_{name}": value for name, value in placing.items()}
+    placer = f"{sys.executable} -m worker.placer >{tmp_path}/placer.log 2>&1"
+    with ray_cluster(site, tmp_path, placer, **told) as cluster:
+        until(lambda: site.offers("gated"))
+        run_id = site.submit(STEPS, recipe="gated", nodes=2)
         site.wait_for_step(run_id, 3)
+        second = site.submit(STEPS, recipe="gated", nodes=2)
         until(lambda: "0 of 2 CPU are free" in why(site, second))
         with site.database.writing() as session:
             runs.cancel(session, second, site.owner)
-        cluster.head.switch_off()
-        until(lambda: not raylets(cluster))
+        until(lambda: placed(site, second) == "gone")
+        cluster.kill_head()
+        until(lambda: not cluster.is_there)
         site.wait_for_step(run_id, site.run(run_id).step + 5)
         site.open_gate()
         run = site.wait(run_id)
-    assert (run.status, run.attempt) == (Status.FINISHED, 1)
-    assert site.count_steps(run_id) == STEPS
+        assert (run.status, run.attempt) == (Status.FINISHED, 1)
+        assert site.count_steps(run_id) == STEPS
+        assert "placer: waiting: Ray" in (tmp_path / "placer.log").read_text()
 
 
-@contextmanager
-def placing(site: Site, cluster: Cluster) -> Iterator[None]:
-    """Run a placer outside of the cluster, once it offers the gated recipe."""
-    own = {**site.environment, "HALFSTEP_PLACEMENT": "ray", "HALFSTEP_RAY_RESOURCE": "CPU"}
-    own |= {"HALFSTEP_RAY_ADDRESS": cluster.address, "HALFSTEP_WORKER_NAME": "placer"}
-    own |= {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
-    command = [sys.executable, "-m", "worker.placer"]
-    with subprocess.Popen(command, env={**os.environ, **own}) as placer:
-        try:
-            until(lambda: site.offers("gated"))
-            yield
-        finally:
-            placer.terminate()
-
-
-def raylets(cluster: Cluster) -> list[psutil.Process]:
-    """List what is left of Ray on its nodes."""
-    words = {f"--node_ip_address={node.address}" for node in cluster.nodes}
-    return [
-        each for each in psutil.process_iter(["cmdline"]) if words & {*(each.info["cmdline"] or ())}
-    ]
+def placed(site: Site, run_id: int) -> str:
+    """What was last heard of a run's first placement."""
+    with site.database.reading() as session:
+        return session.get_one(Placement, (run_id, 1)).state
 
 
 def why(site: Site, run_id: int) -> str:
