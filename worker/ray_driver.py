@@ -9,10 +9,11 @@ of its nodes. Nothing of it is restarted by Ray.
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -92,9 +93,11 @@ class Driver:
 
     def log(self, name: str, nodes: int) -> str:
         """Return what the workers printed last, node by node."""
-        texts = [each.log.remote() for each in self._actors(name, nodes).values() if each]
-        done, _late = ray.wait(texts, num_returns=len(texts), timeout=ANSWER_SECONDS)
-        return "".join(ray.get(each) for each in texts if each in done)
+        texts = []
+        for actor in filter(None, self._actors(name, nodes).values()):
+            with suppress(RayActorError, GetTimeoutError):
+                texts.append(str(ray.get(actor.log.remote(), timeout=ANSWER_SECONDS)))
+        return "".join(texts)
 
     def devices(self) -> list[float]:
         """Return how many devices each node has that is up."""
@@ -142,7 +145,7 @@ class Driver:
                     hosts.append(str(ray.get(answer, timeout=0)))
             except RayActorError as error:
                 ends.append(_end(actor, error))
-            except ray.exceptions.GetTimeoutError:
+            except GetTimeoutError:
                 missing.append(actor)
         return hosts, ends, missing
 
@@ -165,7 +168,8 @@ def _group(name: str) -> PlacementGroup | None:
 
 
 def _is_made(group: PlacementGroup) -> bool:
-    return bool(ray.util.placement_group_table(group)["state"] == "CREATED")
+    """Tell whether it has its devices, or had: one that loses a node is made anew there."""
+    return bool(ray.util.placement_group_table(group)["state"] != "PENDING")
 
 
 def _end(actor: str, error: RayActorError) -> str:
