@@ -71,8 +71,8 @@ class Kubernetes:
     def look(self, pilots: Pilots) -> Look:
         """Say how the Job is, and of what keeps its pods the first, in Kubernetes' words."""
         with _asking():
-            job = self._job(pilots)
-            if job is None or not self._is_ours(job):
+            job = self._own_job(pilots)
+            if job is None:
                 return Look("gone", "Kubernetes does not know it")
             pods = self._pods(job)
             failed = next(filter(None, map(_failure, pods)), "")
@@ -89,15 +89,14 @@ class Kubernetes:
     def cancel(self, pilots: Pilots) -> None:
         """Delete the Job; its pods are sent SIGTERM and have their grace."""
         with _asking():
-            job = self._job(pilots)
-            if job is not None and self._is_ours(job):
+            if self._own_job(pilots) is not None:
                 self._delete(pilots)
 
     def log(self, pilots: Pilots) -> str:
         """Return the end of what its pods printed."""
         with _asking():
-            job = self._job(pilots)
-            pods = self._pods(job) if job is not None and self._is_ours(job) else []
+            job = self._own_job(pilots)
+            pods = [] if job is None else self._pods(job)
             return "".join(map(self._printed, pods))[-LOG_BYTES:]
 
     def check(self) -> Iterator[Finding]:
@@ -157,6 +156,10 @@ class Kubernetes:
             limits = worker.setdefault("resources", {}).setdefault("limits", {})
             limits[settings.kubernetes_resource] = str(pilots.devices)
         return pod
+
+    def _own_job(self, pilots: Pilots) -> Any:
+        job = self._job(pilots)
+        return job if job is not None and self._is_ours(job) else None
 
     def _job(self, pilots: Pilots) -> Any:
         try:

@@ -66,7 +66,9 @@ def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
     engine.place(first)
     until(lambda: engine.look(first).state == "running")
     until(lambda: engine.log(first).count("halfstep-1-1-") == 2)
-    names, hosts, rest = zip(*(line.split(maxsplit=2) for line in engine.log(first).splitlines()))
+    names, hosts, rest = zip(
+        *(line.split(maxsplit=2) for line in engine.log(first).splitlines()), strict=True
+    )
     assert ({*names}, {*hosts}) == ({"halfstep-1-1-0", "halfstep-1-1-1"}, {"m1", "m2"})
     assert {*rest} == {"threads any, out of memory 0"}
     engine.place(second)
