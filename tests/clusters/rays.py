@@ -28,10 +28,10 @@ class Cluster:
 
     def start(self, beside: str, **environment: str) -> None:
         head = f"--head --num-cpus=0 --port={PORT} --include-dashboard=false"
-        self.head.start(_started(self.head, head, beside), **environment)
+        self.head.start(_command(self.head, head, beside), **environment)
         until(lambda: _has_started(self.head))
         for node in self.nodes:
-            node.start(_started(node, f"--address={self.head.address}:{PORT} --num-cpus=1"))
+            node.start(_command(node, f"--address={self.head.address}:{PORT} --num-cpus=1"))
         until(lambda: all(map(_has_started, self.nodes)))
 
     def kill_head(self) -> None:
@@ -54,7 +54,7 @@ class Cluster:
         ]
 
 
-def _started(machine: Machine, words: str, beside: str = "sleep infinity") -> str:
+def _command(machine: Machine, words: str, beside: str = "sleep infinity") -> str:
     """Return what a machine is for: a part of Ray, which finds a /tmp/ray of its own; and what
     stays when Ray's daemons have gone.
     """
