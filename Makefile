@@ -39,9 +39,9 @@ test-security: $(VENV)/.installed-test ## Send the whole API 40,000 requests tha
 test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes, then all in the browser; over an hour
 	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults tests/e2e
 
-test-clusters: $(VENV)/.installed-test ## Train over three network namespaces and by a real Slurm, and break both; 3 GiB into buckets; minutes (Debian, root)
+test-clusters: $(VENV)/.installed-test ## Train over three network namespaces, by a real Slurm and a real Ray, and break them; 3 GiB into buckets; minutes (Debian, root)
 	@sh .ci/system-packages munged:munge slurmctld slurmd srun:slurm-client ip:iproute2
-	@$(PIP) --editable '.[buckets]'
+	@$(PIP) --editable '.[buckets,ray]'
 	HALFSTEP_CLUSTERS=yes $(BIN)/pytest tests/clusters tests/faults/test_buckets.py tests/db/test_buckets.py tests/app/test_bucket_downloads.py
 
 gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=python3: another torch)

@@ -10,7 +10,7 @@ from db import runs
 from db.claiming import unheld
 from db.database import now
 from db.quotas import Usage
-from db.tables import ACTIVE, COMMAND, RECIPE, Placement, Run, Status
+from db.tables import ACTIVE, COMMAND, RECIPE, Placement, Run, RunNode, Status, Worker
 
 #: After the n-th try in vain n² times as long, at most MOST_TRIES² times, until the next.
 RETRY_SECONDS = 10.0
@@ -71,21 +71,22 @@ def begin(session: Session, row: Any) -> bool:
 
 
 def unended(session: Session) -> list[tuple[Placement, bool]]:
-    """List what has been asked for and is not gone, each with whether it is still wanted."""
-    rows = session.execute(
-        select(Placement, Run).join(Run, Run.id == Placement.run_id).where(OPEN)
-    ).all()
-    return [(placement, _is_wanted(placement, run)) for placement, run in rows]
+    """List what has been asked for and is not gone, each with whether it is still wanted.
 
-
-def _is_wanted(placement: Placement, run: Run) -> bool:
-    """Tell whether a run needs its workers: it waits for them, or trains on them.
-
-    It may have been taken by a worker that was up anyway, while they were waited for.
+    A run needs its workers while it waits for them, and while one of them trains it: it may have
+    been taken by others that were up anyway.
     """
-    if run.deleted_at is not None:
-        return False
-    return run.status == Status.QUEUED or (run.status in ACTIVE and placement.state != "waiting")
+    is_by_one = exists().where(
+        RunNode.run_id == Run.id,
+        RunNode.attempt == Run.attempt,
+        Worker.id == RunNode.worker_id,
+        Worker.only_run_id == Run.id,
+    )
+    is_wanted = Run.deleted_at.is_(None) & or_(
+        Run.status == Status.QUEUED, and_(Run.status.in_(ACTIVE), is_by_one)
+    )
+    query = select(Placement, is_wanted).join(Run, Run.id == Placement.run_id).where(OPEN)
+    return [(placement, bool(wanted)) for placement, wanted in session.execute(query).all()]
 
 
 def note(session: Session, run_id: int, attempt: int, state: str, reason: str) -> None:

@@ -7,12 +7,24 @@ from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 
 from db.errors import Invalid
+
+#: A label as RFC 1123 has it, which names of Kubernetes' are made of.
+KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
+#: What a placement cannot do without.
+NEEDED_BY = {"kubernetes_image": "kubernetes", "ray_address": "ray"}
 
 
 class Settings(BaseSettings):
@@ -159,10 +171,10 @@ class Settings(BaseSettings):
         float, Field(gt=0, description="How long a silent node of a run is believed alive")
     ] = 300.0
     placement: Annotated[
-        Literal["boxes", "slurm"],
+        Literal["boxes", "slurm", "kubernetes", "ray"],
         Field(
-            description="What starts workers: boxes: whoever starts `halfstep worker`; slurm: a "
-            "job for each run, by `halfstep placer`"
+            description="What starts workers: boxes: whoever starts `halfstep worker`; a cluster, "
+            "for each run, by `halfstep placer`: slurm, kubernetes, ray"
         ),
     ] = "boxes"
     slurm_options: Annotated[
@@ -172,6 +184,54 @@ class Settings(BaseSettings):
             description="What sbatch is told besides: --partition=gpu --gres=gpu:{devices} …",
         ),
     ] = ""
+    kubernetes_image: Annotated[
+        str,
+        Field(validate_default=True, max_length=500, description="Image of the workers' pods"),
+    ] = ""
+    kubernetes_namespace: Annotated[
+        str, Field(pattern=KUBERNETES_NAME, description="Where their jobs are made")
+    ] = "default"
+    kubernetes_service_account: Annotated[
+        str, Field(pattern=f"{KUBERNETES_NAME}|^$", description="Whose rights they have")
+    ] = ""
+    kubernetes_secret: Annotated[
+        str,
+        Field(
+            pattern=f"{KUBERNETES_NAME}|^$",
+            description="The Secret that is their environment: HALFSTEP_DATABASE_URL and all else",
+        ),
+    ] = ""
+    kubernetes_resource: Annotated[
+        str,
+        Field(
+            pattern=r"^([a-z0-9.-]{1,253}/)?[\w.-]{0,63}$",
+            description="By which name they ask for devices; empty: they ask for none",
+        ),
+    ] = "nvidia.com/gpu"
+    kubernetes_queue: Annotated[
+        str,
+        Field(
+            pattern=f"{KUBERNETES_NAME}|^$",
+            description="Kueue's local queue that admits them; empty: they start as they come",
+        ),
+    ] = ""
+    kubernetes_pod_template: Annotated[
+        Path | None,
+        Field(description="YAML file of a pod template, whose container `worker` becomes theirs"),
+    ] = None
+    ray_address: Annotated[
+        str,
+        Field(
+            validate_default=True,
+            pattern=r"^(auto|(ray://)?[\w.-]+:\d{1,5})?$",
+            description="Head of the Ray cluster: host:6379 on one of its machines, else "
+            "ray://host:10001",
+        ),
+    ] = ""
+    ray_resource: Annotated[
+        str,
+        Field(pattern=r"^[\w.:-]{1,64}$", description="By which name its nodes' devices go"),
+    ] = "GPU"
     placed_devices: Annotated[
         int, Field(ge=1, le=1024, description="How many devices a node of the cluster has")
     ] = 8
@@ -229,6 +289,15 @@ class Settings(BaseSettings):
         except ValueError as error:
             message = {"message": f"{error}; allowed: words as a shell reads them"}
             raise PydanticCustomError("options", "{message}", message) from error
+        return text
+
+    @field_validator(*NEEDED_BY)
+    @classmethod
+    def _check_needed(cls, text: str, info: ValidationInfo) -> str:
+        placement = NEEDED_BY[str(info.field_name)]
+        if not text and info.data.get("placement") == placement:
+            message = {"message": f"HALFSTEP_PLACEMENT={placement} needs it"}
+            raise PydanticCustomError("needed", "{message}", message)
         return text
 
     @model_validator(mode="after")

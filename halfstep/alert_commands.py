@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from halfstep.client import Client
-from halfstep.typed import parser_of
+from halfstep.typed import Parser, parser_of
 
 
 def rules(words: list[str]) -> None:
@@ -78,7 +78,7 @@ ALERT = {"list": rules, "add": add, "remove": remove, "test": test}
 
 def alert(words: list[str]) -> None:
     """List, add or remove rules by which you are told of runs, or test a channel."""
-    parser = argparse.ArgumentParser(prog="halfstep alert", description=alert.__doc__)
+    parser = Parser(prog="halfstep alert", description=alert.__doc__)
     parser.add_argument(
         "command", choices=ALERT, help="`halfstep alert COMMAND --help` explains it"
     )

@@ -163,7 +163,6 @@ RUN = {
     "show": show,
     "follow": follow,
     "log": log,
-    "alert": alert,
     "cancel": cancel,
     "download": download,
     "series": series,

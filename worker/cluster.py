@@ -1,16 +1,14 @@
 """`halfstep cluster check`: what is missing for runs over several machines, in words.
 
-Said of this machine, and where HALFSTEP_PLACEMENT names a cluster, of one of its nodes too.
+Said of this machine, and where HALFSTEP_PLACEMENT names a cluster, of that and its nodes too.
 """
 
 import importlib.metadata
 import json
-import shlex
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import obstore
 from obstore.store import LocalStore
@@ -24,23 +22,12 @@ from db.settings import Settings
 from db.storage import open_store, why
 from halfstep.output import say
 from halfstep.typed import Parser
+from worker.finding import Finding
 from worker.gang import interface
+from worker.placement import open_placement
 
 STORE_SECONDS = 10.0
-NODE_SECONDS = 300.0
 LOCAL = {None, "", "localhost", "127.0.0.1", "::1"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was looked at, and what was found. is_fine: nothing has to be done."""
-
-    what: str
-    text: str
-    is_fine: bool = True
-
-    def __str__(self) -> str:
-        return f"{'ok ' if self.is_fine else 'NO '} {self.what}: {self.text}"
 
 
 def look(settings: Settings) -> Iterator[Finding]:
@@ -122,37 +109,26 @@ LOOKS: dict[str, Callable[[Settings], Iterator[Finding]]] = {
 }
 
 
-def on_a_node(settings: Settings) -> Iterator[Finding]:
-    """Have Slurm run the same check on a node, as it would a worker; yield what that finds."""
-    options = shlex.split(settings.slurm_options.replace("{devices}", "1"))
-    here = [sys.executable, "-m", "worker.cluster", "check", "--here", "--json"]
+def of_placement(settings: Settings) -> Iterator[Finding]:
+    """Look at the cluster that is to start workers, and at what one of its nodes needs."""
     try:
-        done = subprocess.run(
-            ["srun", "--quiet", "--nodes=1", "--ntasks=1", *options, *here],
-            capture_output=True,
-            text=True,
-            timeout=NODE_SECONDS,
-            check=False,
-        )
-    except FileNotFoundError:
-        yield Finding("slurm", "there is no srun on this machine", is_fine=False)
-        return
-    except subprocess.TimeoutExpired:
-        text = f"no node was given within {NODE_SECONDS:.0f} s: squeue says why"
-        yield Finding("slurm", text, is_fine=False)
-        return
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    yield from (Finding(each["what"], each["text"], each["is_fine"]) for each in found)
-    if done.returncode and all(each["is_fine"] for each in found):
-        yield Finding("slurm", done.stderr.strip(), is_fine=False)
+        yield from open_placement(settings).check()
+    except Exception as error:  # one that fails is what was asked for
+        yield Finding(settings.placement, why(error), is_fine=False)
+
+
+def _all(settings: Settings, *, is_here_alone: bool) -> Iterator[Finding]:
+    yield from look(settings)
+    if settings.placement != "boxes" and not is_here_alone:
+        yield from of_placement(settings)
 
 
 def main(words: list[str] | None = None) -> None:
     """Say what is missing; exit with 1 if anything is."""
     parser = Parser(
         prog="halfstep cluster",
-        description="Say what is missing for runs over several machines: of this one, and of a "
-        "node of the cluster that HALFSTEP_PLACEMENT names.",
+        description="Say what is missing for runs over several machines: of this one, and of the "
+        "cluster that HALFSTEP_PLACEMENT names.",
     )
     parser.add_argument("action", choices=["check"])
     parser.add_argument("--here", action="store_true", help="look at this machine alone")
@@ -162,20 +138,11 @@ def main(words: list[str] | None = None) -> None:
         settings = Settings.read()
     except HalfstepError as error:
         sys.exit(f"cluster: {error}")
-    found = list(look(settings))
-    for each in found:
-        say(_printed(each, "here", as_json=asked.json))
-    if settings.placement == "slurm" and not asked.here:
-        for each in on_a_node(settings):
-            say(_printed(each, "on a node", as_json=asked.json))
-            found.append(each)
-    sys.exit(not all(each.is_fine for each in found))
-
-
-def _printed(finding: Finding, where: str, *, as_json: bool) -> str:
-    if as_json:
-        return json.dumps(asdict(finding) | {"where": where})
-    return str(finding) if where == "here" else f"{finding} ({where})"
+    is_fine = True
+    for finding in _all(settings, is_here_alone=asked.here):
+        say(json.dumps(asdict(finding)) if asked.json else str(finding))
+        is_fine &= finding.is_fine
+    sys.exit(not is_fine)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,28 @@ says a pilot is gone queues no run again.
 """
 
 import hashlib
+import pkgutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from db.errors import HalfstepError, Invalid
 from db.settings import Settings
+from worker.finding import Finding
 
 State: TypeAlias = Literal["waiting", "running", "gone"]
 
+#: By the name of each placement its engine, whose extra has the same name.
+ENGINES = {
+    "slurm": "worker.slurm:Slurm",
+    "kubernetes": "worker.kubernetes:Kubernetes",
+    "ray": "worker.ray:Ray",
+}
 
-class CannotPlace(HalfstepError):
-    """The cluster refuses to start workers for this run."""
+
+class Refused(HalfstepError):
+    """The cluster answers, and does not start workers for this run."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +59,15 @@ class Look:
 
 
 class Placement(Protocol):
-    """An engine. Each call may be repeated; what does not answer raises OSError."""
+    """An engine: four calls for a run, and a look at the cluster before the first.
+
+    Each may be repeated; what does not answer raises OSError.
+    """
 
     name: str
 
     def place(self, pilots: Pilots) -> None:
-        """Have pilots started, unless they were. Raises CannotPlace."""
+        """Have pilots started, unless they were. Raises Refused."""
 
     def look(self, pilots: Pilots) -> Look:
         """Say whether they wait, run, or are gone."""
@@ -65,16 +78,22 @@ class Placement(Protocol):
     def log(self, pilots: Pilots) -> str:
         """Return the end of what they printed."""
 
+    def check(self) -> Iterator[Finding]:
+        """Say what the cluster lacks, and one of its nodes, if that can be asked."""
+
 
 def open_placement(settings: Settings) -> Placement:
     """Return the engine that HALFSTEP_PLACEMENT names. Raises Invalid."""
-    from worker.slurm import Slurm
-
-    engines = {"slurm": Slurm}
-    if settings.placement not in engines:
-        message = f"{settings.placement!r} places nothing; allowed: {', '.join(engines)}"
+    name = settings.placement
+    if name not in ENGINES:
+        message = f"{name!r} places nothing; allowed: {', '.join(ENGINES)}"
         raise Invalid({"HALFSTEP_PLACEMENT": message})
-    return engines[settings.placement](settings)
+    try:
+        engine: Placement = pkgutil.resolve_name(ENGINES[name])(settings)
+    except ModuleNotFoundError as error:
+        message = f"{name!r} needs {error.name}: pip install 'halfstep-service[{name}]'"
+        raise Invalid({"HALFSTEP_PLACEMENT": message}) from error
+    return engine
 
 
 def installation(settings: Settings) -> str:

@@ -20,7 +20,7 @@ from db.settings import Settings
 from halfstep.output import say
 from halfstep.process import close_to_others
 from worker.offering import Offering
-from worker.placement import CannotPlace, Pilots, open_placement
+from worker.placement import Pilots, Refused, open_placement
 from worker.recorder import may_pass
 
 LOOK_SECONDS = 2.0
@@ -86,8 +86,10 @@ class Placer:
     def _place(self, pilots: Pilots) -> None:
         try:
             self.engine.place(pilots)
-        except CannotPlace as error:
-            self._note(pilots, "gone", str(error))
+        except Refused as error:
+            words = " ".join(str(error).split())
+            _say(f"run {pilots.run_id}: {words}")
+            self._note(pilots, "gone", words)
         else:
             _say(f"run {pilots.run_id}: {pilots.nodes} x {pilots.devices} asked for")
 

@@ -6,12 +6,17 @@ go back to the queue, where it is placed again.
 
 import shlex
 import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from db.settings import Settings
-from worker.placement import CannotPlace, Look, Pilots, installation
+from worker.finding import Finding, told
+from worker.placement import Look, Pilots, Refused, installation
 
 COMMAND_SECONDS = 60.0
+#: A node has to be free for a look at it.
+NODE_SECONDS = 300.0
 LOG_BYTES = 64 * 1024
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
@@ -25,10 +30,6 @@ REASONS = {
     "PartitionNodeLimit": "it asks for more nodes than the partition allows",
     "PartitionTimeLimit": "its time limit is beyond the partition's",
 }
-
-
-class Refused(OSError):
-    """A command of Slurm's ended with an error: of sbatch's the run's, else the cluster's."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Slurm:
         self._logs = settings.data / "placements"
 
     def place(self, pilots: Pilots) -> None:
-        """Submit a job of one task a node, unless there is one. Raises CannotPlace."""
+        """Submit a job of one task a node, unless there is one. Raises Refused."""
         if self.look(pilots).state != "gone":
             return
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -67,10 +68,9 @@ class Slurm:
         words = [f"--{name}={value}" for name, value in own.items()]
         asked = self._options.replace("{devices}", str(pilots.devices))
         asked_of = ["sbatch", "--parsable", "--no-requeue", *words, *shlex.split(asked)]
-        try:
-            _run(asked_of, _script(pilots))
-        except Refused as error:
-            raise CannotPlace(str(error)) from error
+        done = _run(asked_of, _script(pilots))
+        if done.returncode:
+            raise Refused(_said(done))
 
     def look(self, pilots: Pilots) -> Look:
         """Ask squeue, which knows a job for some minutes after its end."""
@@ -90,7 +90,7 @@ class Slurm:
         """Have the job end; its workers are sent SIGTERM and have Slurm's KillWait."""
         jobs = [job.id for job in self._jobs(pilots) if job.state in WAITING | RUNNING]
         if jobs:
-            _run(["scancel", *jobs])
+            _ask(["scancel", *jobs])
 
     def log(self, pilots: Pilots) -> str:
         """Return the end of what its workers printed."""
@@ -99,12 +99,23 @@ class Slurm:
         )
         return files[-1].read_bytes()[-LOG_BYTES:].decode(errors="replace") if files else ""
 
+    def check(self) -> Iterator[Finding]:
+        """Have a node say what is missing there, asked for as a worker is."""
+        options = shlex.split(self._options.replace("{devices}", "1"))
+        here = [sys.executable, "-m", "worker.cluster", "check", "--here", "--json"]
+        asked = ["srun", "--quiet", "--nodes=1", "--ntasks=1", *options, *here]
+        done = _run(asked, seconds=NODE_SECONDS)
+        found = list(told(done.stdout.splitlines()))
+        yield from found
+        if done.returncode and all(each.is_fine for each in found):
+            yield Finding("slurm", _said(done), is_fine=False)
+
     def _log_pattern(self, pilots: Pilots) -> str:
         return f"{self._logs}/{pilots.name}.%j.log"
 
     def _jobs(self, pilots: Pilots) -> list[_Job]:
         asked = ["squeue", "--noheader", "--me", "--states=all", f"--name={pilots.name}"]
-        lines = _run([*asked, "--format=%i|%T|%N|%k|%r"]).splitlines()
+        lines = _ask([*asked, "--format=%i|%T|%N|%k|%r"]).splitlines()
         rows = [line.split("|", 4) for line in lines]
         return [
             _Job(id_, state, reason, nodes)
@@ -120,17 +131,28 @@ def _script(pilots: Pilots) -> str:
     return f"#!/bin/sh\nexec srun --kill-on-bad-exit=0 sh -c {shlex.quote(worker)}\n"
 
 
-def _run(words: list[str], text: str = "") -> str:
-    """Run one of Slurm's commands. Raises OSError: Refused, with what it says, or no answer."""
+def _ask(words: list[str]) -> str:
+    """Return what one of Slurm's commands prints. Raises OSError with what it says instead."""
+    done = _run(words)
+    if done.returncode:
+        raise OSError(_said(done))
+    return done.stdout
+
+
+def _run(
+    words: list[str], text: str = "", seconds: float = COMMAND_SECONDS
+) -> "subprocess.CompletedProcess[str]":
+    """Run one of Slurm's commands, whatever it says. Raises OSError if Slurm does not answer."""
     try:
         done = subprocess.run(
-            words, input=text, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+            words, input=text, capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise TimeoutError(f"{words[0]} has not answered for {COMMAND_SECONDS:.0f} s") from error
-    if done.returncode:
-        said = done.stderr.strip() or f"exit code {done.returncode}"
-        if "Unable to contact slurm controller" in said or "timed out" in said:
-            raise ConnectionError(said)
-        raise Refused(f"{words[0]}: {said}")
-    return done.stdout
+        raise TimeoutError(f"{words[0]} has not answered for {seconds:.0f} s") from error
+    if "Unable to contact slurm controller" in done.stderr or "timed out" in done.stderr:
+        raise ConnectionError(_said(done))
+    return done
+
+
+def _said(done: "subprocess.CompletedProcess[str]") -> str:
+    return f"{done.args[0]}: {done.stderr.strip() or f'exit code {done.returncode}'}"

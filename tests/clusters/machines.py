@@ -18,6 +18,7 @@ from tests.site import GATED, SECONDS, Site
 NET = "10.213.77"
 PORT = 5432
 LEASE_SECONDS = 12
+WORKER = f"exec {sys.executable} -m worker.worker"
 
 
 def can_make_machines() -> bool:
@@ -53,15 +54,19 @@ class Machine:
             self.namespace,
         )
         ip("link", "set", self.link, "master", bridge, "up")
-        self.inside("addr", "add", f"{NET}.{10 + self.number}/24", "dev", "eth0")
+        self.inside("addr", "add", f"{self.address}/24", "dev", "eth0")
         self.inside("link", "set", "eth0", "up")
         self.inside("link", "set", "lo", "up")
+
+    @property
+    def address(self) -> str:
+        return f"{NET}.{10 + self.number}"
 
     def inside(self, *words: str) -> None:
         ip("-n", self.namespace, *words)
 
-    def start(self, **environment: str) -> None:
-        """Switch it on: its worker starts."""
+    def start(self, command: str = WORKER, **environment: str) -> None:
+        """Switch it on: its worker starts, or what else it is told to be for."""
         url = make_url(self.site.url).set(host=f"{NET}.1", port=PORT, query={})
         own = {
             **self.site.environment,
@@ -74,10 +79,10 @@ class Machine:
             "HALFSTEP_LEASE_SECONDS": str(LEASE_SECONDS),
             **environment,
         }
-        worker = f"hostname {self.name}; exec {sys.executable} -m worker.worker"
         separate = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        first = f"hostname {self.name}; {command}"
         self.process = subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace, *separate, "sh", "-c", worker],
+            ["ip", "netns", "exec", self.namespace, *separate, "sh", "-c", first],
             env={**os.environ, **own},
         )
 

@@ -19,8 +19,8 @@ from tests.site import GATED, Site, until
 from tests.slurm import Slurm
 from tests.trainer.conftest import assert_same_bits
 from worker import placement
-from worker.cluster import on_a_node
-from worker.placement import CannotPlace, Pilots
+from worker.cluster import of_placement
+from worker.placement import Pilots, Refused
 
 pytestmark = pytest.mark.skipif(not slurm.is_installed(), reason="needs Debian's slurm-wlm, munge")
 
@@ -73,7 +73,7 @@ def test_what_slurm_refuses_is_told_in_its_words(
 ) -> None:
     """A partition that there is not, and more nodes than it has."""
     wrong = Settings(data=tmp_path, placement="slurm", slurm_options="--partition=nowhere")
-    with pytest.raises(CannotPlace, match="invalid partition"):
+    with pytest.raises(Refused, match="invalid partition"):
         placement.open_placement(wrong).place(Sleepers(3, 1, 1, 1))
     large = Sleepers(4, 1, 50, 1)
     engine.place(large)
@@ -136,13 +136,13 @@ def test_a_node_is_checked_before_the_first_run(
     """It says of itself what is missing there; a partition that is not is Slurm's to name."""
     for name, value in {**cluster.environment, "HALFSTEP_DATA": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    said = "\n".join(map(str, on_a_node(Settings(data=tmp_path, placement="slurm"))))
-    assert "NO  database: sqlite:///" in said
-    assert "ok  storage: " in said
+    said = "\n".join(map(str, of_placement(Settings(data=tmp_path, placement="slurm"))))
+    assert "NO  on a node, database: sqlite:///" in said
+    assert "ok  on a node, storage: " in said
     wrong = Settings(data=tmp_path, placement="slurm", slurm_options="--partition=nowhere")
-    [finding] = on_a_node(wrong)
-    assert (finding.what, finding.is_fine) == ("slurm", False)
-    assert "invalid partition" in finding.text
+    [line] = map(str, of_placement(wrong))
+    assert line.startswith("NO  slurm: ")
+    assert "invalid partition" in line
 
 
 def test_a_node_whose_daemon_dies_is_a_machine_that_is_lost(

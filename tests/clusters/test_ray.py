@@ -1,0 +1,125 @@
+"""Pilots by a real Ray: a head and two nodes, each a machine of its own."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from db import runs, waiting
+from db.settings import Settings
+from db.tables import Placement, Status
+from tests.clusters.machines import NET, can_make_machines
+from tests.clusters.rays import PORT, ray_cluster
+from tests.site import Site, until
+from worker.placement import Pilots
+from worker.ray import Ray
+
+pytestmark = [
+    pytest.mark.only_on("postgresql"),
+    pytest.mark.skipif(not can_make_machines(), reason="needs root and iproute2"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra `ray`"),
+]
+#: While the gate is shut, minutes of them.
+STEPS = 3000
+
+
+@pytest.fixture
+def engine(site: Site, tmp_path: Path) -> Iterator[Ray]:
+    """One outside of the cluster, which it has reached."""
+    with ray_cluster(site, tmp_path) as cluster:
+        settings = Settings(
+            data=site.data, placement="ray", ray_address=cluster.address, ray_resource="CPU"
+        )
+        with closing(Ray(settings)) as made:
+            until(lambda: _is_up(made))
+            yield made
+
+
+def _is_up(engine: Ray) -> bool:
+    try:
+        return engine.look(Pilots(0, 0, 1, 1)).state == "gone"
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True)
+class Sleepers(Pilots):
+    """Pilots that only tell of themselves, and sleep."""
+
+    @property
+    def command(self) -> list[str]:
+        told = "$HALFSTEP_WORKER_NAME $(hostname) threads ${OMP_NUM_THREADS-any}, out of memory"
+        return ["sh", "-c", f"echo {told} $(cat /proc/self/oom_score_adj); exec sleep 1000"]
+
+
+def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
+    """However often it is asked; what there is no room for waits as a whole, with the reason; an
+    actor whose worker cannot be started says so; and no node says less than it lacks.
+    """
+    first, second, large = Sleepers(1, 1, 2, 1), Sleepers(2, 1, 2, 1), Sleepers(3, 1, 3, 1)
+    assert engine.look(first).state == "gone"
+    engine.place(first)
+    engine.place(first)
+    until(lambda: engine.look(first).state == "running")
+    until(lambda: engine.log(first).count("halfstep-1-1-") == 2)
+    names, hosts, rest = zip(
+        *(line.split(maxsplit=2) for line in engine.log(first).splitlines()), strict=True
+    )
+    assert ({*names}, {*hosts}) == ({"halfstep-1-1-0", "halfstep-1-1-1"}, {"m1", "m2"})
+    assert {*rest} == {"threads any, out of memory 0"}
+    engine.place(second)
+    until(lambda: "0 of 2 CPU are free" in engine.look(second).reason)
+    assert engine.look(second).state == "waiting"
+    engine.place(large)
+    assert "3 x 1 CPU" in engine.look(large).reason
+    assert "and 2 of its nodes have as many" in engine.look(large).reason
+    for each in (first, second, large):
+        engine.cancel(each)
+        engine.cancel(each)
+        until(lambda: engine.look(each).state == "gone")  # noqa: B023
+    said = "\n".join(map(str, engine.check()))
+    assert "answers; CPU of its nodes: 1, 1" in said
+    assert "ok  on a node, database: postgresql" in said
+    assert "ok  on a node, interface: other nodes reach this machine at 10.213.77.1" in said
+
+
+def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_path: Path) -> None:
+    """On two nodes; another waits with Ray's reason, and leaves Ray when it is cancelled. The head
+    is lost, and a minute later all of Ray: the run ends in its first attempt.
+    """
+    placing = {"PLACEMENT": "ray", "RAY_RESOURCE": "CPU", "RAY_ADDRESS": f"{NET}.10:{PORT}"}
+    told = {f"HALFSTEP_{name}": value for name, value in placing.items()}
+    placer = f"{sys.executable} -m worker.placer >{tmp_path}/placer.log 2>&1"
+    with ray_cluster(site, tmp_path, placer, **told) as cluster:
+        until(lambda: site.offers("gated"))
+        run_id = site.submit(STEPS, recipe="gated", nodes=2)
+        site.wait_for_step(run_id, 3)
+        second = site.submit(STEPS, recipe="gated", nodes=2)
+        until(lambda: "0 of 2 CPU are free" in why(site, second))
+        with site.database.writing() as session:
+            runs.cancel(session, second, site.owner)
+        until(lambda: placed(site, second) == "gone")
+        cluster.kill_head()
+        until(lambda: not cluster.is_there)
+        site.wait_for_step(run_id, site.run(run_id).step + 5)
+        site.open_gate()
+        run = site.wait(run_id)
+        assert (run.status, run.attempt) == (Status.FINISHED, 1)
+        assert site.count_steps(run_id) == STEPS
+        assert "placer: waiting: Ray" in (tmp_path / "placer.log").read_text()
+
+
+def placed(site: Site, run_id: int) -> str:
+    """What was last heard of a run's first placement."""
+    with site.database.reading() as session:
+        return session.get_one(Placement, (run_id, 1)).state
+
+
+def why(site: Site, run_id: int) -> str:
+    """What a queued run waits for."""
+    with site.database.reading() as session:
+        return waiting.reason(runs.get(session, run_id), waiting.Queue.read(session))
