@@ -13,7 +13,9 @@ from benchmarks.report import report
 from benchmarks.site import Site, serving
 from db import history, runs
 
-VIEWERS, UPDATES_A_SECOND, STEPS_AN_UPDATE, SECONDS = 500, 5, 40, 30
+#: Of viewers in all, and of each person, who may have so many streams.
+VIEWERS, STREAMS = 500, 100
+UPDATES_A_SECOND, STEPS_AN_UPDATE, SECONDS = 5, 40, 30
 BAR_CORES, BAR_SECONDS, BAR_MIB = 1.0, 1.0, 200.0
 #: Of a cursor, the last step that it covers: the third number.
 CURSOR = re.compile(rb"^id: (?:-?\d+\.){2}(\d+)\.", re.MULTILINE)
@@ -53,12 +55,13 @@ async def view(site: Site, token: str, cursor: str, number: int, measured: Measu
 
 async def measure(site: Site) -> Measured:
     """Let everybody watch, then record."""
-    measured, token = Measured(), site.token()
+    measured = Measured()
+    tokens = [site.token(f"viewer-{first}") for first in range(0, VIEWERS, STREAMS)]
     with site.database.reading() as session:
         cursor = str(history.cursor_now(session, runs.get(session, 1)))
     before_mib = site.server.memory_info().rss / 2**20
     viewers = [
-        asyncio.create_task(view(site, token, cursor, number, measured))
+        asyncio.create_task(view(site, tokens[number // STREAMS], cursor, number, measured))
         for number in range(VIEWERS)
     ]
     while len(measured.latest) < VIEWERS:

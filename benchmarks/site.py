@@ -45,10 +45,10 @@ class Site:
             user = accounts.user_named(session, "bench")
             return f"{self.address}/?token={accounts.make_link_token(session, user)}"
 
-    def token(self) -> str:
-        """Return a token for scripts."""
+    def token(self, name: str = "bench") -> str:
+        """Return a token for a user's scripts."""
         with self.database.writing() as session:
-            user = accounts.user_named(session, "bench")
+            user = accounts.user_named(session, name)
             return accounts.make_api_token(session, user, "bench")[0]
 
     @contextmanager
