@@ -167,7 +167,8 @@ class SpoolWriter:
     def steps(self, records: Steps) -> None:
         """Append records of STEP_DTYPE, in one frame."""
         if (records["data_us"] < 0).all():  # a server of an earlier version takes these too
-            untimed = records[list(UNTIMED_DTYPE.names or ())].astype(UNTIMED_DTYPE)
+            rows = np.ascontiguousarray(records, STEP_DTYPE).view(np.uint8)
+            untimed = rows.reshape(-1, STEP_DTYPE.itemsize)[:, : UNTIMED_DTYPE.itemsize]
             self._append(STEPS, untimed.tobytes())
         else:
             self._append(TIMED_STEPS, records.astype(STEP_DTYPE, copy=False).tobytes())
