@@ -36,8 +36,8 @@ test: $(VENV)/.installed-test ## Run lint, types, import contracts and every tes
 test-security: $(VENV)/.installed-test ## Send the whole API 40,000 requests that nobody would, on both databases, and watch the server's memory
 	HALFSTEP_FUZZ_ROUNDS=20 $(BIN)/pytest tests/app/test_fuzz.py --numprocesses 2
 
-test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes, then all in the browser; over an hour
-	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults tests/e2e
+test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes, then all workers and the browser on both databases; over an hour
+	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults tests/e2e tests/worker tests/app/test_commands.py tests/app/test_servers.py tests/examples
 
 test-clusters: $(VENV)/.installed-test ## Train over three network namespaces, by a real Slurm and a real Ray, and break them; 3 GiB into buckets; minutes (Debian, root)
 	@sh .ci/system-packages munged:munge slurmctld slurmd srun:slurm-client ip:iproute2

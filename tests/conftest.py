@@ -54,14 +54,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _shortened(kinds: list[str], metafunc: pytest.Metafunc) -> list[str]:
-    """What takes longest is done on one database: every fault, and half the browser's tests each.
+    """What takes longest is done on one database: every fault, and half each of the tests in the
+    browser and of those that start workers.
 
-    To a browser all databases are one: tests/app holds what it is sent on both.
+    To a browser all databases are one, and what a worker's processes ask of them is asked on both
+    by tests/db and tests/app.
     """
     parts = metafunc.definition.path.parts
     if "faults" in parts:
         return kinds[-1:]
-    if "e2e" in parts:
+    if "e2e" in parts or "site" in metafunc.fixturenames:
         return [kinds[crc32(metafunc.function.__name__.encode()) % len(kinds)]]
     return kinds
 
