@@ -110,6 +110,11 @@ def shown_by_now(page: Page, heard: int) -> None:
     page.clock.run_for(1000)
 
 
+def hold_clock(page: Page) -> None:
+    """From here on the page's time passes when it is told to: a busy machine takes seconds more."""
+    page.clock.pause_at(page.evaluate("Date.now()") / 1000 + 20)
+
+
 def test_click_arrives_though_news_come_between_press_and_release(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
@@ -123,6 +128,7 @@ def test_click_arrives_though_news_come_between_press_and_release(
     link.scroll_into_view_if_needed()
     page.clock.run_for(1000)
     page.evaluate(NOTE_CLICKS)
+    hold_clock(page)
     page.mouse.move(*centre(link))
     page.mouse.down()
     heard = page.evaluate("window.heard")
@@ -132,6 +138,7 @@ def test_click_arrives_though_news_come_between_press_and_release(
     shown_by_now(page, heard)
     page.mouse.up()
     assert page.evaluate("window.clicked") == "/runs/1/checkpoints/1/download"
+    page.clock.resume()
     expect(page.locator(".facts .status")).to_have_text("finished")
     expect(page.locator('[data-fact="step"]')).to_have_text(str(last))
     expect(page.locator(".skips tbody tr")).to_have_count(2)
@@ -147,6 +154,7 @@ def test_click_on_a_run_arrives_though_a_newer_one_comes_in_above_it(
     page.clock.install()
     page.goto("/runs")
     link = page.locator('[data-key="1"] a').first
+    hold_clock(page)
     page.mouse.move(*centre(link))
     page.mouse.down()
     for _ in range(2):
@@ -166,6 +174,7 @@ def test_news_wait_for_an_open_list_of_choices_but_not_for_ever(
     train(settings, database, running, 1)
     page.goto("/runs/1?tab=gradients")
     step = page.locator('[data-fact="step"]')
+    hold_clock(page)
     page.get_by_label("Module").click()
     heard = page.evaluate("window.heard")
     train(settings, database, running, 2)
