@@ -28,10 +28,10 @@ def start_run(database: Database) -> int:
     with database.writing() as session:
         config = {"precision": "fp16", "training": {"steps": LONG_STEPS}}
         owner = accounts.user_named(session, "bench")
-        runs.submit(session, recipe="synthetic", config=config, owner=owner)
+        queued = runs.submit(session, recipe="synthetic", config=config, owner=owner)
         device = {"kind": "cpu", "index": 0, "memory_bytes": 2**30, "fp16": True, "bf16": True}
         offer: dict[str, Any] = {"devices": [device], "recipes": [], "versions": {}}
-        worker = workers.register(session, name="bench", host="here", pid=1, **offer)
+        worker = workers.register(session, name=f"w{queued.id}", host="here", pid=1, **offer)
         run = claiming.claim(
             session,
             worker.id,
