@@ -23,7 +23,7 @@ from tests.trainer.test_spikes import VALUES, Poisoned
 from trainer.ranks import Control, Request, joined
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
-from trainer.shards import whole
+from trainer.shards import is_shard
 from trainer.train import train
 
 OVERFLOWS_AT = 4  # of forward passes in training
@@ -196,7 +196,7 @@ def story(recipe_class, values, *, parallel, folder=None, resume=None, control=C
     found = {name: steps[name].tolist() for name in ("step", "loss", "grad_norm", "scale", "flags")}
     return found | {
         "events": events,
-        "weights": whole({n: dict(m.state_dict()) for n, m in modules.items()}, is_kept=True),
+        "weights": whole({n: dict(m.state_dict()) for n, m in modules.items()}),
         "scaler": recipe.scaler.state_dict(),
         "made_on": getattr(recipe, "made_on", None),
         "units": [
@@ -205,6 +205,17 @@ def story(recipe_class, values, *, parallel, folder=None, resume=None, control=C
             if isinstance(module, FSDPModule)
         ],
     }
+
+
+def whole(state):
+    """Return a copy of a state put together of all shards, in which tied weights are one."""
+    found = {}
+    for weights in state.values():
+        for name, weight in weights.items():
+            full = weight.full_tensor() if is_shard(weight) else weight.clone()
+            storage = getattr(weight, "_local_tensor", weight).untyped_storage()._cdata
+            weights[name] = found.setdefault(storage, full)
+    return state
 
 
 def refusal(recipe_class, values):
