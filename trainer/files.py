@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 
 class SavedFile(NamedTuple):
@@ -56,11 +56,12 @@ def sync_folder(path: Path) -> None:
 class HashingFile:
     """Passes writes on to a file and keeps their SHA-256, so that nothing is read again."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: Any) -> None:
         self._file = file
         self.sha256 = hashlib.sha256()
 
     def write(self, data: bytes) -> int:
+        """Write and hash."""
         self.sha256.update(data)
         return self._file.write(data)
 

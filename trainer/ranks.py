@@ -59,7 +59,7 @@ class Ranks:
     """A single process. Everything that ranks do together is nothing here."""
 
     rank, world_size = 0, 1
-    writers: dist.ProcessGroup | None = None  # of the threads that write shards, one a rank
+    writers: Any = None  # the process group of the threads that write shards, one a rank
 
     def wrap(
         self,

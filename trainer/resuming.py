@@ -86,9 +86,7 @@ def restored(
     # One rank's check is enough, and each reads the file once.
     # (On a CPU mapped tensors would go on lying in the file, so there they are read.)
     is_cuda = device.type == "cuda"
-    state = checkpoint.load(
-        path, is_mapped=is_cuda, is_checked=ranks.rank > 0, make=maker(modules)
-    )
+    state = checkpoint.load(path, is_mapped=is_cuda, is_checked=ranks.rank > 0, make=maker(modules))
     progress, notes = checkpoint.restore(
         state, recipe, modules, config, device, ranks.rank, ranks.world_size
     )

@@ -10,7 +10,7 @@ import os
 import pickle
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint import save as save_shards
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from trainer import checkpoint
@@ -217,7 +217,7 @@ class _HashingFiles(FileSystem):
 class _Reader(FileSystemReader):
     """Reads `.metadata` without running what may be in it."""
 
-    def read_metadata(self) -> Metadata:  # type: ignore[override]
+    def read_metadata(self) -> Metadata:
         with Path(self.path, ".metadata").open("rb") as file:
             metadata: Metadata = _PlainUnpickler(file).load()
         return metadata

@@ -8,7 +8,7 @@ does. Its functions take a tensor that is whole as well, and leave it so.
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy, deepcopy
+from copy import copy
 from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
@@ -173,7 +173,7 @@ def maker(modules: Mapping[str, nn.Module]) -> Callable[..., Tensor]:
     return lambda size, dtype: empty(size, dtype=dtype, device_mesh=mesh, placements=placements)
 
 
-def host_mesh(group: Group) -> Any:
+def host_mesh(group: dist.ProcessGroup) -> Any:
     """Return the ranks as holders of shards in host memory.  group: by gloo."""
     from torch.distributed.device_mesh import DeviceMesh
 
