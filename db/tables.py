@@ -868,6 +868,11 @@ class Checkpoint(Table):
         """What it takes in the store."""
         return self.size_bytes if self.key else 0
 
+    @property
+    def is_shard(self) -> bool:
+        """Whether it is nothing without the other files of its step."""
+        return self.kind.startswith("shard.")
+
 
 class Artifact(Table):
     """A file that a recipe left after an evaluation: a text sample, a picture.

@@ -63,7 +63,8 @@ class HashingFile:
     def write(self, data: bytes) -> int:
         """Write and hash."""
         self.sha256.update(data)
-        return self._file.write(data)
+        self._file.write(data)
+        return len(data)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
