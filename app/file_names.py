@@ -16,6 +16,8 @@ def file_name(run: Run | RunSummary, row: Checkpoint) -> str:
         return f"{_stem(run, row)}-{_without_specials(own)[-100:]}"
     if row.kind == "checkpoint":
         return f"{_stem(run, row)}.pt"
+    if row.kind.startswith("shard."):
+        return f"{_stem(run, row)}-{_without_specials(row.kind)}.distcp"
     parts = [part for part in row.kind.split(".", 1) if part != "weights"]
     ending = "".join(f"-{_without_specials(part)}" for part in parts)
     return f"{_stem(run, row)}{ending}.safetensors"

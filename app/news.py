@@ -180,7 +180,7 @@ def _rows(
             saves=checkpoints.saves(session, run.id) if changes.checkpoints else {},
             forks=runs.forks(session, run.id) if changes.checkpoints else [],
         )
-        in_order = sorted(files, key=lambda file: file.step)
+        in_order = sorted((f for f in files if not f.is_shard), key=lambda file: file.step)
         yield "checkpoints", {"html": html, "keys": [str(file.id) for file in in_order]}
         kept = artifacts.of_run(session, run.id)
         steps = {file.step for file in changes.artifacts}

@@ -16,6 +16,7 @@ from db.tables import ACTIVE, RECIPE, Checkpoint, Diagnosis, Metric, Request, Ru
 
 #: So many spikes keep a checkpoint: a loss that never rests must not fill the disk.
 SPIKES_HEEDED = 10
+IS_SHARD = Checkpoint.kind.startswith("shard.", autoescape=True)
 
 
 def publish(
@@ -29,6 +30,7 @@ def publish(
     run = held(session, run_id, attempt)
     run.revision += 1
     run.files_revision = run.revision
+    _forget_shards(session, run, event)
     for file, key in zip(event["files"], keys, strict=True):
         row = session.scalar(
             select(Checkpoint).where(
@@ -53,6 +55,18 @@ def publish(
             .where(Request.kind == "checkpoint", Request.obeyed_at.is_(None))
             .values(obeyed_at=now())
         )
+
+
+def _forget_shards(session: Session, run: Run, event: dict[str, Any]) -> None:
+    """Delete the rows of shards that this step had and has no more: there were more ranks, say."""
+    kinds = {file["kind"] for file in event["files"]}
+    if "checkpoint" not in kinds:
+        return
+    at = (Checkpoint.run_id == run.id, Checkpoint.step == event["step"])
+    for row in session.scalars(select(Checkpoint).where(*at, IS_SHARD)).all():
+        if row.kind not in kinds:
+            run.stored_bytes -= row.stored_bytes
+            session.delete(row)
 
 
 def of_run(session: Session, run_id: int) -> list[Checkpoint]:
@@ -106,6 +120,17 @@ def to_resume(session: Session, run: Run) -> list[Checkpoint]:
         Checkpoint.kind == "checkpoint",
     )
     return [*own, *session.scalars(inherited)]
+
+
+def shards_of(session: Session, states: Sequence[Checkpoint]) -> dict[int, list[Checkpoint]]:
+    """Return the files in which the rest of these states lies, by the states' ids."""
+    at = {(state.run_id, state.step): state.id for state in states}
+    found: dict[int, list[Checkpoint]] = {state.id: [] for state in states}
+    runs = {state.run_id for state in states}
+    for row in session.scalars(select(Checkpoint).where(Checkpoint.run_id.in_(runs), IS_SHARD)):
+        if (row.run_id, row.step) in at:
+            found[at[row.run_id, row.step]].append(row)
+    return found
 
 
 def weights_at(session: Session, run_id: int, step: int | None) -> list[Checkpoint]:

@@ -832,6 +832,8 @@ class LatestMetric(Table):
 class Checkpoint(Table):
     """A file to download: the whole state ("checkpoint") or the weights alone ("weights").
 
+    A state in shards has a file a rank, "shard.0", and "shard.metadata", which says what lies
+    where; its "checkpoint" is what is no shard.
     Of several modules each has its own, of kind "weights.<module>"; averaged weights are of kind
     "ema" or "ema.<module>".
 
@@ -865,6 +867,11 @@ class Checkpoint(Table):
     def stored_bytes(self) -> int:
         """What it takes in the store."""
         return self.size_bytes if self.key else 0
+
+    @property
+    def is_shard(self) -> bool:
+        """Whether it is nothing without the other files of its step."""
+        return self.kind.startswith("shard.")
 
 
 class Artifact(Table):

@@ -496,6 +496,14 @@ class Client(AlertCalls):
             there = ", ".join(f"{f['kind']} at step {f['step']}" for f in self.checkpoints(run_id))
             raise ApiError(404, f"run {run_id} has no such file; there are: {there or 'none yet'}")
         [file, *_] = wanted
+        same_step = [f["kind"] for f in files if f["step"] == file["step"]]
+        if file["kind"] == "checkpoint" and any(kind.startswith("shard.") for kind in same_step):
+            raise ApiError(
+                409,
+                f"the state at step {file['step']} lies in shards, which a run goes on from; to "
+                "download are its weights (kind weights), and states that were asked for or are a "
+                "run's last",
+            )
         path = f"/runs/{run_id}/checkpoints/{file['id']}/download"
         partial = Path(folder) / f".{file['sha256']}.partial"
         partial.parent.mkdir(parents=True, exist_ok=True)

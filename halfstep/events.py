@@ -35,8 +35,8 @@ EVENT_BYTES = 16 * 2**20
 #: As JSON has them, see halfstep.spool.
 NONFINITE = ("NaN", "Infinity", "-Infinity")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.[A-Za-z0-9]{1,16}")
-FILE_KIND = re.compile(r"checkpoint|(weights|ema)(\.[^.\0]{1,100})?")
-FILE_KINDS = "checkpoint, weights, weights.<module>, ema or ema.<module>"
+FILE_KIND = re.compile(r"checkpoint|shard\.[a-z0-9]{1,20}|(weights|ema)(\.[^.\0]{1,100})?")
+FILE_KINDS = "checkpoint, shard.<rank>, weights, weights.<module>, ema or ema.<module>"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

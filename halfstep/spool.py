@@ -22,7 +22,8 @@ of every field; what is not within them is not written, and read as Unrecordable
                 that was set by hand before this step
     metric      step, name, value, elapsed_ms
     checkpoint  step, reason, request, files [{"kind", "path", "size_bytes", "sha256"}]:
-                kind "checkpoint", "weights", or "weights.<module>" where there are several, and of
+                kind "checkpoint", of a state in shards also "shard.0", "shard.1", … and
+                "shard.metadata"; "weights", or "weights.<module>" where there are several, and of
                 averaged weights "ema" or "ema.<module>";
                 write_seconds: what the thread took that wrote them, to the last fsync;
                 stall_seconds: how long the loop was held for it;

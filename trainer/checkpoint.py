@@ -8,7 +8,7 @@ growth tracker, at the next growth; without the rest, at the next step.
 import pickle
 import random
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -28,7 +28,8 @@ from trainer.memory_format import lay_out_as_weights
 from trainer.shards import parts_of_module, parts_of_optimizer
 from trainer.weights import write_weights
 
-FORMAT = 1
+FORMAT, FORMAT_OF_SHARDS = 1, 2
+Make: TypeAlias = Callable[..., torch.Tensor]  # of a size and a dtype
 _NumpyState: TypeAlias = tuple[str, NDArray[np.uint32], int, int, float]
 
 
@@ -48,15 +49,26 @@ class Progress(NamedTuple):
 def save(folder: Path, state: dict[str, Any]) -> list[tuple[str, SavedFile]]:
     """Save a state as .pt, and each module's weights alone as .safetensors, named by their step.
 
-    Returned with the kind of each file.  state: in host memory. The weights' names are those that
-    the module itself gives them, and tied ones are there twice: whatever loads a state into such a
-    module finds them all. With several modules there is a file for each:
+    Returned with the kind of each file.  state: in host memory.
+    """
+    return [save_state(folder, state), *save_weights(folder, state)]
+
+
+def save_state(folder: Path, state: dict[str, Any]) -> tuple[str, SavedFile]:
+    """Save a state as .pt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return "checkpoint", write_whole(folder / f"{stem(state)}.pt", partial(torch.save, state))
+
+
+def save_weights(folder: Path, state: Mapping[str, Any]) -> list[tuple[str, SavedFile]]:
+    """Save each module's weights alone.
+
+    Their names are those that the module itself gives them, and tied ones are there twice: whatever
+    loads a state into such a module finds them all. With several modules there is a file for each:
     step-00000400.generator.safetensors. Averaged weights are in files of their own, with the
     module's buffers: step-00000400.ema.safetensors.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = f"step-{state['progress']['step']:08d}"
-    saved = [("checkpoint", write_whole(folder / f"{stem}.pt", partial(torch.save, state)))]
+    saved = []
     averages = state["parts"].get("ema", {}).get("weights", {})
     for name, weights in state["modules"].items():
         suffix = f".{name}" if len(state["modules"]) > 1 else ""
@@ -65,18 +77,35 @@ def save(folder: Path, state: dict[str, Any]) -> list[tuple[str, SavedFile]]:
             of_kinds["ema"] = weights | averages[name]
         for kind, values in of_kinds.items():
             ending = ".ema" if kind == "ema" else ""
-            path = folder / f"{stem}{suffix}{ending}.safetensors"
+            path = folder / f"{stem(state)}{suffix}{ending}.safetensors"
             saved.append((f"{kind}{suffix}", write_whole(path, partial(write_weights, values))))
     return saved
 
 
+def weights_alone(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `save_weights` reads of a state."""
+    averages = {name: part for name, part in state["parts"].items() if name == "ema"}
+    return {"progress": state["progress"], "modules": state["modules"], "parts": averages}
+
+
+def stem(state: Mapping[str, Any]) -> str:
+    """Return what the names of a state's files begin with; one in shards has a folder so named."""
+    return f"step-{state['progress']['step']:08d}"
+
+
 def load(
-    path: Path, sha256: str | None = None, *, is_mapped: bool = False, is_checked: bool = False
+    path: Path,
+    sha256: str | None = None,
+    *,
+    is_mapped: bool = False,
+    is_checked: bool = False,
+    make: Make = torch.empty,
 ) -> dict[str, Any]:
     """Read a checkpoint to the CPU, after checking that every byte of it is as it was saved.
 
     is_mapped: leave the tensors in the file, for what goes to a GPU need not lie in host memory in
-    between.  is_checked: somebody else has looked at the bytes.
+    between.  is_checked: somebody else has looked at the bytes.  make: what tensors that lie in
+    shards are read into.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist")
@@ -86,9 +115,30 @@ def load(
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if not isinstance(state, dict) or state.get("format") not in (FORMAT, FORMAT_OF_SHARDS):
         raise CheckpointError(f"{path} is not a Halfstep checkpoint of format {FORMAT}")
+    if state["format"] == FORMAT_OF_SHARDS:
+        return _with_shards(state, path.with_suffix(""), make, is_checked=is_checked)
     return state
+
+
+def _with_shards(
+    state: dict[str, Any], folder: Path, make: Make, *, is_checked: bool
+) -> dict[str, Any]:
+    """Return a state with the tensors that lie in a folder. Raises CheckpointError."""
+    from trainer.shard_files import filled
+
+    for name, sha256 in {} if is_checked else state["shards"].items():
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name} does not exist")
+        if sha256 != (found := checksum(folder / name)):
+            text = f"its SHA-256 is {found}, but was {sha256}"
+            raise CheckpointError(f"{folder / name} is altered: {text}")
+    try:
+        whole: dict[str, Any] = filled(state, folder, make)
+    except (KeyError, OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    return whole
 
 
 def _check(path: Path, sha256: str | None) -> None:

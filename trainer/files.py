@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 
 class SavedFile(NamedTuple):
@@ -20,7 +20,7 @@ def write_whole(path: Path, write: Callable[[Any], None]) -> SavedFile:
     temporary = path.with_name(f".{path.name}.partial")
     try:
         with temporary.open("wb") as file:
-            hashing = _HashingFile(file)
+            hashing = HashingFile(file)
             write(hashing)
             file.flush()
             os.fsync(file.fileno())
@@ -28,7 +28,7 @@ def write_whole(path: Path, write: Callable[[Any], None]) -> SavedFile:
     except Exception:
         temporary.unlink(missing_ok=True)  # on a full disk others need the room
         raise
-    _publish(temporary, path)
+    publish(temporary, path)
     return SavedFile(path, size, hashing.sha256.hexdigest())
 
 
@@ -38,26 +38,33 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _publish(temporary: Path, path: Path) -> None:
-    """Give a complete file its name; fsync of the folder makes the name itself durable."""
+def publish(temporary: Path, path: Path) -> None:
+    """Give a complete file its name, to stay."""
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
 
 
-class _HashingFile:
+class HashingFile:
     """Passes writes on to a file and keeps their SHA-256, so that nothing is read again."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: Any) -> None:
         self._file = file
         self.sha256 = hashlib.sha256()
 
     def write(self, data: bytes) -> int:
+        """Write and hash."""
         self.sha256.update(data)
-        return self._file.write(data)
+        self._file.write(data)
+        return len(data)
 
-    def flush(self) -> None:
-        self._file.flush()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)

@@ -59,6 +59,7 @@ class Ranks:
     """A single process. Everything that ranks do together is nothing here."""
 
     rank, world_size = 0, 1
+    writers: Any = None  # the process group of the threads that write shards, one a rank
 
     def wrap(
         self,
@@ -98,6 +99,7 @@ class ProcessGroup(Ranks):
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         # Ranks wait here while one of them saves, for as long as its disk takes.
         self._hosts = dist.new_group(backend="gloo", timeout=LONGEST_SAVE)
+        self.writers = dist.new_group(backend="gloo", timeout=LONGEST_SAVE)  # a thread's own
         self._steps_until_agreed = self._steps_between = 1
         self._agreed_at = time.monotonic()
         # Kept here, because the recipe may call them through a wrapper of torch.compile.

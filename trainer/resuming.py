@@ -14,6 +14,7 @@ from trainer.checkpoint import Progress
 from trainer.data.batches import Batches
 from trainer.ranks import Ranks
 from trainer.schedule import make_schedule
+from trainer.shards import maker
 
 
 def go_on_from(
@@ -85,7 +86,7 @@ def restored(
     # One rank's check is enough, and each reads the file once.
     # (On a CPU mapped tensors would go on lying in the file, so there they are read.)
     is_cuda = device.type == "cuda"
-    state = checkpoint.load(path, is_mapped=is_cuda, is_checked=ranks.rank > 0)
+    state = checkpoint.load(path, is_mapped=is_cuda, is_checked=ranks.rank > 0, make=maker(modules))
     progress, notes = checkpoint.restore(
         state, recipe, modules, config, device, ranks.rank, ranks.world_size
     )

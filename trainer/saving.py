@@ -10,10 +10,11 @@ from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig
@@ -24,11 +25,16 @@ from trainer.checkpoint import Progress
 from trainer.data.batches import Batches
 from trainer.files import SavedFile
 from trainer.ranks import Ranks
-from trainer.shards import is_shard, whole
+from trainer.shards import host_copy, host_mesh, is_shard, local
 from trainer.snapshot import Snapshot, Staging, room
 from trainer.writing import Writer
 
 OTHER_BYTES = 2**20  # of a state beside weights and optimizers: random generators, say
+#: Saves of shards that people get as one file; from the others the run itself goes on.
+WHOLE = ("end", "cancel", "request")
+
+
+Saved: TypeAlias = tuple[str, SavedFile]  # with its kind
 
 
 class Stateful(Protocol):
@@ -39,7 +45,7 @@ class Stateful(Protocol):
 
 
 class Saver:
-    """Saves for all ranks: rank 0 writes, the others say what is theirs.
+    """Saves for all ranks: rank 0 writes, and the others what they have in shards.
 
     As a context it ends when all is on the disk. What a write raised, `check`, the next save or the
     end raises.
@@ -68,6 +74,8 @@ class Saver:
         self._staging, self._writer = Staging(device), Writer()
         parameters = (each for module in modules.values() for each in module.parameters())
         self._is_sharded = any(is_shard(parameter) for parameter in parameters)
+        self._mesh = host_mesh(ranks.writers) if self._is_sharded else None
+        self._saves = folder is not None and (ranks.rank == 0 or self._is_sharded)
 
     def __enter__(self) -> Self:
         return self
@@ -88,11 +96,13 @@ class Saver:
 
         After the first step, with which optimizers make their state.
         """
-        if self._folder is not None and self._ranks.rank == 0 and not self._is_sharded:
+        if self._saves:
             weights = [module.state_dict() for module in self._modules.values()]
             moments = [optimizer.state_dict() for optimizer in self._recipe.optimizers.values()]
             averages = self._parts["ema"].state_dict() if "ema" in self._parts else None
-            size_bytes = room([weights, moments, averages]) + OTHER_BYTES
+            leaves = tree_leaves([weights, moments, averages])
+            own = [local(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+            size_bytes = room(own) + OTHER_BYTES
             self._writer.begin(partial(self._staging.make_room, size_bytes))
 
     def check(self) -> None:
@@ -114,13 +124,13 @@ class Saver:
         if self._folder is None:
             return
         started = time.perf_counter()
-        gather, is_writer = self._ranks.gather, self._ranks.rank == 0
-        if is_writer:
+        gather = self._ranks.gather
+        if self._saves:
             self._writer.wait()  # what it writes lies where this copy will
         random_states = gather(checkpoint.random_state(self._device))
         recipe_state = deepcopy(self._recipe.state_dict())  # before the next batch is drawn
         next_batch = gather(self._batches.fingerprint())
-        if is_writer or self._is_sharded:
+        if self._saves:
             state = checkpoint.capture(
                 self._recipe,
                 self._modules,
@@ -133,18 +143,14 @@ class Saver:
                 self._batches.state,
                 next_batch,
             )
-            snapshot = self._copied(state, is_kept=is_writer)
-        if is_writer:
+            take, write = (self._staging.take, checkpoint.save)
+            if self._is_sharded:
+                take, write = self._take_shards, partial(self._write_shards, reason in WHOLE)
+            snapshot = take(state)
             event = {"event": "checkpoint", "step": progress.step, "reason": reason}
             event |= {"request": request, "stall_seconds": time.perf_counter() - started}
-            self._writer.begin(partial(self._write, self._folder, snapshot, event))
+            self._writer.begin(partial(self._write, write, self._folder, snapshot, event))
         gather(None)  # the others wait on the host: a slow disk must not outlast NCCL's patience
-
-    def _copied(self, state: dict[str, Any], *, is_kept: bool) -> Snapshot:
-        """Return a copy; what lies in shards is put together, for which all ranks are here."""
-        if self._is_sharded:
-            return Snapshot(whole(state, is_kept=is_kept), None)
-        return self._staging.take(state)
 
     def finish(self) -> None:
         """Wait until what is under way is on the disk, for all ranks. Raises what it raised."""
@@ -157,21 +163,44 @@ class Saver:
             for event in save_artifacts(self._folder.parent / "artifacts", step, found):
                 self._on_event(event)
 
-    def _write(self, folder: Path, snapshot: Snapshot, event: Event) -> None:
+    def _take_shards(self, state: dict[str, Any]) -> Snapshot:
+        """Copy what this rank has of the shards; as rank 0 what is none as well."""
+        from trainer.shard_files import cut
+
+        rest, shards = cut(state)
+        own = {name: local(shard) for name, shard in shards.items()}
+        copy = self._staging.take((rest if self._ranks.rank == 0 else None, own))
+        rest, own = copy.state
+        copies = {name: host_copy(shards[name], own[name], self._mesh) for name in shards}
+        return copy._replace(state=(checkpoint.stem(state), rest, copies))
+
+    def _write_shards(self, is_whole: bool, folder: Path, state: Any) -> list[Saved]:
+        """Write with all ranks' threads; return the files, as rank 0."""
+        from trainer import shard_files
+
+        stem, rest, shards = state
+        group = self._ranks.writers
+        return shard_files.save(folder, stem, rest, shards, group, is_whole=is_whole)
+
+    def _write(
+        self,
+        write: Callable[[Path, Any], list[Saved]],
+        folder: Path,
+        snapshot: Snapshot,
+        event: Event,
+    ) -> None:
         """Write a checkpoint and tell of it; in the thread."""
         snapshot.wait()
         started = time.perf_counter()
-        saved = checkpoint.save(folder, snapshot.state)
+        files = [_file(folder.parent, *each) for each in write(folder, snapshot.state)]
         seconds = time.perf_counter() - started
-        self._on_event(
-            event | {"write_seconds": seconds, "files": [_file(*each) for each in saved]}
-        )
+        self._on_event(event | {"write_seconds": seconds, "files": files})
 
 
-def _file(kind: str, saved: SavedFile) -> dict[str, Any]:
+def _file(run_folder: Path, kind: str, saved: SavedFile) -> dict[str, Any]:
     return {
         "kind": kind,
-        "path": f"{saved.path.parent.name}/{saved.path.name}",
+        "path": saved.path.relative_to(run_folder).as_posix(),
         "size_bytes": saved.size_bytes,
         "sha256": saved.sha256,
     }

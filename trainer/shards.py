@@ -7,8 +7,8 @@ does. Its functions take a tensor that is whole as well, and leave it so.
 """
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from copy import copy, deepcopy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
@@ -161,26 +161,37 @@ def counts_of_whole(counts: Counts, group: Group) -> Counts:
     return {place: (inf, nan) for place, (inf, nan) in zip(counts, total, strict=True)}
 
 
-def whole(state: Any, *, is_kept: bool) -> Any:
-    """Return a copy of a state in host memory, put together of all shards; None if not kept.
+def maker(modules: Mapping[str, nn.Module]) -> Callable[..., Tensor]:
+    """Return what makes an empty tensor to read into: in shards where these modules' are."""
+    weights = (weight for module in modules.values() for weight in module.parameters())
+    like: Any = next(filter(is_shard, weights), None)
+    if like is None:
+        return torch.empty
+    from torch.distributed.tensor import empty
 
-    All ranks have to call it, with states of the same kind. A tensor at a time is whole on a
-    device.
-    """
-    gathered: dict[Any, Tensor] = {}  # by storage: tied weights are one in the copy too
-    copies: dict[int, Any] = {}
-    for leaf in tree_leaves(state):
-        if not isinstance(leaf, Tensor):
-            continue
-        if not is_shard(leaf):
-            copies[id(leaf)] = leaf.detach().to("cpu", copy=True) if is_kept else None
-            continue
-        place = local(leaf).untyped_storage()._cdata
-        if place not in gathered:
-            full = leaf.full_tensor()  # type: ignore[attr-defined]
-            gathered[place] = full.cpu() if is_kept else torch.empty(0)
-        copies[id(leaf)] = gathered[place]
-    return deepcopy(state, copies) if is_kept else None
+    mesh, placements = like.device_mesh, like.placements
+    return lambda size, dtype: empty(size, dtype=dtype, device_mesh=mesh, placements=placements)
+
+
+def host_mesh(group: dist.ProcessGroup) -> Any:
+    """Return the ranks as holders of shards in host memory.  group: by gloo."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(group, "cpu")
+
+
+def host_copy(shard: Tensor, own: Tensor, mesh: Any) -> Tensor:
+    """Return a shard whose part of this rank is another tensor, in host memory."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        own,
+        mesh,
+        shard.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=shard.shape,
+        stride=shard.stride(),
+    )
 
 
 def part(tensor: Tensor, like: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,7 +162,11 @@ class Recorder:
         if retired:
             wait_for(partial(delete_files, self._store, retired), meanwhile)
         for key in retired:
-            (self._settings.data / key).unlink(missing_ok=True)  # where the store is a bucket
+            path = self._settings.data / key
+            path.unlink(missing_ok=True)  # where the store is a bucket
+            if path.parent.name.startswith("step-"):  # of shards, the last of which this may be
+                with suppress(OSError):
+                    path.parent.rmdir()
         self._stored.clear()
         recording.forget()
         self._spool.release(delete=True)

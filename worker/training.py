@@ -37,6 +37,7 @@ class Training:
     def __init__(self, attempt: Attempt, session: Session) -> None:
         self._attempt = attempt
         self._states = checkpoints.to_resume(session, attempt.run)
+        self._shards = checkpoints.shards_of(session, self._states)
         self._weights = checkpoints.to_start_from(session, attempt.run.settings)
         self._control: dict[str, Any] = {"stop": None, "requests": []}  # see halfstep.spool
 
@@ -61,7 +62,9 @@ class Training:
             **self._meeting(),
         }
         file = attempt.recipe_file
-        self._read = [*filter(None, [resume]), *weights.values(), *([str(file)] if file else [])]
+        # Of a state in shards these lie in a folder beside it.
+        states = [resume, resume.removesuffix(".pt")] if resume else []
+        self._read = [*states, *weights.values(), *([str(file)] if file else [])]
         write_file(attempt.files.job, job)
         write_file(attempt.files.control, self._control)
 
@@ -143,10 +146,11 @@ class Training:
     def _fetch(self, state: Checkpoint) -> str | None:
         """Return where a whole checkpoint lies on this machine, or say what it lacks."""
         attempt = self._attempt
-        path = attempt.settings.data / state.key
         try:
-            fetch = partial(get_file, attempt.store, state.key, path, sha256=state.sha256)
-            wait_for(fetch, attempt.keep_up)
+            for row in (*self._shards[state.id], state):
+                path = attempt.settings.data / row.key
+                fetch = partial(get_file, attempt.store, row.key, path, sha256=row.sha256)
+                wait_for(fetch, attempt.keep_up)
         except (FileNotFoundError, ValueError) as error:
             attempt.remark(f"{error}; trying the checkpoint before it")
             return None

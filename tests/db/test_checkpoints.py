@@ -94,6 +94,41 @@ def test_a_checkpoint_that_another_run_started_from_is_kept(
         assert [row.key for row in checkpoints.to_resume(session, fork)] == ["key-10"]
 
 
+def in_shards(step: int, ranks: int) -> dict[str, Any]:
+    """A checkpoint of which each rank has written its part."""
+    event = saved(step)
+    for name in ("metadata", *map(str, range(ranks))):
+        file = {"kind": f"shard.{name}", "path": f"checkpoints/step-{step:08}/{name}"}
+        event["files"].append({**file, "size_bytes": 100, "sha256": "dd"})
+    return event
+
+
+def test_shards_come_and_go_with_their_checkpoint(database: Database, running: Run) -> None:
+    """Those of a state are found with it, and it is deleted with all of them. Saved once more by
+    fewer ranks, it has those of fewer.
+    """
+    with database.writing() as session:
+        for step in (10, 20):
+            event = in_shards(step, ranks=3)
+            keys = [f"{step}-{file['kind']}" for file in event["files"]]
+            checkpoints.publish(session, running.id, 1, event, keys)
+        run = runs.get(session, running.id)
+        newest, first = states = checkpoints.to_resume(session, run)
+        shards = checkpoints.shards_of(session, states)
+        kinds = ["shard.0", "shard.1", "shard.2", "shard.metadata"]
+        assert sorted(row.key for row in shards[newest.id]) == [f"20-{kind}" for kind in kinds]
+        assert sorted(row.key for row in shards[first.id]) == [f"10-{kind}" for kind in kinds]
+        assert run.stored_bytes == 2 * (10 + 4 * 100)
+
+        fewer = in_shards(20, ranks=2)
+        keys = [f"20-{file['kind']}" for file in fewer["files"]]
+        checkpoints.publish(session, running.id, 1, fewer, keys)
+        assert run.stored_bytes == 2 * 10 + 7 * 100
+        gone = checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        assert sorted(gone) == ["10-checkpoint", *(f"10-{kind}" for kind in kinds)]
+        assert run.stored_bytes == 10 + 3 * 100
+
+
 def saved_weights(step: int, *modules: str) -> dict[str, Any]:
     """A checkpoint with a file of weights for each module, and their averages."""
     event = saved(step)

@@ -11,7 +11,7 @@ import pytest
 from db import accounts, checkpoints, queue
 from db.database import Database
 from db.settings import Settings
-from db.tables import LogLine, Run, Status, User
+from db.tables import Checkpoint, LogLine, Run, Status, User
 from halfstep import ApiError, Client
 from halfstep.commands import COMMANDS
 from tests.app.conftest import start_run
@@ -137,6 +137,18 @@ def test_a_download_is_the_file(client: Client, saved: Path, tmp_path: Path) -> 
     assert path.read_bytes() == BODY
     with pytest.raises(ApiError, match="there are: checkpoint at step 400"):
         client.download(1, tmp_path, kind="weights")
+
+
+def test_a_state_in_shards_is_not_downloaded_by_halves(
+    client: Client, database: Database, saved: Path, tmp_path: Path
+) -> None:
+    """It is said what can be had instead."""
+    with database.writing() as session:
+        row = Checkpoint(run_id=1, attempt=1, step=400, kind="shard.0", key="a", reason="interval")
+        row.size_bytes, row.sha256 = 1, "ab"
+        session.add(row)
+    with pytest.raises(ApiError, match="the state at step 400 lies in shards"):
+        client.download(1, tmp_path)
 
 
 @pytest.mark.parametrize("had", [1, 5000, len(BODY)])

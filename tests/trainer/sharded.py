@@ -4,14 +4,21 @@ One start of the ranks for all of them, because starting takes longer than train
 to is saved as rank-<rank>.pt.
 """
 
+import errno
+import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard, empty
 
 import trainer.ranks
 import trainer.recipes.gpt
@@ -20,10 +27,13 @@ from halfstep.run_config import parse_config
 from halfstep.spool import STEP_DTYPE
 from tests.trainer.conftest import Pair, Regression
 from tests.trainer.test_spikes import VALUES, Poisoned
+from trainer.checkpoint import load
+from trainer.files import HashingFile
 from trainer.ranks import Control, Request, joined
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
-from trainer.shards import whole
+from trainer.shards import is_shard
+from trainer.snapshot import Staging, room
 from trainer.train import train
 
 OVERFLOWS_AT = 4  # of forward passes in training
@@ -169,6 +179,12 @@ class Penalty(Regression):
         yield Loss(F.mse_loss(output, batch[1]) + slope.square().mean(), "sgd")
 
 
+def number_alone(tensor, full_tensor=DTensor.full_tensor):
+    """Put a number together, that a step overflowed say; no rank has more that is whole."""
+    assert tensor.numel() == 1
+    return full_tensor(tensor)
+
+
 def story(recipe_class, values, *, parallel, folder=None, resume=None, control=Control):
     """Train, and return what it came to."""
     kept, records, events = [], [np.zeros(0, STEP_DTYPE)], []
@@ -179,24 +195,26 @@ def story(recipe_class, values, *, parallel, folder=None, resume=None, control=C
             kept.append(self)
 
     values = values | {"training": values.get("training", {}) | {"parallel": parallel}}
-    train(
-        Kept,
-        parse_config(recipe_class, values),
-        device=device,
-        on_steps=records.append,
-        on_event=events.append,
-        control=control,
-        checkpoint_folder=folder,
-        resume=resume,
-        ranks=ranks,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DTensor, "full_tensor", number_alone)
+        train(
+            Kept,
+            parse_config(recipe_class, values),
+            device=device,
+            on_steps=records.append,
+            on_event=events.append,
+            control=control,
+            checkpoint_folder=folder,
+            resume=resume,
+            ranks=ranks,
+        )
     [recipe] = kept
     modules = {name: getattr(m, "module", m) for name, m in recipe.modules.items()}
     steps = np.concatenate(records)
     found = {name: steps[name].tolist() for name in ("step", "loss", "grad_norm", "scale", "flags")}
     return found | {
         "events": events,
-        "weights": whole({n: dict(m.state_dict()) for n, m in modules.items()}, is_kept=True),
+        "weights": whole({n: dict(m.state_dict()) for n, m in modules.items()}),
         "scaler": recipe.scaler.state_dict(),
         "made_on": getattr(recipe, "made_on", None),
         "units": [
@@ -205,6 +223,52 @@ def story(recipe_class, values, *, parallel, folder=None, resume=None, control=C
             if isinstance(module, FSDPModule)
         ],
     }
+
+
+def whole(state):
+    """Return a copy of a state put together of all shards, in which tied weights are one."""
+    found = {}
+    for weights in state.values():
+        for name, weight in weights.items():
+            full = weight.full_tensor() if is_shard(weight) else weight.clone()
+            storage = getattr(weight, "_local_tensor", weight).untyped_storage()._cdata
+            weights[name] = found.setdefault(storage, full)
+    return state
+
+
+def staged_bytes(saving):
+    """Save in shards, and return how much each copy of the state took."""
+    sizes, take = [], Staging.take
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Staging, "take", lambda own, state: sizes.append(room(state)) or take(own, state)
+        )
+        return saving(), sizes
+
+
+def on_a_full_disk(folder):
+    """Return what each rank raises where the second one has no room."""
+
+    def write(self, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if ranks.rank == 1:
+            patch.setattr(HashingFile, "write", write)
+        try:
+            story(Digits, DIGITS, parallel="fsdp", folder=folder)
+        except CheckpointException as error:
+            return str(error)
+
+
+def cut_otherwise(path):
+    """Return the weights of a checkpoint, read in columns in place of rows and put together."""
+    mesh = DeviceMesh.from_group(torch.distributed.group.WORLD, "cpu")
+
+    def columns(size, dtype):
+        return empty(size, dtype=dtype, device_mesh=mesh, placements=[Shard(len(size) - 1)])
+
+    return whole({"model": dict(load(path, make=columns)["modules"]["model"])})
 
 
 def refusal(recipe_class, values):
@@ -250,7 +314,9 @@ def trainings(folder):
         yield f"retry {parallel}", story(Digits, retried, parallel=parallel)
 
     saved = scaled | {"checkpoints": {"every_steps": 3}}
-    yield "saved", story(Overflowing, saved, parallel="fsdp", folder=folder / "checkpoints")
+    saving = partial(story, Overflowing, saved, parallel="fsdp", folder=folder / "checkpoints")
+    found, sizes = staged_bytes(saving)
+    yield "saved", found | {"staged": sizes}
     middle, end = (folder / f"checkpoints/step-{step:08d}.pt" for step in (3, 6))
     if ranks.rank == 0:
         end.rename(folder / "uninterrupted.pt")
@@ -258,6 +324,9 @@ def trainings(folder):
     again = story(Overflowing, saved, parallel="fsdp", folder=end.parent, resume=middle)
     yield "resumed", again
     yield "resumed ddp", story(Overflowing, saved, parallel="ddp", resume=middle)
+
+    yield "cut otherwise", cut_otherwise(middle)
+    yield "full disk", on_a_full_disk(folder / "full")
 
     spiking = VALUES | {"training": VALUES["training"] | {"fused": False, "steps": 30}}
     for parallel in ("ddp", "fsdp"):

@@ -1,17 +1,29 @@
 """Two ranks with a part of each weight, beside two that have all of them; see sharded.py."""
 
+import errno
+import fcntl
+import hashlib
+import os
+import pickle
+import select
+import shutil
+import signal
+import warnings
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import safetensors.torch
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from halfstep.run_config import ConfigError, parse_config
 from tests.trainer.conftest import Regression, assert_same_bits
 from tests.trainer.sharded import DIGITS, FUSED, OVERFLOWS_AT, UNFUSED, Overflowing
-from tests.trainer.test_process import run_ranks
-from trainer.checkpoint import load
+from tests.trainer.test_process import finish, read, run_ranks, start, write_job
+from trainer.checkpoint import CheckpointError, load
+from trainer.snapshot import room
 
 pytestmark = pytest.mark.xdist_group("shards")  # one process trains them all, once
 
@@ -186,6 +198,117 @@ def test_a_checkpoint_of_shards_is_whole(found, folder, run_loop):
     assert_same_bits(dict(alone.recipe.modules["model"].state_dict()), weights)
     [resumed] = alone.of("resumed")
     assert "devices was 2, is 1" in resumed["notes"]
+
+
+def test_a_save_holds_a_ranks_share_and_no_more(found, folder):
+    """Counted in bytes of all that is copied; the first rank has what is no shard besides."""
+    state = load(folder / "checkpoints/step-00000003.pt")
+    shards = {"modules": state["modules"], "optimizers": state["optimizers"]}
+    shards["ema"] = state["parts"]["ema"]
+    whole_bytes, rest_bytes = room(shards), room(state) - room(shards)
+    first, second = (each["saved"]["staged"] for each in found)
+    assert len(first) == len(second) == 2
+    # A bias of ten is five and five, in 64 bytes each.
+    assert 0.4 * whole_bytes < max(second) <= 0.55 * whole_bytes
+    assert max(first) <= 0.55 * whole_bytes + rest_bytes
+
+
+def test_shards_are_read_by_whoever_cuts_otherwise(found, folder):
+    """As another number of ranks does: each reads what it wants out of several files."""
+    state = load(folder / "checkpoints/step-00000003.pt")
+    for rank in (0, 1):
+        assert_same_bits(found[rank]["cut otherwise"]["model"], dict(state["modules"]["model"]))
+
+
+def test_the_last_save_is_one_file_and_those_before_are_shards(found, folder):
+    """Weights are whole in both. What was on its way to the end is gone."""
+    kinds = [[file["kind"] for file in e["files"]] for e in events(found[0]["saved"], "checkpoint")]
+    shards = ["shard.0", "shard.metadata", "shard.1"]
+    assert kinds == [["checkpoint", *shards, "weights", "ema"], ["checkpoint", "weights", "ema"]]
+    assert torch.load(folder / "uninterrupted.pt")["format"] == 1
+    place = folder / "checkpoints"
+    folders = [path.name for path in place.iterdir() if path.is_dir() or path.name[0] == "."]
+    assert folders == ["step-00000003"]
+    for event in events(found[0]["saved"], "checkpoint")[:1]:
+        for file in event["files"]:
+            saved = (folder / file["path"]).read_bytes()
+            assert hashlib.sha256(saved).hexdigest() == file["sha256"]
+            assert len(saved) == file["size_bytes"]
+
+
+def test_torchs_own_tools_read_the_folder(folder, tmp_path):
+    """Into one file with all tensors by their places in the state."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it runs in a single process
+        dcp_to_torch_save(folder / "checkpoints/step-00000003", tmp_path / "whole.pt")
+    state = load(folder / "checkpoints/step-00000003.pt")
+    weights = {f"modules.model.{n}": w for n, w in state["modules"]["model"].items()}
+    theirs = torch.load(tmp_path / "whole.pt")  # what is no shard, such as buffers, is in the .pt
+    shared = {name: weights[name] for name in weights if name in theirs}
+    assert "modules.model.0.weight" in shared
+    assert_same_bits(shared, {name: theirs[name] for name in shared})
+
+
+class Bomb:
+    """What runs code when a pickle is loaded."""
+
+    def __reduce__(self):
+        return print, ("it ran",)
+
+
+def test_shards_that_are_not_what_was_saved_are_refused(folder, tmp_path, capsys):
+    """Altered, gone, or, by who has altered the hash too, made to run code."""
+    shutil.copytree(folder / "checkpoints", tmp_path / "checkpoints")
+    path = tmp_path / "checkpoints/step-00000003.pt"
+    shard, index = path.with_suffix("") / "__1_0.distcp", path.with_suffix("") / ".metadata"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"__1_0\.distcp is altered: its SHA-256 is"):
+        load(path)
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=r"__1_0\.distcp does not exist"):
+        load(path)
+    index.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(CheckpointError, match=r"builtins\.print is nothing that says where"):
+        load(path, is_checked=True)
+    assert "it ran" not in capsys.readouterr().out
+
+
+def test_a_full_disk_of_one_rank_is_told_by_all(found, folder):
+    """In the system's words, by which the page says so; nothing is left of the save."""
+    for rank in (0, 1):
+        assert os.strerror(errno.ENOSPC) in found[rank]["full disk"]
+    assert list((folder / "full").iterdir()) == []
+
+
+def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
+    """From which the ranks of the next attempt make the same shards again, bit for bit."""
+    place = tmp_path / "checkpoints"
+    place.mkdir()
+    training = DIGITS["training"] | {"parallel": "fsdp", "steps": 21}
+    config = DIGITS | {"training": training, "checkpoints": {"every_steps": 10}}
+    write_job(tmp_path, config=config)
+    # A pipe for the file that a save ends with: its shards have been written by then.
+    pipe = place / ".step-00000020.pt.partial"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
+        fcntl.fcntl(file, fcntl.F_SETPIPE_SZ, 4096)  # less than is written
+        process = start(tmp_path, devices=2)
+        assert select.select([file], [], [], 120)[0]
+        for rank in psutil.Process(process.pid).children():
+            rank.kill()
+        assert finish(process)[0] == -signal.SIGKILL
+    pipe.unlink()
+    assert not (place / "step-00000020.pt").exists()
+    torn = (place / "step-00000020").rename(tmp_path / "torn")
+
+    write_job(tmp_path, attempt=2, config=config, resume="checkpoints/step-00000010.pt")
+    assert finish(start(tmp_path, attempt=2, devices=2))[0] == 0
+    _, _, told = read(tmp_path, attempt=2)
+    assert [(e["step"], e["exact"]) for e in told if e["event"] == "resumed"] == [(10, True)]
+    for path in torn.iterdir():
+        assert path.read_bytes() == (place / "step-00000020" / path.name).read_bytes()
 
 
 def test_a_network_that_no_device_holds_is_drawn_by_one_rank(found):

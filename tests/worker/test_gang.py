@@ -12,7 +12,7 @@ import pytest
 import torch
 from sqlalchemy import select
 
-from db import claiming, gangs, queue, runs, workers
+from db import checkpoints, claiming, gangs, queue, runs, workers
 from db.tables import RunNode, Status
 from tests import warm
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
@@ -169,8 +169,12 @@ def test_what_dies_on_one_node_ends_the_attempt_on_all(
 def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
     machines: Machines, site: Site
 ) -> None:
-    """As if it had never been paused; the second machine gets the checkpoint from the bucket."""
-    whole, run_id = (machines.submit(30, recipe="gated") for _ in range(2))
+    """As if it had never been paused. Each rank has written its shards, the second machine has sent
+    the first its own, and gets all of them from the bucket.
+    """
+    training = {"steps": 30, "batch_size": 16, "parallel": "fsdp"}
+    wanted = {"recipe": "gated", "config": {"precision": "fp16", "training": training}}
+    whole, run_id = (machines.submit(30, **wanted) for _ in range(2))
     machines.start(run_id)
     until(lambda: site.run(run_id).step >= 2)
     with site.database.writing() as session:
@@ -179,6 +183,10 @@ def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
     paused = site.run(run_id)
     assert (paused.status, paused.error) == (Status.PAUSED, None)
     assert 2 <= paused.step < 30
+    with site.database.reading() as session:
+        kinds = {row.kind for row in checkpoints.of_run(session, run_id)}
+    assert kinds == {"checkpoint", "shard.0", "shard.1", "shard.metadata", "weights"}
+    assert not list(machines.data(1).rglob("*.distcp"))
     (machines.folder / "gate").touch()
     with site.database.writing() as session:
         runs.resume(session, run_id, site.owner)

@@ -10,6 +10,7 @@ from db.recording import Recording
 from db.tables import Checkpoint, Run, Status, User
 from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
 from tests.db.telemetry_made import make_metric, make_steps, record
+from tests.db.test_checkpoints import in_shards
 from tests.halfstep.test_events import HONEST
 
 
@@ -161,6 +162,22 @@ def test_line_that_loads_names_the_file_as_it_is_downloaded(
         session.flush()
     assert file_name(run, row) == "my-recipes-a-b.py-Net-fp16-run1-step5.pt"
     assert file_name(run, row) in browser.get(f"/runs/{run.id}").text
+
+
+def test_a_state_in_shards_is_one_row(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """With the size of all its files; it is gone on from, and not downloaded by halves."""
+    event = in_shards(40, ranks=8)
+    with database.writing() as session:
+        keys = [file["kind"] for file in event["files"]]
+        checkpoints.publish(session, running.id, running.attempt, event, keys)
+    page = browser.get(f"/runs/{running.id}").text
+    assert "state in 8 shards" in page
+    assert 'title="910 bytes"' in page
+    assert "Start from it" in page
+    assert "torch.load" not in page
+    assert "/download" not in page
 
 
 def test_parent_and_child_link_each_other(
