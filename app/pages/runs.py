@@ -54,11 +54,13 @@ def list_runs(
         terms = filters.read(typed, me=visitor.user.name)
     except filters.BadFilter as error:
         mistakes = error.mistakes
-    rows = (
-        []
-        if mistakes or group
-        else runs.newest(session, conditions=terms, sort=sort, before=before, limit=PAGE_SIZE)
-    )
+    rows, total = [], 0
+    if group and not mistakes:
+        total = runs.count(session, terms)
+    elif not mistakes:
+        rows, total = runs.newest_and_count(
+            session, conditions=terms, sort=sort, before=before, limit=PAGE_SIZE
+        )
     (newest, moment), queue = runs.newest_and_now(session), Queue.read(session)
     marks = waiting.marks([run for run, _owner in rows], queue, moment)
     lines = series.sparklines(session, [run for run, _owner in rows])
@@ -91,7 +93,7 @@ def list_runs(
         filter=typed,
         mistakes=mistakes,
         notes=[] if mistakes else _notes(session, terms, sort, group),
-        total=0 if mistakes else runs.count(session, terms),
+        total=total,
         sort=sort,
         columns=shown,
         others=[each for each in BUILT_IN.values() if each not in shown],
