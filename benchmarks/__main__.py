@@ -28,6 +28,7 @@ CLAIMS = (
     "run_list",
     "random_windows",
     "compare",
+    "dashboards",
     "skips",
     "step_to_figure",
     "browser_busy",

@@ -73,9 +73,11 @@ def _circumstances(claim: str) -> list[str]:
         if line.startswith("model name"):
             processor = line.split(":")[1].strip()
             break
+    module = "benchmarks" if claim == "all" else f"benchmarks.{claim}"
+    asked = [each for each in sys.argv[1:] if each != "--save"]
     packages = ", ".join(f"{name} {version(name)}" for name in ("sqlalchemy", "psycopg", "numpy"))
     return [
-        f"command: python -m benchmarks{'' if claim == 'all' else f'.{claim}'}",
+        " ".join(("command: python -m", module, *asked)),
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, {processor}, "
         f"load {', '.join(f'{load:.1f}' for load in os.getloadavg())}, niceness {os.nice(0)}",
         f"Python {sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}, {packages}",

@@ -8,7 +8,7 @@ from sqlalchemy import func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from db import notifications, pyramid, rights, run_settings
-from db.conditions import Filter, Order, seconds_until
+from db.conditions import Compared, Filter, Has, Order, seconds_until
 from db.database import now
 from db.endings import SWEEP
 from db.errors import Conflict, InTheBin, Invalid, NotFound
@@ -226,11 +226,29 @@ def newest(
         if last is None:
             return []
         query = query.where(keys < tuple_(*last) if order.falls else keys > tuple_(*last))
-    query = query.order_by(*(key.desc() if order.falls else key for key in order.keys))
-    # Their rows are long: only those that are shown are read.
-    ids = session.scalars(query.limit(limit)).all()
-    rows = {run.id: (run, owner) for run, owner in with_owners(session, ids)}
-    return [rows[run_id] for run_id in ids]
+    return _read(session, session.scalars(_ordered(query, order).limit(limit)).all())
+
+
+def newest_and_count(
+    session: Session,
+    *,
+    conditions: Filter = (),
+    sort: str = "-id",
+    before: int | None = None,
+    limit: int = 50,
+) -> tuple[list[tuple[Run, str]], int]:
+    """List as `newest` does, and count the runs of all its pages.
+
+    A first page is filtered once for both. Without a filter all runs are counted by an index, and
+    the newest of them are read without a look at the others.
+    """
+    if before is not None or not conditions:
+        rows = newest(session, conditions=conditions, sort=sort, before=before, limit=limit)
+        return rows, count(session, conditions)
+    order = Order.of(session, sort)
+    query = _matching(select(Run.id, func.count().over()), conditions, order)
+    found = session.execute(_ordered(query, order).limit(limit)).all()
+    return _read(session, [run_id for run_id, _total in found]), found[0][1] if found else 0
 
 
 def count(session: Session, conditions: Filter = ()) -> int:
@@ -243,6 +261,16 @@ def stored_bytes(session: Session) -> int:
     return int(session.scalar(select(func.sum(Run.stored_bytes)).where(KEPT)) or 0)
 
 
+def _read(session: Session, run_ids: Sequence[int]) -> list[tuple[Run, str]]:
+    """Read runs in this order. Their rows are long: only those that are shown are."""
+    rows = {run.id: (run, owner) for run, owner in with_owners(session, run_ids)}
+    return [rows[run_id] for run_id in run_ids]
+
+
+def _ordered(query: Any, order: Order) -> Any:
+    return query.order_by(*(key.desc() if order.falls else key for key in order.keys))
+
+
 def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | None:
     """Return what a run is compared by; by its id also one that is gone."""
     if len(order.keys) == 1:
@@ -252,14 +280,14 @@ def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | Non
 
 
 def _matching(query: Any, conditions: Filter, order: Order | None = None) -> Any:
-    return _joined(query, order).where(KEPT, *(term.sql() for term in conditions))
+    # SQLite asks in this order: what reads other tables comes last, for fewer runs.
+    terms = sorted(conditions, key=lambda term: isinstance(term.condition, Has | Compared))
+    return _joined(query, order).where(KEPT, *(term.sql() for term in terms))
 
 
 def _joined(query: Any, order: Order | None) -> Any:
     query = query.select_from(Run)
-    for table, on in order.joined if order else ():
-        query = query.outerjoin(table, on)
-    return query
+    return order.joined_to(query) if order else query
 
 
 def with_owners(session: Session, run_ids: Collection[int]) -> list[tuple[Run, str]]:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halfstep.run_folder import slug
+
 MOST_BYTES = 32 * 2**20  # of one file
 MOST_BINS = 512
 
@@ -37,6 +39,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) or (
         getattr(value, "ndim", None) == 0 and hasattr(value, "item")
     )
+
+
+def file_of(name: str, value: Any) -> tuple[str, bytes]:
+    """Return the name and bytes of the file that shows a value; raises as `as_file` does."""
+    suffix, content = as_file(value)
+    return f"{slug(name)[:80]}.{suffix}", content
 
 
 def as_file(value: Any) -> tuple[str, bytes]:

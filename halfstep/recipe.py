@@ -110,7 +110,7 @@ class Recipe(ABC):
     dataset: Dataset[Any] | None = None  # the training data; or override `batch`
     tokens_per_example: int | None = None  # for tokens/s, where an example is made of them
     scaler: GradScaler  # the loop's own; a gradient penalty needs it
-    on_log: Callable[[Mapping[str, Tensor | float]], None] | None = None  # the loop's own, too
+    on_log: Callable[[Mapping[str, Any]], None] | None = None  # the loop's own, too
 
     @abstractmethod
     def __init__(self, config: RunConfig[Any], device: torch.device) -> None: ...
@@ -166,8 +166,11 @@ class Recipe(ABC):
         """
         return None
 
-    def log(self, values: Mapping[str, Tensor | float]) -> None:
+    def log(self, values: Mapping[str, Any]) -> None:
         """Tell numbers of the step under way: `self.log({"train/accuracy": hits.float().mean()})`.
+
+        Now and then also what is to be seen or heard, as `watch.log` takes it: images, texts,
+        tables, `halfstep.Histogram`, `halfstep.Audio`. For pixels on a device it is waited.
 
         A tensor of one number is brought to the host without a wait. Of several calls in a step,
         for its micro-batches say, the mean is told; with several devices, the first one's. What is
@@ -199,8 +202,10 @@ class Recipe(ABC):
         """
         return {}
 
-    def artifacts(self) -> dict[str, bytes | str]:
-        """Return files to look at, such as `{"samples.txt": "…"}`; text is stored as UTF-8.
+    def artifacts(self) -> dict[str, Any]:
+        """Return what to look at, such as `{"samples.txt": "…"}`; text is stored as UTF-8.
+
+        Bytes are a file of that name; anything else that `log` takes is made one.
 
         Called after each evaluation, in eval mode, without gradients, on every rank. A name has a
         suffix and no folder.

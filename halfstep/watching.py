@@ -26,7 +26,7 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.credentials import Credentials, Unreadable
 from halfstep.ending import Ending
-from halfstep.logged import as_file, is_number
+from halfstep.logged import file_of, is_number
 from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
 from halfstep.run_folder import configure, last_step, open_run, plain, slug, write_outcome
@@ -348,9 +348,8 @@ class Watch:
         self._logged.append((arrived, metric | {"elapsed_ms": self._loop.elapsed_ms()}))
 
     def _log_file(self, name: str, value: Any, step: int) -> None:
-        suffix, content = as_file(value)
-        folder = Path("artifacts") / f"step-{step:08}"
-        place = self._inside(folder) / f"{slug(name)[:80]}.{suffix}"
+        file_name, content = file_of(name, value)
+        place = self._inside(Path("artifacts") / f"step-{step:08}") / file_name
         place.write_bytes(content)
         self._spool.event({"event": "artifact", "step": step, "name": place.name} | self._of(place))
 

@@ -1,4 +1,4 @@
-"""Artifacts: what a recipe leaves to look at after an evaluation: samples of text, images.
+"""Artifacts: what a recipe leaves to look at, after an evaluation or of a step: texts, images.
 
 <run folder>/artifacts/step-00000400/<name>
 """
@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from halfstep.logged import file_of
 from halfstep.recipe import RecipeError
 from halfstep.spool import Event
 from trainer.files import write_whole
@@ -17,7 +18,28 @@ from trainer.files import write_whole
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.[A-Za-z0-9]{1,16}")
 
 
-def check_names(artifacts: Mapping[str, bytes | str]) -> None:
+def files_of(told: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the files that show what a recipe told, by their names.
+
+    Bytes, and texts with a suffix to their names, are files already. Raises RecipeError for what
+    cannot be shown.
+    """
+    files = {}
+    for name, value in told.items():
+        if isinstance(value, bytes):
+            files[name] = value
+        elif isinstance(value, str) and NAME.fullmatch(name):
+            files[name] = value.encode()
+        else:
+            try:
+                file_name, content = file_of(name, value)
+            except (TypeError, ValueError) as error:
+                raise RecipeError(f'"{name}" cannot be kept: {error}') from error
+            files[file_name] = content
+    return files
+
+
+def check_names(artifacts: Mapping[str, bytes]) -> None:
     """Raise RecipeError for a name that is not a plain file name."""
     for name in artifacts:
         if not NAME.fullmatch(name):
@@ -27,17 +49,17 @@ def check_names(artifacts: Mapping[str, bytes | str]) -> None:
             )
 
 
-def save_artifacts(folder: Path, step: int, artifacts: Mapping[str, bytes | str]) -> list[Event]:
-    """Write what `Recipe.artifacts` returned; return an event for each.
+def save_artifacts(folder: Path, step: int, told: Mapping[str, Any]) -> list[Event]:
+    """Write what `Recipe.artifacts` returned, or `Recipe.log` was told; return an event for each.
 
     folder: the run's `artifacts`, whose parent the events' paths begin at.  Text becomes UTF-8.
     """
+    artifacts = files_of(told)
     check_names(artifacts)  # before anything is written
     place = folder / f"step-{step:08d}"
     events: list[Event] = []
-    for name, content in artifacts.items():
+    for name, data in artifacts.items():
         place.mkdir(parents=True, exist_ok=True)
-        data = content.encode() if isinstance(content, str) else content
         saved = write_whole(place / name, partial(_fill, data))
         events.append(
             {

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -29,8 +30,8 @@ def evaluate_average(
     return {f"{PREFIX}{name}": value for name, value in metrics.items()}
 
 
-def make_artifacts(recipe: Recipe, autocast: torch.autocast) -> dict[str, bytes | str]:
-    """Return the files that the recipe makes to be looked at."""
+def make_artifacts(recipe: Recipe, autocast: torch.autocast) -> dict[str, Any]:
+    """Return what the recipe makes to be looked at."""
     with torch.no_grad(), evaluation_mode(recipe), autocast:
         return recipe.artifacts()
 

@@ -1,15 +1,18 @@
-"""Numbers that a recipe tells of its steps by itself, brought to the host without a wait."""
+"""What a recipe tells of its steps by itself: numbers come to the host without a wait."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep.logged import is_number
 from halfstep.parcel import Parcels
 from halfstep.recipe import RecipeError
 from halfstep.spool import Event
+from trainer.artifacts import files_of
 from trainer.observers import Observer
 from trainer.watched import StepResult
 
@@ -29,20 +32,28 @@ class Logged(Observer):
         self._device, self._elapsed_ms, self._on_event = device, elapsed_ms, on_event
         self._step: int | None = None  # while it is made
         self._told: dict[str, list[Tensor]] = {}
+        self._seen: dict[str, bytes] = {}  # files of what is no number
+        self.save: Callable[[int, Mapping[str, bytes]], None] | None = None  # of a step
         self._parcels = Parcels()
 
-    def log(self, values: Mapping[str, Tensor | float]) -> None:
-        """Take numbers of the step under way. Raises RecipeError for what is none."""
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Take what is told of the step under way. Raises RecipeError for what cannot be shown.
+
+        Of several numbers the mean is told, of anything else the last.
+        """
         if self._step is None:
             return
         for name, value in values.items():
-            if name not in self._told and len(self._told) == MOST_NAMES:
+            if name not in self._told and len(self._told) + len(self._seen) >= MOST_NAMES:
                 raise RecipeError(f'log was told "{name}"; allowed: {MOST_NAMES} names in a step')
-            self._told.setdefault(name, []).append(self._number(name, value))
+            if is_number(value):
+                self._told.setdefault(name, []).append(self._number(value))
+            else:
+                self._seen |= files_of({name: value})
 
     def before_step(self, step: int) -> None:
         """Listen from here on."""
-        self._step, self._told = step, {}
+        self._step, self._told, self._seen = step, {}, {}
 
     def after_step(self, result: StepResult) -> None:
         """Send off the step's numbers, and report what has arrived."""
@@ -53,6 +64,8 @@ class Logged(Observer):
             ]
             report = partial(self._report, self._step, list(self._told), self._elapsed_ms())
             self._parcels.send(report, torch.stack(means))
+        if self._step is not None and self._seen and self.save is not None:
+            self.save(self._step, self._seen)
         self._step, self._told = None, {}
         self._parcels.report()
 
@@ -69,15 +82,9 @@ class Logged(Observer):
         finally:
             self._step = step
 
-    def _number(self, name: str, value: Tensor | float) -> Tensor:
-        if isinstance(value, int | float):
-            return torch.full((), float(value), device=self._device)
+    def _number(self, value: Any) -> Tensor:
         if not isinstance(value, Tensor):
-            kind = type(value).__name__
-            raise RecipeError(f'log was told a {kind} for "{name}"; allowed: a number, a tensor')
-        if value.dim():
-            shape = tuple(value.shape)
-            raise RecipeError(f'log was told "{name}" of shape {shape}; allowed: one number')
+            return torch.full((), float(value), device=self._device)
         return value.detach().to(self._device, torch.float32, non_blocking=True, copy=True)
 
     def _report(self, step: int, names: list[str], elapsed_ms: int, arrived: list[Tensor]) -> None:

@@ -157,7 +157,7 @@ class Saver:
         self._writer.wait()
         self._ranks.gather(None)
 
-    def save_artifacts(self, step: int, found: Mapping[str, bytes | str]) -> None:
+    def save_artifacts(self, step: int, found: Mapping[str, Any]) -> None:
         """Save what the recipe made to look at, and tell of it."""
         if self._folder is not None and self._ranks.rank == 0:
             for event in save_artifacts(self._folder.parent / "artifacts", step, found):

@@ -254,6 +254,7 @@ def train(
     saver = Saver(
         checkpoint_folder, recipe, modules, batches, config, device, ranks, parts, on_event
     )
+    followers.logged.save = saver.save_artifacts
 
     rewinding = Rewinding(config, followers.spikes, checkpoint_folder, ranks)
 

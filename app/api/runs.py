@@ -144,7 +144,9 @@ def list_runs(
 ) -> RunList:
     """List runs, newest first if not told otherwise; those without a loss come last by it."""
     terms = filters.read(filter, me=visitor.user.name)
-    rows = runs.newest(session, conditions=terms, sort=sort, before=before, limit=limit)
+    rows, total = runs.newest_and_count(
+        session, conditions=terms, sort=sort, before=before, limit=limit
+    )
     asked = [each for each in columns.chosen(values) if each.is_own] if values else []
     found = columns.values(session, [run.id for run, _owner in rows], asked)
     return RunList(
@@ -153,7 +155,7 @@ def list_runs(
             ListedRun.model_construct(**vars(summary), values=found[summary.id])
             for summary in summarise_all(session, rows, settings)
         ],
-        total=runs.count(session, terms),
+        total=total,
         next=rows[-1][0].id if len(rows) == limit else None,
         notes=filters.notes(session, terms, sort),
     )

@@ -16,8 +16,9 @@ from app.parameters import Name, RowId, RunId, Sort, Text
 from app.rendering import page
 from app.summary import summarise_all
 from db import run_bin, runs, series, views, waiting
-from db.conditions import Filter
+from db.conditions import Filter, InStatus, Term
 from db.grouping import GROUPED_BY, Grouped, grouped
+from db.tables import ENDED, Run
 from db.waiting import Queue
 
 router = APIRouter()
@@ -54,13 +55,20 @@ def list_runs(
         terms = filters.read(typed, me=visitor.user.name)
     except filters.BadFilter as error:
         mistakes = error.mistakes
-    rows = (
-        []
-        if mistakes or group
-        else runs.newest(session, conditions=terms, sort=sort, before=before, limit=PAGE_SIZE)
-    )
+    rows: list[tuple[Run, str]] = []
+    total, followed = 0, rows
+    if group and not mistakes:
+        total = runs.count(session, terms)
+        # Of the runs of all groups, those that a live page can follow.
+        unended = [*terms, Term(InStatus(ENDED), is_negated=True)]
+        followed = runs.newest(session, conditions=unended, limit=PAGE_SIZE)
+    elif not mistakes:
+        rows, total = runs.newest_and_count(
+            session, conditions=terms, sort=sort, before=before, limit=PAGE_SIZE
+        )
+        followed = rows
     (newest, moment), queue = runs.newest_and_now(session), Queue.read(session)
-    marks = waiting.marks([run for run, _owner in rows], queue, moment)
+    marks = waiting.marks([run for run, _owner in followed], queue, moment)
     lines = series.sparklines(session, [run for run, _owner in rows])
     values = columns.values(session, [run.id for run, _owner in rows], shown)
     present = {"filter": typed, "sort": sort, "columns": columns.address(shown), "before": before}
@@ -91,7 +99,7 @@ def list_runs(
         filter=typed,
         mistakes=mistakes,
         notes=[] if mistakes else _notes(session, terms, sort, group),
-        total=0 if mistakes else runs.count(session, terms),
+        total=total,
         sort=sort,
         columns=shown,
         others=[each for each in BUILT_IN.values() if each not in shown],

@@ -13,6 +13,18 @@ export const patience = () => {
   }
 }
 
+/** A status is read aloud whenever it changes: so often at most. */
+const SAID_EVERY = 10
+/** @type {Intl.DateTimeFormatOptions} */
+const TO_THE_SECOND = { hour: '2-digit', minute: '2-digit', second: '2-digit' }
+/** What a page says that hears nothing. Both in milliseconds. @param {number} heardAt @param {number} now */
+export const silence = (heardAt, now) => {
+  const seconds = Math.floor((now - heardAt) / 1000 / SAID_EVERY) * SAID_EVERY
+  if (!seconds) return 'reconnecting…'
+  const long = seconds < 120 ? `${seconds} s` : `${Math.floor(seconds / 60)} min`
+  return `the server has not answered for ${long}; numbers are of ${new Date(heardAt).toLocaleTimeString('en-GB', TO_THE_SECOND)}`
+}
+
 class Refusal extends Error {}
 /** Asking again leads nowhere: the server has understood, and will not. @param {number} status */
 const isFinal = (status) => status >= 400 && status < 500 && status !== 408 && status !== 429

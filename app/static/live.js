@@ -1,10 +1,13 @@
 // The only place that opens an EventSource. A hidden page lets go of its stream, since browsers
 // allow six connections to a server, and takes it up again at the cursor that it had.
 
-import { patience } from 'answers'
+import { patience, silence } from 'answers'
 
 /** Answers after which asking again leads nowhere: signed out, or there is no such thing. */
 const FINAL = { 401: 'signed out: sign in again', 403: 'not allowed', 404: 'this is gone' }
+
+/** How often the badge tells for how long the server has been away. */
+const TELL_MS = 1000
 
 /**
  * @param {string} url
@@ -18,13 +21,19 @@ export const follow = (url, cursor, onNews, query = {}) => {
   /** @type {EventSource|null} */
   let source = null
   let retry = 0
-  let isOver = false
+  let [isOver, isOpen] = [false, false]
+  let heardAt = Date.now() // until when the page is up to date
+  let telling = 0
   const waits = patience()
 
   const open = () => {
     const address = `${url}?${new URLSearchParams({ after: cursor, ...query })}`
     source = new EventSource(address)
-    source.onopen = () => { badge.hidden = true }
+    source.onopen = () => {
+      isOpen = true
+      clearInterval(telling)
+      badge.hidden = true
+    }
     source.onmessage = (event) => {
       waits.reset()
       const news = JSON.parse(event.data)
@@ -36,11 +45,15 @@ export const follow = (url, cursor, onNews, query = {}) => {
     // comes back after an error too.
     source.onerror = () => {
       const wasRefused = source?.readyState === EventSource.CLOSED
-      badge.hidden = false
       close()
+      clearInterval(telling)
+      telling = setInterval(tell, TELL_MS)
+      tell()
+      badge.hidden = false
       retry = setTimeout(() => (wasRefused ? ask(address) : open()), waits.next())
     }
   }
+  const tell = () => { badge.textContent = silence(heardAt, Date.now()) }
   /** An EventSource does not tell why it was refused; it may be for good. @param {string} address */
   const ask = async (address) => {
     const control = new AbortController()
@@ -56,11 +69,14 @@ export const follow = (url, cursor, onNews, query = {}) => {
   }
   const close = () => {
     clearTimeout(retry)
+    if (isOpen) heardAt = Date.now()
+    isOpen = false
     source?.close()
     source = null
   }
   const end = () => {
     isOver = true
+    clearInterval(telling)
     close()
   }
   const takeUp = () => {

@@ -9,6 +9,7 @@ import { createLayers } from 'layers'
 import { createLabels } from 'labels'
 import { follow } from 'live'
 import { createLog } from 'log'
+import { createMedia } from 'media'
 import { toNewest } from 'newest'
 import { mergeRows, show } from 'rows'
 import { createSeries } from 'series'
@@ -75,6 +76,8 @@ createTabs(article, (name) => {
   toNewest(article)
 })
 previewTexts(article)
+const media = createMedia(article.querySelector('[data-media]'), article.querySelector('[data-fragment=artifacts]'), previewTexts)
+media.refresh()
 const tellLabels = createLabels(article, api)
 
 /** Words are for reading, and each change of them lays out the page: so often at most. */
@@ -98,6 +101,7 @@ const replaceWords = () => {
   for (const [name, changed] of rows) mergeRows(article.querySelector(`[data-fragment=${name}]`), changed)
   document.title = run.status === 'running' && run.steps_total ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
   previewTexts(article)
+  media.refresh()
   toNewest(article)
   isReading = true
   setTimeout(() => { isReading = false; showWords() }, WORDS_MS)

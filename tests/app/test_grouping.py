@@ -59,7 +59,7 @@ def test_a_row_for_each_group_with_mean_spread_and_best(
     with noted(database) as statements:
         page = browser.get(address).text
     assert len(statements) <= 20
-    body = page.partition("<tbody data-rows>")[2].partition("</tbody>")[0]
+    body = page.partition("data-groups")[2].partition(">")[2].partition("</tbody>")[0]
     rows = [" ".join(re.sub("<[^>]+>", " ", row).split()) for row in body.split("</tr>")[:-1]]
     assert rows == [
         "no batch_size 1 1 queued 4 0.4",

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from db import checkpoints, queue, runs, waiting
-from db.conditions import Compared, InStatus, Term, Word
+from db.conditions import Compared, InStatus, Order, Term, Word
 from db.database import Database
 from db.errors import Conflict, Invalid, NotFound
 from db.tables import Run, RunStatus, Status, User, Worker
@@ -46,6 +46,34 @@ def test_list_is_filtered_and_paged(database: Database, ada: User) -> None:
         "cancelled": ["warm"],
         "page": ["cold"],
     }
+
+
+@pytest.mark.parametrize("sort", ["-id", "name", "training.steps", "-val/accuracy"])
+@pytest.mark.parametrize("filtered", [True, False])
+def test_a_page_and_the_count_of_all_come_together(
+    database: Database, ada: User, sort: str, filtered: bool
+) -> None:
+    """As one by one, on a first page, a later one, and where nothing matches."""
+    with database.writing() as session:
+        for name in ("warm", "cold", "scold"):
+            submit(session, ada, name=name)
+    with database.reading() as session:
+        for terms in ([Term(Word("cold"))], [Term(Word("hot"))]) if filtered else ([],):
+            for before in (None, 2):
+                page = {"conditions": terms, "sort": sort, "before": before, "limit": 1}
+                expected = runs.newest(session, **page), runs.count(session, terms)
+                assert runs.newest_and_count(session, **page) == expected
+        assert runs.newest_and_count(session, conditions=terms, limit=1)[1] == 3 * (not filtered)
+
+
+def test_hints_reach_sqlite(database: Database, ada: User) -> None:
+    """A query by a setting says which index is to be used; PostgreSQL is told nothing."""
+    with database.writing() as session:
+        submit(session, ada)
+    with database.reading() as session:
+        query = Order.of(session, "training.steps").joined_to(select(Run.id).select_from(Run))
+    hinted = "INDEXED BY sqlite_autoindex_run_settings_1" in str(query.compile(database.engine))
+    assert hinted == (database.engine.dialect.name == "sqlite")
 
 
 def test_cancel_ends_a_waiting_run_and_asks_a_training_one(

@@ -52,9 +52,16 @@ def test_artifacts_come_onto_the_page_and_are_downloaded(
     rows.first.scroll_into_view_if_needed()
     expect(rows.locator("pre")).to_have_text("ROMEO: <b>What light?</b>")
     page.wait_for_function("document.querySelector('.artifacts img')?.naturalWidth === 1")
+    cards = page.locator(".media-grid figure")
+    expect(cards).to_have_count(2)
+    publish(settings, database, running, "grid.png", PICTURE, step=200)
+    expect(cards.filter(has_text="grid.png")).to_contain_text("step 200")
+    page.get_by_label("As of step").press("ArrowLeft")
+    expect(cards.filter(has_text="grid.png")).to_contain_text("step 100")
+    expect(cards.filter(has_text="samples.txt")).to_contain_text("What light?")
     for name, body in FILES.items():
         with page.expect_download() as started:
-            page.get_by_role("link", name=name).click()
+            page.get_by_role("link", name=name).first.click()
         assert started.value.suggested_filename.endswith(name)
         assert started.value.path().read_bytes() == body
 

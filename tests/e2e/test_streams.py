@@ -1,5 +1,8 @@
 """When pages ask, and when they stop asking, in a real browser."""
 
+import re
+
+import pytest
 from playwright.sync_api import Page, Request, expect
 from sqlalchemy import delete
 
@@ -53,6 +56,27 @@ def test_a_signed_out_page_says_so_and_stops(database: Database, running: Run, p
     streams = asked(page, "/live?")
     page.clock.run_for(300_000)
     assert streams == []
+
+
+@pytest.mark.parametrize("path", ["/runs", "/runs/1", "/compare?runs=1", "/workers"])
+def test_a_page_says_for_how_long_the_server_is_away(
+    database: Database, running: Run, page: Page, path: str
+) -> None:
+    """And of when its numbers are; once the server answers again, nothing is said."""
+    page.clock.install()
+    with page.expect_response("**/live?*"):
+        page.goto(path)
+    page.route("**/live?*", lambda route: route.abort())
+    page.evaluate("window.dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    badge = page.locator("[data-connection]")
+    expect(badge).to_have_text("reconnecting…")
+    page.clock.run_for(45_000)
+    said = re.compile(r"^the server has not answered for 40 s; numbers are of \d\d:\d\d:\d\d$")
+    expect(badge).to_have_text(said)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.unroute("**/live?*")
+    page.clock.run_for(60_000)
+    expect(badge).to_be_hidden()
 
 
 def test_earlier_lines_are_searched_too(database: Database, running: Run, page: Page) -> None:

@@ -1,5 +1,6 @@
 import hashlib
 
+import numpy as np
 import pytest
 
 from halfstep.recipe import RecipeError
@@ -36,6 +37,14 @@ def test_artifacts_are_written_after_each_evaluation(run_loop, tmp_path):
         assert event["sha256"] == hashlib.sha256(data).hexdigest()
     assert (tmp_path / events[0]["path"]).read_text() == "a € b"
     assert len(list(tmp_path.glob("artifacts/**/*.*"))) == 4  # and nothing partial
+
+
+def test_an_artifact_may_be_anything_that_is_logged(tmp_path):
+    """A name without a suffix gets that of what shows the value."""
+    told = {"squares": np.eye(4), "a/b": "text", "table": [{"x": 1}], "kept.md": "# As it is"}
+    events = save_artifacts(tmp_path / "artifacts", 1, told)
+    assert [e["name"] for e in events] == ["squares.png", "a-b.txt", "table.csv", "kept.md"]
+    assert (tmp_path / events[3]["path"]).read_text() == "# As it is"
 
 
 @pytest.mark.parametrize(

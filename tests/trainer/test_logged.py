@@ -49,6 +49,32 @@ def test_of_micro_batches_the_mean_is_told(run_loop):
     assert told(run, "train/batches") == ([1, 2, 3], [2.5, 6.5, 10.5])
 
 
+class Showing(Regression):
+    """Shows an image, a table and a text of its second step, in each micro-batch."""
+
+    steps = 0
+
+    def training_step(self, batch):
+        self.steps += 1
+        if self.steps in (3, 4):
+            pixels = torch.full((2, 2), 0.2 * (self.steps - 2))
+            rows = [{"micro-batch": self.steps}]
+            self.log({"val/image": pixels, "rows": rows, "words": "a € b", "train/one": 1})
+        yield from super().training_step(batch)
+
+
+def test_what_is_no_number_is_a_file_of_its_step(run_loop, tmp_path):
+    """Of several micro-batches the last one's; beside it numbers are told as ever."""
+    values = {"training": {"steps": 3, "accumulation_steps": 2}}
+    run = run_loop(Showing, values, folder=tmp_path / "checkpoints")
+    files = {e["name"]: (tmp_path / e["path"]).read_bytes() for e in run.of("artifact")}
+    assert {event["step"] for event in run.of("artifact")} == {2}
+    assert files["rows.csv"].splitlines() == [b"micro-batch", b"4"]
+    assert files["words.txt"].decode() == "a € b"
+    assert files["val-image.png"].startswith(b"\x89PNG")
+    assert told(run, "train/one") == ([2], [1.0])
+
+
 def test_neither_a_replay_nor_a_retry_tells(run_loop):
     """A step that is gone through again is told of once."""
     scaler = {"init_scale": 2.0**24, "growth_interval": 30, "retry_in_fp32": True}
@@ -77,12 +103,12 @@ def test_it_never_waits_for_the_device(monkeypatch):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"a": "text"}, 'log was told a str for "a"; allowed: a number, a tensor'),
-        ({"a": torch.zeros(3)}, r'log was told "a" of shape \(3,\); allowed: one number'),
+        ({"a": object()}, '"a" cannot be kept: a object cannot be logged; allowed: a number, a'),
+        ({"a": torch.zeros(3)}, '"a" cannot be kept: a ndarray cannot be logged; allowed: a num'),
         ({f"n{i}": i for i in range(MOST_NAMES + 1)}, f"allowed: {MOST_NAMES} names in a step"),
     ],
 )
-def test_what_is_no_number_ends_the_run_by_name(run_loop, values, message):
+def test_what_cannot_be_shown_ends_the_run_by_name(run_loop, values, message):
     """Before the step is made."""
 
     class Wrong(Regression):

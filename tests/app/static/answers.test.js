@@ -1,0 +1,12 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { silence } from 'answers'
+
+test('a page that hears nothing says for how long, and of when its numbers are', () => {
+  const heardAt = new Date(2026, 10, 23, 14, 3, 20).getTime()
+  assert.equal(silence(heardAt, heardAt + 9_999), 'reconnecting…')
+  const said = 'the server has not answered for 40 s; numbers are of 14:03:20'
+  assert.equal(silence(heardAt, heardAt + 40_000), said)
+  assert.equal(silence(heardAt, heardAt + 49_999), said)
+  assert.match(silence(heardAt, heardAt + 200_000), / for 3 min; /)
+})
