@@ -25,7 +25,7 @@ from db.database import Database
 from db.errors import HalfstepError
 from db.rights import Right, Standing
 from db.settings import Settings
-from db.tables import FULL, LARGEST_ID, WRITE, Run, SignInSession, User
+from db.tables import FULL, LARGEST_ID, ONE_RUN, SENDING, Run, SignInSession, User
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class NotForScripts(HalfstepError):
 
 
 class NotForSending(HalfstepError):
-    """This token may not send these runs: by its kind, or by its project. Make another one."""
+    """This token may not send this run: by its kind, its project or its run. Make another one."""
 
 
 class NoPasswords(HalfstepError):
@@ -51,7 +51,7 @@ class NoPasswords(HalfstepError):
 
 
 class WriteOnly(HalfstepError):
-    """This token may send watched runs and nothing else: make a full one on the account page."""
+    """This token may send what is watched and nothing else: make another on the account page."""
 
 
 class LinkNeeded(HalfstepError):
@@ -110,7 +110,7 @@ def _full_token(session: Session, token: str) -> accounts.KnownToken:
     known = accounts.find_api_token(session, token)
     if known is None:
         raise SignInNeeded
-    if known.kind == WRITE:
+    if known.kind in SENDING:
         raise WriteOnly
     return known
 
@@ -166,23 +166,32 @@ async def _sender(request: Request, background: BackgroundTasks) -> User:
         known = await run_in_threadpool(_known, database, token)
         if known is None:
             raise SignInNeeded
-        if known.project is not None:
-            await run_in_threadpool(_check_run, database, request, known.project)
-    if known.kind not in (FULL, WRITE):
+        if known.project is not None or known.run_id is not None:
+            await run_in_threadpool(_check_run, database, request, known)
+    if known.kind not in (FULL, *SENDING):
         raise NotForSending
-    request.state.only, request.state.token = known.project, known.name
+    request.state.known, request.state.token = known, known.name
     if not known.is_noted:
         _note_later(request, database, token, background)
     return known.user
 
 
-def _check_run(database: Database, request: Request, only: str) -> None:
-    """See that a token of one project sends no run of another. Raises NotForSending."""
+def _check_run(database: Database, request: Request, known: accounts.KnownToken) -> None:
+    """See that a token of one project, or of one run, sends no other run. Raises NotForSending."""
     run_id = str(request.path_params.get("run_id", ""))
     if run_id.isdecimal() and int(run_id) <= LARGEST_ID:
         with database.glancing() as session:
-            if session.scalar(select(Run.project).where(Run.id == int(run_id))) != only:
-                raise NotForSending
+            project = session.scalar(select(Run.project).where(Run.id == int(run_id)))
+        check_may_send(known, int(run_id), project)
+
+
+def check_may_send(known: accounts.KnownToken, run_id: int | None, project: str | None) -> None:
+    """See that a token may send a run. run_id: None of one that is not there yet. Raises
+    NotForSending.
+    """
+    is_its_run = known.kind != ONE_RUN or known.run_id == run_id
+    if not is_its_run or known.project not in (None, project):
+        raise NotForSending
 
 
 def _known(database: Database, token: str) -> accounts.KnownToken | None:

@@ -43,7 +43,7 @@ _FIELDS = {
         pages.projects.set_role api.projects.set_role
         pages.projects.take_role api.projects.take_role
     """,
-    "name kind project days": "pages.account.make_token api.tokens.make_token",
+    "name kind project run_id days": "pages.account.make_token api.tokens.make_token",
     "runs days": "pages.links.make_link api.links.make_link",
     "action tag": "api.bulk.act_on_runs",
     "name recipe project": "api.runs.submit_run api.sweeps.begin_sweep",

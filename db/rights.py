@@ -14,7 +14,19 @@ from types import MappingProxyType
 from sqlalchemy import ColumnElement, event, false, select
 from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
 
-from db.tables import FULL, READ, STEER, SUBMIT, WRITE, Membership, Project, Run, Sweep, User
+from db.tables import (
+    FULL,
+    ONE_RUN,
+    READ,
+    STEER,
+    SUBMIT,
+    WRITE,
+    Membership,
+    Project,
+    Run,
+    Sweep,
+    User,
+)
 
 VIEWER, MEMBER, MAINTAINER = ROLES = ("viewer", "member", "maintainer")
 
@@ -111,6 +123,7 @@ RIGHTS_OF_TOKENS: Mapping[str, frozenset[Right]] = MappingProxyType(
         SUBMIT: _READING | {Right.SUBMIT},
         STEER: frozenset(Right) - {Right.MANAGE, Right.SHARE},
         WRITE: frozenset({Right.SUBMIT}),
+        ONE_RUN: frozenset({Right.SUBMIT}),
     }
 )
 

@@ -51,9 +51,13 @@ ENDED = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
 
 #: Where a run's training is: a worker's, by a recipe or a command, or elsewhere, and watched.
 RECIPE, COMMAND, WATCH = "recipe", "command", "watch"
-#: What a token may do: all that its user may, no more than some of it, or send watched runs and
-#: nothing else.
-FULL, READ, SUBMIT, STEER, WRITE = TOKENS = ("full", "read", "submit", "steer", "write")
+#: What a token may do: all that its user may, no more than some of it, or send watched runs, or one
+#: of them, and nothing else.
+FULL, READ, SUBMIT, STEER, WRITE, ONE_RUN = TOKENS = (
+    *("full", "read", "submit", "steer", "write", "run"),
+)
+#: Those that send, and do nothing else.
+SENDING = (WRITE, ONE_RUN)
 
 #: Bits of steps.flags; from bit 8 on, bit 8 + i says that optimizer i skipped.
 SKIPPED = 1
@@ -246,7 +250,8 @@ class SavedView(Table):
 class ApiToken(Table):
     """A token for scripts; only its hash is kept.
 
-    kind: one of TOKENS.  project: the only one that it opens.  expires_at: null: never.
+    kind: one of TOKENS.  project: the only one that it opens.  run_id: the only watched run that it
+    sends.  expires_at: null: never.
     """
 
     __tablename__ = "api_tokens"
@@ -257,6 +262,7 @@ class ApiToken(Table):
     name: Mapped[str]
     kind: Mapped[str] = mapped_column(default=FULL, server_default=FULL)
     project: Mapped[str | None]
+    run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))
     created_at: Mapped[float] = mapped_column(default=now())
     expires_at: Mapped[float | None]
     used_at: Mapped[float | None]

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from app.auth import cookie_name
 from app.user_command import user
-from db import accounts, people, projects
+from db import accounts, ingest, people, projects
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.rights import MAINTAINER, MEMBER, VIEWER
@@ -231,6 +231,9 @@ def test_accounts_are_kept_from_a_terminal(
     """Made with a link, given a role, shut out; what cannot be ends in a sentence."""
     monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", settings.database_url)
+    with database.writing() as session:
+        what: dict[str, Any] = {"name": "n", "project": "", "tags": "", "host": "", "versions": {}}
+        sent = ingest.begin(session, ada, "0" * 32, 1, config={}, started_at=0.0, **what)
     for words in (
         ["add", "carol", "--role", "viewer"],
         ["role", "carol", "maintainer"],
@@ -238,6 +241,7 @@ def test_accounts_are_kept_from_a_terminal(
         ["role", "ada", "none"],
         ["change", "carol", "commands"],
         ["change", "carol", "deactivate"],
+        ["token", str(sent.run_id), "--json"],
         ["list"],
     ):
         with pytest.raises(SystemExit) as end:
@@ -245,6 +249,10 @@ def test_accounts_are_kept_from_a_terminal(
         assert not end.value.code, words
     told = capsys.readouterr().out
     assert "/?token=" in told
+    token = json.loads(next(line for line in told.splitlines() if line.startswith("{")))["token"]
+    with database.reading() as session:
+        known = accounts.find_api_token(session, token)
+    assert known and (known.user.name, known.kind, known.run_id) == ("ada", "run", sent.run_id)
     assert "ada: operator\n" in told
     assert "carol: maintainer of the first project, may run commands, deactivated\n" in told
     with database.reading() as session:
@@ -260,6 +268,7 @@ def test_accounts_are_kept_from_a_terminal(
         (["role", "ada", "king"], "'king' is not allowed"),
         (["change", "ada", "dance"], "'dance' is not allowed"),
         (["change", "ada", "remove"], "last operator"),
+        (["token", "99"], "no run 99"),
     ):
         with pytest.raises(SystemExit, match=message):
             user(words)
