@@ -20,7 +20,7 @@ from app import deeds
 from app.context import SAFE_METHODS, Db, Posted, TheDatabase
 from app.in_flight import InFlight, flight_of
 from app.rights import admit, kind_of
-from db import accounts, rights
+from db import accounts, projects, rights
 from db.database import Database
 from db.errors import HalfstepError
 from db.rights import Right, Standing
@@ -78,6 +78,12 @@ class Visitor:
         """What they may do to a run, for its page to offer no more."""
         may = self.standing.may
         return {str(right) for right in Right if may(right, run.project, run.owner_id)}
+
+    def destinations(self, session: Session) -> list[str]:
+        """The projects that they may move runs into, if they may out of more than one."""
+        seen = (each.name for each in projects.listed(session, self.standing.projects))
+        found = [name for name in seen if self.standing.may(Right.MOVE, name)]
+        return found if len(found) > 1 else []
 
     @property
     def csrf_token(self) -> str:
@@ -144,7 +150,8 @@ def _admitted(
     rights.limit(session, standing)
     admit(request, session, user, kind, only)
     in_flight: InFlight = request.app.state.in_flight
-    in_flight.admit(flight_of(request), standing, secret, kind_of(request.scope["endpoint"]))
+    kind_of_request = kind_of(request.scope["endpoint"])
+    in_flight.admit(flight_of(request), standing, secret, kind_of_request, _run_id(request))
     return Visitor(user, standing, sign_in)
 
 
@@ -178,11 +185,18 @@ async def _sender(request: Request, background: BackgroundTasks) -> User:
 
 def _check_run(database: Database, request: Request, known: accounts.KnownToken) -> None:
     """See that a token of one project, or of one run, sends no other run. Raises NotForSending."""
-    run_id = str(request.path_params.get("run_id", ""))
-    if run_id.isdecimal() and int(run_id) <= LARGEST_ID:
+    run_id = _run_id(request)
+    if run_id is not None:
         with database.glancing() as session:
-            project = session.scalar(select(Run.project).where(Run.id == int(run_id)))
-        check_may_send(known, int(run_id), project)
+            project = session.scalar(select(Run.project).where(Run.id == run_id))
+        check_may_send(known, run_id, project)
+
+
+def _run_id(request: Request) -> int | None:
+    """Return the run that the address names, if it can be one."""
+    text = str(request.path_params.get("run_id", ""))
+    is_id = text.isdecimal() and len(text) <= len(str(LARGEST_ID)) and int(text) <= LARGEST_ID
+    return int(text) if is_id else None
 
 
 def check_may_send(known: accounts.KnownToken, run_id: int | None, project: str | None) -> None:

@@ -136,5 +136,5 @@ def _make_token(
         )
         deeds.note_typed(session, "user token", owner.name, f"run {run}")
         told = {"id": row.id, "run": run, "name": owner.name, "token": token}
-    text = f"{token}\n\nIt sends run {run} in {told['name']}'s name for {days} days. It is not shown again."
-    tell(told, text, as_json=as_json)
+    said = f"It sends run {run} in {told['name']}'s name for {days} days. It is not shown again."
+    tell(told, f"{token}\n\n{said}", as_json=as_json)

@@ -294,7 +294,9 @@ def make_api_token(
         session.get(Project, project) is None or (seen is not None and project not in seen)
     ):
         raise Invalid({"project": f"there is no project {project[:100]!r}; allowed: one of yours"})
-    if (run_id is not None) != (kind == ONE_RUN) or (run_id and not _may_send(session, user, run_id)):
+    if (run_id is not None) != (kind == ONE_RUN) or (
+        run_id and not _may_send(session, user, run_id)
+    ):
         allowed = "of kind 'run' a watched run that you may send, of the others none"
         raise Invalid({"run_id": f"{run_id} is not allowed; allowed: {allowed}"})
     name = checked_name(name, most=NAME_CHARACTERS)

@@ -55,7 +55,8 @@ def begin(
 ) -> WatchedAttempt:
     """Return the attempt of the run that goes by this id, made now if it was not there.
 
-    project: of one that is made; another may since have been moved.  Raises Fenced if a later attempt has begun, Ended if a person has ended this one.
+    project: of one that is made; another may since have been moved.  Raises Fenced if a later
+    attempt has begun, Ended if a person has ended this one.
     """
     # Of two that come at once the second waits.
     session.execute(select(User.id).where(User.id == owner.id).with_for_update(key_share=True))

@@ -42,6 +42,7 @@ class Right(StrEnum):
     STEER = "steer"
     ORDER = "order"
     DELETE = "delete"
+    MOVE = "move"
     MANAGE = "manage"
 
 
@@ -64,6 +65,7 @@ DEEDS = MappingProxyType(
         Right.STEER: "steer other people's runs of",
         Right.ORDER: "change the order of the queue of",
         Right.DELETE: "delete runs of",
+        Right.MOVE: "move runs out of or into",
         Right.MANAGE: "give roles in",
     }
 )

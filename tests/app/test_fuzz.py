@@ -22,7 +22,8 @@ from app.api.docs import describe
 from db import accounts, projects
 from db.database import Database
 from db.rights import MAINTAINER, MEMBER, VIEWER
-from db.tables import FULL, READ, STEER, SUBMIT, WRITE, Run, User
+from db.tables import FULL, ONE_RUN, READ, STEER, SUBMIT, WRITE, Run, User
+from tests.db.conftest import make_watched
 from tests.db.telemetry_made import make_metric, make_steps, record
 
 ROUNDS = int(os.environ.get("HALFSTEP_FUZZ_ROUNDS", "1"))
@@ -35,6 +36,7 @@ EVERYBODY = [
     ("member", SUBMIT),
     ("maintainer", STEER),
     ("maintainer", WRITE),
+    ("maintainer", ONE_RUN),
     ("operator", READ),
     ("operator", FULL),
 ]
@@ -72,7 +74,9 @@ def _headers(database: Database, people: dict[str, User], name: str, kind: str) 
     if name == "stranger":
         return {}
     with database.writing() as session:
-        token, _row = accounts.make_api_token(session, people[name], "fuzz", kind)
+        user = people[name]
+        run_id = make_watched(session, user).run_id if kind == ONE_RUN else None
+        token, _row = accounts.make_api_token(session, user, "fuzz", kind, run_id=run_id)
     return {"Authorization": f"Bearer {token}"}
 
 

@@ -11,13 +11,14 @@ from starlette.testclient import TestClient
 
 from app.auth import cookie_name
 from app.user_command import user
-from db import accounts, ingest, people, projects
+from db import accounts, people, projects
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.rights import MAINTAINER, MEMBER, VIEWER
 from db.settings import Settings
 from db.tables import ApiToken, Deed, User
 from tests.app.conftest import submit
+from tests.db.conftest import make_watched
 
 
 def _script(app: FastAPI, database: Database, user: User, **of: Any) -> TestClient:
@@ -232,8 +233,7 @@ def test_accounts_are_kept_from_a_terminal(
     monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", settings.database_url)
     with database.writing() as session:
-        what: dict[str, Any] = {"name": "n", "project": "", "tags": "", "host": "", "versions": {}}
-        sent = ingest.begin(session, ada, "0" * 32, 1, config={}, started_at=0.0, **what)
+        sent = make_watched(session, ada)
     for words in (
         ["add", "carol", "--role", "viewer"],
         ["role", "carol", "maintainer"],
@@ -252,7 +252,8 @@ def test_accounts_are_kept_from_a_terminal(
     token = json.loads(next(line for line in told.splitlines() if line.startswith("{")))["token"]
     with database.reading() as session:
         known = accounts.find_api_token(session, token)
-    assert known and (known.user.name, known.kind, known.run_id) == ("ada", "run", sent.run_id)
+    assert known is not None
+    assert (known.user.name, known.kind, known.run_id) == ("ada", "run", sent.run_id)
     assert "ada: operator\n" in told
     assert "carol: maintainer of the first project, may run commands, deactivated\n" in told
     with database.reading() as session:

@@ -143,7 +143,10 @@ def test_a_token_that_writes_is_made_and_named_as_such(browser: TestClient) -> N
     assert "<td>gpu-7</td><td>send watched runs</td>" in made.text
     wrong = browser.post("/account/tokens", data={"name": "x", "kind": "root"})
     assert wrong.status_code == 422
-    assert "&#39;root&#39; is not allowed; allowed: full, read, submit, steer, write, run" in wrong.text
+    assert (
+        "&#39;root&#39; is not allowed; allowed: full, read, submit, steer, write, run"
+        in wrong.text
+    )
 
 
 def test_a_token_for_one_run_names_a_watched_run_of_ones_own(
@@ -165,7 +168,10 @@ def test_a_token_for_one_run_names_a_watched_run_of_ones_own(
     for kind, run_id in (("run", ""), ("run", running.id), ("run", theirs), ("write", mine)):
         form = {"name": "x", "kind": kind, "run_id": str(run_id)}
         refused = browser.post("/account/tokens", data=form)
-        assert (refused.status_code, "is not allowed; allowed: of kind" in refused.text) == (422, True)
+        assert (refused.status_code, "is not allowed; allowed: of kind" in refused.text) == (
+            422,
+            True,
+        )
     for run_id in ("x", "0", str(2**63), "9" * 400):
         form = {"name": "x", "kind": "run", "run_id": run_id}
         assert browser.post("/account/tokens", data=form).status_code == 422
