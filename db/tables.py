@@ -326,6 +326,7 @@ class Worker(Table):
     the same reason
     offers_commands: whether its operator lets people run command lines there
     walls_stand: whether its runs can open nothing that is private, nor look into other processes
+    walls: of what else its settings ask for, users and limits, "" or why it does not stand there
     only_run_id: of one that a cluster started, the run that it is for.  placement: of one that
     trains nothing itself, but asks that cluster for workers
     drained_at: since when it is to take nothing more.  drain_stops: nor to go on with what it has
@@ -344,6 +345,7 @@ class Worker(Table):
     device_memory_bytes: Mapped[float] = mapped_column(default=0.0, server_default="0")
     offers_commands: Mapped[bool] = mapped_column(default=False, server_default=false())
     walls_stand: Mapped[bool] = mapped_column(default=False, server_default=false())
+    walls: Mapped[dict[str, str]] = mapped_column(JSON, default=dict, server_default="{}")
     only_run_id: Mapped[int | None]
     placement: Mapped[str | None]
     drained_at: Mapped[float | None]

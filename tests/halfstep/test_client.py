@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from db import accounts, checkpoints, queue
