@@ -20,12 +20,12 @@ from app import deeds
 from app.context import SAFE_METHODS, Db, Posted, TheDatabase
 from app.in_flight import InFlight, flight_of
 from app.rights import admit, kind_of
-from db import accounts, rights
+from db import accounts, projects, rights
 from db.database import Database
 from db.errors import HalfstepError
 from db.rights import Right, Standing
 from db.settings import Settings
-from db.tables import FULL, LARGEST_ID, WRITE, Run, SignInSession, User
+from db.tables import FULL, LARGEST_ID, ONE_RUN, SENDING, Run, SignInSession, User
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class NotForScripts(HalfstepError):
 
 
 class NotForSending(HalfstepError):
-    """This token may not send these runs: by its kind, or by its project. Make another one."""
+    """This token may not send this run: by its kind, its project or its run. Make another one."""
 
 
 class NoPasswords(HalfstepError):
@@ -51,7 +51,7 @@ class NoPasswords(HalfstepError):
 
 
 class WriteOnly(HalfstepError):
-    """This token may send watched runs and nothing else: make a full one on the account page."""
+    """This token may send what is watched and nothing else: make another on the account page."""
 
 
 class LinkNeeded(HalfstepError):
@@ -78,6 +78,12 @@ class Visitor:
         """What they may do to a run, for its page to offer no more."""
         may = self.standing.may
         return {str(right) for right in Right if may(right, run.project, run.owner_id)}
+
+    def destinations(self, session: Session) -> list[str]:
+        """The projects that they may move runs into, if they may out of more than one."""
+        seen = (each.name for each in projects.listed(session, self.standing.projects))
+        found = [name for name in seen if self.standing.may(Right.MOVE, name)]
+        return found if len(found) > 1 else []
 
     @property
     def csrf_token(self) -> str:
@@ -110,7 +116,7 @@ def _full_token(session: Session, token: str) -> accounts.KnownToken:
     known = accounts.find_api_token(session, token)
     if known is None:
         raise SignInNeeded
-    if known.kind == WRITE:
+    if known.kind in SENDING:
         raise WriteOnly
     return known
 
@@ -144,7 +150,8 @@ def _admitted(
     rights.limit(session, standing)
     admit(request, session, user, kind, only)
     in_flight: InFlight = request.app.state.in_flight
-    in_flight.admit(flight_of(request), standing, secret, kind_of(request.scope["endpoint"]))
+    kind_of_request = kind_of(request.scope["endpoint"])
+    in_flight.admit(flight_of(request), standing, secret, kind_of_request, _run_id(request))
     return Visitor(user, standing, sign_in)
 
 
@@ -166,23 +173,39 @@ async def _sender(request: Request, background: BackgroundTasks) -> User:
         known = await run_in_threadpool(_known, database, token)
         if known is None:
             raise SignInNeeded
-        if known.project is not None:
-            await run_in_threadpool(_check_run, database, request, known.project)
-    if known.kind not in (FULL, WRITE):
+        if known.project is not None or known.run_id is not None:
+            await run_in_threadpool(_check_run, database, request, known)
+    if known.kind not in (FULL, *SENDING):
         raise NotForSending
-    request.state.only, request.state.token = known.project, known.name
+    request.state.known, request.state.token = known, known.name
     if not known.is_noted:
         _note_later(request, database, token, background)
     return known.user
 
 
-def _check_run(database: Database, request: Request, only: str) -> None:
-    """See that a token of one project sends no run of another. Raises NotForSending."""
-    run_id = str(request.path_params.get("run_id", ""))
-    if run_id.isdecimal() and int(run_id) <= LARGEST_ID:
+def _check_run(database: Database, request: Request, known: accounts.KnownToken) -> None:
+    """See that a token of one project, or of one run, sends no other run. Raises NotForSending."""
+    run_id = _run_id(request)
+    if run_id is not None:
         with database.glancing() as session:
-            if session.scalar(select(Run.project).where(Run.id == int(run_id))) != only:
-                raise NotForSending
+            project = session.scalar(select(Run.project).where(Run.id == run_id))
+        check_may_send(known, run_id, project)
+
+
+def _run_id(request: Request) -> int | None:
+    """Return the run that the address names, if it can be one."""
+    text = str(request.path_params.get("run_id", ""))
+    is_id = text.isdecimal() and len(text) <= len(str(LARGEST_ID)) and int(text) <= LARGEST_ID
+    return int(text) if is_id else None
+
+
+def check_may_send(known: accounts.KnownToken, run_id: int | None, project: str | None) -> None:
+    """See that a token may send a run. run_id: None of one that is not there yet. Raises
+    NotForSending.
+    """
+    is_its_run = known.kind != ONE_RUN or known.run_id == run_id
+    if not is_its_run or known.project not in (None, project):
+        raise NotForSending
 
 
 def _known(database: Database, token: str) -> accounts.KnownToken | None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from app.rights import Forbidden, check
-from db import labels, run_bin, runs
+from app.rights import Forbidden, check, check_project
+from db import labels, projects, run_bin, runs
 from db.errors import Conflict, Invalid, NotFound
 from db.rights import Right
 from db.tables import User
@@ -33,19 +33,36 @@ TAGGING: dict[str, Callable[[Session, int, User, str], object]] = {
     "add_tag": labels.add_tag,
     "remove_tag": labels.remove_tag,
 }
+MOVE = "move"
 
 
 def act(
-    session: Session, user: User, action: str, run_ids: Collection[int], tag: str = ""
+    session: Session,
+    user: User,
+    action: str,
+    run_ids: Collection[int],
+    *,
+    tag: str = "",
+    project: str = "",
 ) -> tuple[list[int], list[Refusal]]:
-    """Do it; return the runs of which it was done, and those of which it could not be."""
+    """Do it; return the runs of which it was done, and those of which it could not be.
+
+    tag: to add or to remove.  project: to move them to.  Raises NotFound, Forbidden of a project
+    that they may not be moved to.
+    """
     done, refused = [], []
+    if action == MOVE:
+        check_project(session, Right.MOVE, project)
+        projects.get(session, project)
     # By id, as everybody locks runs: two that lock in other orders would wait for each other.
     for run_id in sorted(set(run_ids)):
         try:
             if action in TAGGING:
                 check(session, Right.STEER, run_id)
                 TAGGING[action](session, run_id, user, tag)
+            elif action == MOVE:
+                check(session, Right.MOVE, run_id)
+                projects.move(session, run_id, user, project)
             else:
                 right, do = ACTIONS[action]
                 check(session, right, run_id)

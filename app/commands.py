@@ -207,6 +207,10 @@ def _prune_storage(
         store = open_store(settings)
         pruned = [pruning.prune(database, store, each.run_id, rules) for each in found]
         count, freed = sum(map(bool, pruned)), sum(each.stored_bytes for each in pruned)
+        said = {"checkpoints": checkpoints, "logs": logs}
+        days = [f"{name} {each:g}" for name, each in said.items() if each is not None]
+        with database.writing() as session:
+            deeds.note_typed(session, "storage prune", *days, f"of {count} runs")
         text = f"{count:,} runs pruned, {formats.size(freed)} freed"
         tell({"pruned": count, "freed_bytes": freed}, text, as_json=as_json)
 
@@ -223,8 +227,7 @@ def _check_storage(
         with database.reading() as session:
             found = mismatches(session, store, deep=deep)
         if mend:
-            with database.writing() as session:
-                mend_storage(session, store, found)
+            mend_storage(database, store, found)
         for mismatch in found:
             text = f"{mismatch.key}: {mismatch.problem}{'; deleted' if mend else ''}"
             told = {"key": mismatch.key, "problem": mismatch.problem, "deleted": mend}
@@ -265,6 +268,8 @@ def restore(
     """Fill an empty database and the store from a backup; the other kind of database will do."""
     settings, database = _open()
     restored = restore_backup(database, open_store(settings), folder)
+    with database.writing() as session:
+        deeds.note_typed(session, "restore", str(folder))
     text = f"{folder}: {restored['rows']} rows, {restored['files']} files restored"
     tell({"folder": str(folder)} | restored, text, as_json=as_json)
 
@@ -278,6 +283,7 @@ def rebuild(
         with database.writing() as session:
             row = runs.get(session, run, lock=True)  # its recorder waits meanwhile
             pyramid.rebuild(session, run)
+            deeds.note_typed(session, "rebuild", f"run {run}")
             skipped = pyramid.count_skips(session.connection(), run)
             steps = f"{row.step:,} steps, {skipped:,} of them skipped"
         text = f"run {run} ({row.name}): rebuilt what its charts are drawn from: {steps}"

@@ -34,7 +34,12 @@ REFUSED, REFUSED_SECONDS = "refused", 60.0
 _FIELDS = {
     "name role project": "pages.people.invite api.people.invite",
     "change": "api.people.change_user",
-    "name": "pages.projects.make_project api.projects.make_project",
+    "name": """
+        pages.projects.make_project api.projects.make_project api.projects.delete_project
+    """,
+    "name new_name": "api.projects.rename_project",
+    "project new_name": "pages.projects.rename_project",
+    "project": "pages.projects.delete_project pages.actions.move_to_project api.runs.move_run",
     "name viewers_download": "api.projects.change_project",
     "project viewers_download": "pages.projects.change_project",
     "name devices queued stored_gib share": "api.projects.set_quota",
@@ -47,9 +52,9 @@ _FIELDS = {
     "scope": "pages.retention.end_rule",
     "project runs": "pages.notes.write_note",
     "preset recipe project": "pages.presets.save_preset",
-    "name kind project days": "pages.account.make_token api.tokens.make_token",
+    "name kind project run_id days": "pages.account.make_token api.tokens.make_token",
     "runs days": "pages.links.make_link api.links.make_link",
-    "action tag": "api.bulk.act_on_runs",
+    "action tag project": "api.bulk.act_on_runs",
     "name recipe project": "api.runs.submit_run api.sweeps.begin_sweep",
     "name tags": "api.runs.edit_run",
     "stop": "pages.workers.drain api.workers.drain_worker",

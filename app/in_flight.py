@@ -1,7 +1,7 @@
 """Requests under way: how many of whom, and whether those that last may go on.
 
 A stream, a download or an upload outlives the moment that let it in. One task looks, twice a second
-and with two queries however many there are, whether what they came with still lets them in and
+and with three queries however many there are, whether what they came with still lets them in and
 allows as much. What it finds otherwise is broken off: whoever may still come comes back, with the
 cursor or the range where it was.
 """
@@ -9,19 +9,21 @@ cursor or the range where it was.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
 from types import MappingProxyType
 
+from sqlalchemy import select
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from db import accounts
 from db.database import Database, is_outage
 from db.errors import HalfstepError
-from db.rights import Standing
+from db.rights import Right, Standing
+from db.tables import Run
 
 logger = logging.getLogger(__name__)
 
@@ -52,18 +54,28 @@ class ShutOut(HalfstepError):
 
 @dataclass(eq=False)
 class Flight:
-    """One request. secret: the hash of what it came with, once that has let somebody in."""
+    """One request. secret: the hash of what it came with, once that has let somebody in.
+    run_id: that it names.
+    """
 
     task: "asyncio.Task[object] | None" = None
     secret: str = ""
     standing: Standing | None = None
     kind: str = ""
+    run_id: int | None = None
     has_started: bool = False
     is_over: bool = False
 
-    def may_go_on(self, now: Standing | None) -> bool:
-        """Tell whether it is still allowed. now: what its secret lets somebody do, if anything."""
-        return self.standing is None or (now is not None and now.covers(self.standing))
+    def may_go_on(self, now: Standing | None, project: str | None) -> bool:
+        """Tell whether it is still allowed. now: what its secret lets somebody do, if anything.
+        project: in which its run is, which may have been moved.
+        """
+        if self.standing is None:
+            return True
+        if now is None or not now.covers(self.standing):
+            return False
+        right = Right.DOWNLOAD if self.kind in (DOWNLOAD, EXPORT) else Right.SEE
+        return project is None or now.may(right, project)
 
     def break_off(self) -> None:
         """Let it go on no more: an answer that has begun ends here, a body is read no further."""
@@ -103,8 +115,10 @@ class InFlight:
         self._turns: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
 
-    def admit(self, flight: Flight, standing: Standing, secret: str, kind: str) -> None:
-        """Note whose request it is, by what. Raises TooManyAtOnce."""
+    def admit(
+        self, flight: Flight, standing: Standing, secret: str, kind: str, run_id: int | None
+    ) -> None:
+        """Note whose request it is, by what, and of which run. Raises TooManyAtOnce."""
         with self._lock:
             same = [each for each in self._admitted if kind and each.kind == kind]
             mine = [each.standing for each in same if each.standing]
@@ -114,7 +128,7 @@ class InFlight:
                 raise TooManyAtOnce(text)
             if kind == EXPORT and len(same) >= MOST_EXPORTS:
                 raise TooManyAtOnce(f"{MOST_EXPORTS} exports are under way; allowed: no more.")
-            flight.standing, flight.kind = standing, kind
+            flight.standing, flight.kind, flight.run_id = standing, kind, run_id
             flight.secret = accounts.hash_of(secret)
             self._admitted.add(flight)
 
@@ -147,24 +161,32 @@ class InFlight:
         while self._lasting:
             known = [each for each in self._lasting if each.standing and not each.is_over]
             if known:
-                secrets = {each.secret for each in known}
-                found = await asyncio.to_thread(self._standings, secrets)
+                found = await asyncio.to_thread(self._rights, known)
                 for flight in known:
-                    if found is not None and not flight.may_go_on(found.get(flight.secret)):
+                    if found is not None and not flight.may_go_on(*found(flight)):
                         flight.break_off()
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _standings(self, secrets: Collection[str]) -> dict[str, Standing] | None:
-        """Return what is allowed to whom now, or None while the database is away."""
+    def _rights(
+        self, flights: Collection[Flight]
+    ) -> Callable[[Flight], tuple[Standing | None, str | None]] | None:
+        """Return what tells of each what is allowed now, and where its run is; None while the
+        database is away.
+        """
+        secrets = {each.secret for each in flights}
+        run_ids = {each.run_id for each in flights if each.run_id is not None}
         try:
             with self._database.reading() as session:
-                return accounts.standings(session, secrets)
+                standings = accounts.standings(session, secrets)
+                rows = session.execute(select(Run.id, Run.project).where(Run.id.in_(run_ids)))
+                projects = {row[0]: row[1] for row in rows}
         except Exception as error:
             if not is_outage(error):
                 logger.exception("who may go on cannot be told")
-                return {}
+                return lambda _flight: (None, None)
             logger.warning("open streams are not checked: %s", error)
             return None
+        return lambda flight: (standings.get(flight.secret), projects.get(flight.run_id or 0))
 
 
 class Flights:

@@ -110,6 +110,7 @@ _TABLE: dict[str, str] = {
         pages.run_bin.delete_run pages.run_bin.restore_run pages.run_bin.erase_run
         api.run_bin.delete_run api.run_bin.restore_run api.run_bin.erase_run
     """,
+    Right.MOVE: "pages.actions.move_to_project api.runs.move_run",
     COMMAND: """
         pages.new_command.new_command pages.new_command.submit_command
         pages.secrets.show_secrets api.secrets.list_secrets
@@ -122,6 +123,8 @@ _TABLE: dict[str, str] = {
         api.people.list_users api.people.invite api.people.change_user
         pages.projects.make_project api.projects.make_project
         pages.projects.set_quota api.projects.set_quota
+        pages.projects.rename_project pages.projects.delete_project
+        api.projects.rename_project api.projects.delete_project
         pages.secrets.set_secret pages.secrets.delete_secret
         api.secrets.set_secret api.secrets.delete_secret
     """,

@@ -8,10 +8,11 @@ import typer
 from sqlalchemy.orm import Session
 
 from app.commands import installed, print_link, run_command
-from db import accounts, deeds, people, projects
+from db import accounts, deeds, people, projects, runs
 from db.errors import Invalid
 from db.rights import MEMBER
 from db.settings import Settings
+from db.tables import LARGEST_ID, ONE_RUN, User
 from halfstep.service_commands import AsJson, tell
 
 Name = Annotated[str, typer.Argument(help="Name of the user")]
@@ -19,7 +20,7 @@ Project = Annotated[str, typer.Option(help="A project; empty: the one that there
 
 
 def user(words: list[str]) -> None:
-    """Who may sign in: `user add`, `list`, `role`, `change` and `subject`."""
+    """Who may sign in: `user add`, `list`, `role`, `change`, `subject` and `token`."""
     run_command(USER, words, "user")
 
 
@@ -119,3 +120,21 @@ def _set_subject(
         people.set_subject(session, who, subject.strip())
         deeds.note_typed(session, "user subject", who.name, subject.strip())
         tell({"name": who.name, "subject": subject.strip()}, "", as_json=as_json)
+
+
+@USER.command("token")
+def _make_token(
+    run: Annotated[int, typer.Argument(min=1, max=LARGEST_ID, help="Number of a watched run")],
+    days: Annotated[int, typer.Option(help="How long it lasts")] = accounts.TOKEN_DAYS,
+    as_json: AsJson = False,
+) -> None:
+    """Print a token that sends one watched run in its owner's name, and may do nothing else."""
+    with _installed() as (_settings, session):
+        owner = session.get_one(User, runs.get(session, run).owner_id)
+        token, row = accounts.make_api_token(
+            session, owner, f"run {run}", ONE_RUN, run_id=run, days=days
+        )
+        deeds.note_typed(session, "user token", owner.name, f"run {run}")
+        told = {"id": row.id, "run": run, "name": owner.name, "token": token}
+    said = f"It sends run {run} in {told['name']}'s name for {days} days. It is not shown again."
+    tell(told, f"{token}\n\n{said}", as_json=as_json)

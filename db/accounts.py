@@ -15,13 +15,16 @@ from db.database import now
 from db.errors import Conflict, Invalid, Refused
 from db.names import checked_name, cleaned, key_of
 from db.paging import Page, page
-from db.rights import MEMBER, Standing
+from db.rights import MEMBER, Right, Standing
 from db.tables import (
     FULL,
+    ONE_RUN,
     TOKENS,
+    WATCH,
     ApiToken,
     Membership,
     Project,
+    Run,
     SharedLink,
     SharedRun,
     SignInLink,
@@ -274,12 +277,13 @@ def make_api_token(
     kind: str = FULL,
     *,
     project: str | None = None,
+    run_id: int | None = None,
     days: int | None = TOKEN_DAYS,
 ) -> tuple[str, ApiToken]:
     """Return a new token for scripts, which nobody can read again, and its row. Raises Invalid.
 
-    kind: one of TOKENS.  project: the only one that it opens.  days: how long it lasts; None: until
-    it is revoked.
+    kind: one of TOKENS.  project: the only one that it opens.  run_id: of a token for one run, that
+    run.  days: how long it lasts; None: until it is revoked.
     """
     if kind not in TOKENS:
         raise Invalid({"kind": f"{kind[:100]!r} is not allowed; allowed: {', '.join(TOKENS)}"})
@@ -290,17 +294,31 @@ def make_api_token(
         session.get(Project, project) is None or (seen is not None and project not in seen)
     ):
         raise Invalid({"project": f"there is no project {project[:100]!r}; allowed: one of yours"})
+    if (run_id is not None) != (kind == ONE_RUN) or (
+        run_id and not _may_send(session, user, run_id)
+    ):
+        allowed = "of kind 'run' a watched run that you may send, of the others none"
+        raise Invalid({"run_id": f"{run_id} is not allowed; allowed: {allowed}"})
     name = checked_name(name, most=NAME_CHARACTERS)
     token = f"hs_{secrets.token_urlsafe(32)}"
     mine = select(func.count()).where(ApiToken.user_id == user.id)
     if (session.scalar(mine) or 0) >= MOST_TOKENS:
         raise Invalid({"name": f"you have {MOST_TOKENS} tokens; allowed: no more, revoke some"})
     row = ApiToken(token_hash=hash_of(token), user_id=user.id, name=name, kind=kind)
-    row.project = project
+    row.project, row.run_id = project, run_id
     row.expires_at = None if days is None else _moment(session) + days * DAY
     session.add(row)
     session.flush()
     return token, row
+
+
+def _may_send(session: Session, user: User, run_id: int) -> bool:
+    """Tell whether a run is somebody's own, watched, and of a project that they may send to."""
+    run = session.get(Run, run_id)
+    is_own = run is not None and run.owner_id == user.id and run.deleted_at is None
+    if run is None or not is_own or run.source != WATCH:
+        return False
+    return rights.standing(session, user).may(Right.SUBMIT, run.project)
 
 
 def api_tokens(session: Session, user: User) -> list[ApiToken]:
@@ -322,24 +340,27 @@ def delete_api_token(session: Session, user: User, token_id: int) -> str | None:
 
 
 class KnownToken(NamedTuple):
-    """is_noted: whether a use within the last minute is written down."""
+    """run_id: the one watched run that it sends.  is_noted: whether a use within the last minute is
+    written down.
+    """
 
     user: User
     name: str
     kind: str
     project: str | None
+    run_id: int | None
     is_noted: bool
 
 
 def find_api_token(session: Session, token: str) -> KnownToken | None:
     """Return whom a token belongs to, and what it may do."""
     recent = func.coalesce(ApiToken.used_at > now() - USE_NOTED_SECONDS, False)
-    columns = (ApiToken.name, ApiToken.kind, ApiToken.project)
+    columns = (ApiToken.name, ApiToken.kind, ApiToken.project, ApiToken.run_id)
     query = select(User, *columns, recent).join(ApiToken, ApiToken.user_id == User.id)
     query = query.where(ApiToken.token_hash == hash_of(token), IS_ACTIVE)
     query = query.where(func.coalesce(ApiToken.expires_at > now(), True))
     row = session.execute(query).one_or_none()
-    return None if row is None else KnownToken(*row[:4], bool(row[4]))
+    return None if row is None else KnownToken(*row[:5], bool(row[5]))
 
 
 def standings(session: Session, hashes: Collection[str]) -> dict[str, Standing]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from obstore.store import ObjectStore
-from sqlalchemy import Integer, Table, func, insert, select, text
+from sqlalchemy import Integer, Table, func, insert, select
 from sqlalchemy.orm import Session
 
 from db import pyramid, uploads
@@ -84,11 +84,12 @@ def restore(database: Database, store: ObjectStore, folder: Path) -> dict[str, i
     files = [path for path in (folder / "files").rglob("*") if path.is_file()]
     keys = {path.relative_to(folder / "files").as_posix(): path for path in files}
     rows, there = 0, {*keys, ""}  # without a key: a file that never was here
+    with database.reading() as session:
+        _check_empty(session, database)
+    for key, path in keys.items():  # before the rows that name them, and with nothing held
+        put_file(store, key, path)
     with database.writing() as session:
-        if session.get_bind().dialect.name == "postgresql":  # files may take longer than it waits
-            session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
-        if session.scalar(select(func.count()).select_from(Run)):
-            raise Conflict(f"{database.name} has runs already: restore into an empty database.")
+        _check_empty(session, database)
         for table in (*DERIVED, *reversed(TABLES)):
             session.execute(table.delete())
         for table in TABLES:
@@ -101,9 +102,13 @@ def restore(database: Database, store: ObjectStore, folder: Path) -> dict[str, i
             _reset_sequence(session, table)
         for run_id in session.scalars(select(Run.id)).all():
             pyramid.rebuild(session, run_id)
-        for key, path in keys.items():
-            put_file(store, key, path)
     return {"rows": rows, "files": len(keys)}
+
+
+def _check_empty(session: Session, database: Database) -> None:
+    """See that no run would be lost. Raises Conflict."""
+    if session.scalar(select(Run.id).limit(1)) is not None:
+        raise Conflict(f"{database.name} has runs already: restore into an empty database.")
 
 
 def _write_table(session: Session, table: Table, folder: Path) -> int:

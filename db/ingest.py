@@ -55,13 +55,13 @@ def begin(
 ) -> WatchedAttempt:
     """Return the attempt of the run that goes by this id, made now if it was not there.
 
-    Raises Fenced if a later attempt has begun, Ended if a person has ended this one.
+    project: of one that is made; another may since have been moved.  Raises Fenced if a later
+    attempt has begun, Ended if a person has ended this one.
     """
-    _check_project(session, owner, project)
     # Of two that come at once the second waits.
     session.execute(select(User.id).where(User.id == owner.id).with_for_update(key_share=True))
-    mine = (Run.owner_id == owner.id, Run.watch_id == watch_id)
-    run = session.scalar(select(Run).where(*mine).with_for_update())
+    run = known(session, owner, watch_id, lock=True)
+    _check_project(session, owner, project if run is None else run.project)
     moment = session.scalars(select(now())).one()
     if run is None:
         run = Run(
@@ -95,10 +95,12 @@ def begin(
     return session.get_one(WatchedAttempt, (run.id, attempt))
 
 
-def is_known(session: Session, owner: User, watch_id: str) -> bool:
-    """Tell whether somebody has sent a run of this id before."""
-    mine = (Run.owner_id == owner.id, Run.watch_id == watch_id)
-    return session.scalar(select(Run.id).where(*mine)) is not None
+def known(session: Session, owner: User, watch_id: str, *, lock: bool = False) -> Run | None:
+    """Return the run of this id that somebody has sent before."""
+    mine = select(Run).where(Run.owner_id == owner.id, Run.watch_id == watch_id)
+    if lock:
+        mine = mine.with_for_update().execution_options(populate_existing=True)
+    return session.scalar(mine)
 
 
 def _check_project(session: Session, owner: User, project: str) -> None:

@@ -213,14 +213,23 @@ def _queued(session: Session, most: int, of: ColumnElement[bool]) -> int:
         return int(session.scalar(select(func.count()).select_from(some)) or 0)
 
 
-def over_storage(session: Session, name: str) -> str:
-    """Say that the files of a project's runs take more than they may, if it is so."""
+def check_storage(session: Session, project: str, more_bytes: int) -> None:
+    """See that so many bytes more may be a project's. Raises OverQuota."""
+    if text := over_storage(session, project, more_bytes):
+        raise OverQuota({"project": f"with it {text}; allowed: once files are deleted"})
+
+
+def over_storage(session: Session, name: str, more_bytes: int = 0) -> str:
+    """Say that the files of a project's runs take more than they may, if it is so.
+
+    more_bytes: of files that are to come.
+    """
     project = session.get(Project, name)
     if project is None or project.stored_gib is None:
         return ""
     stored = func.sum(Run.stored_bytes)
     with rights.unlimited(session):
-        found = int(session.scalar(select(stored).where(Run.project == name)) or 0)
+        found = int(session.scalar(select(stored).where(Run.project == name)) or 0) + more_bytes
     if found <= project.stored_gib * GIB:
         return ""
     what = f"{called(name)} stores {found / GIB:.2f} GiB"

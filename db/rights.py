@@ -14,7 +14,19 @@ from types import MappingProxyType
 from sqlalchemy import ColumnElement, event, false, select
 from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
 
-from db.tables import FULL, READ, STEER, SUBMIT, WRITE, Membership, Project, Run, Sweep, User
+from db.tables import (
+    FULL,
+    ONE_RUN,
+    READ,
+    STEER,
+    SUBMIT,
+    WRITE,
+    Membership,
+    Project,
+    Run,
+    Sweep,
+    User,
+)
 
 VIEWER, MEMBER, MAINTAINER = ROLES = ("viewer", "member", "maintainer")
 
@@ -30,6 +42,7 @@ class Right(StrEnum):
     STEER = "steer"
     ORDER = "order"
     DELETE = "delete"
+    MOVE = "move"
     MANAGE = "manage"
 
 
@@ -52,6 +65,7 @@ DEEDS = MappingProxyType(
         Right.STEER: "steer other people's runs of",
         Right.ORDER: "change the order of the queue of",
         Right.DELETE: "delete runs of",
+        Right.MOVE: "move runs out of or into",
         Right.MANAGE: "give roles in",
     }
 )
@@ -111,6 +125,7 @@ RIGHTS_OF_TOKENS: Mapping[str, frozenset[Right]] = MappingProxyType(
         SUBMIT: _READING | {Right.SUBMIT},
         STEER: frozenset(Right) - {Right.MANAGE, Right.SHARE},
         WRITE: frozenset({Right.SUBMIT}),
+        ONE_RUN: frozenset({Right.SUBMIT}),
     }
 )
 

@@ -25,6 +25,8 @@ from db.errors import Invalid
 KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 #: What a placement cannot do without.
 NEEDED_BY = {"kubernetes_image": "kubernetes", "ray_address": "ray"}
+#: That runs may have to themselves.
+MOST_USERS = 10_000
 
 
 class Settings(BaseSettings):
@@ -136,6 +138,22 @@ class Settings(BaseSettings):
         bool,
         Field(description="Whether runs are walled off from what is private, where Linux can"),
     ] = False
+    run_users: Annotated[
+        str,
+        Field(
+            pattern=r"^([1-9]\d{0,8}-[1-9]\d{0,8})?$",
+            description="Users that runs have to themselves, by numbers: 20000-20063; empty: none",
+        ),
+    ] = ""
+    run_memory_gib: Annotated[
+        float, Field(ge=0, le=2**20, allow_inf_nan=False, description="Of a run, by cgroup; 0: any")
+    ] = 0.0
+    run_processes: Annotated[
+        int, Field(ge=0, le=2**22, description="Of a run, threads included; 0: any number")
+    ] = 0
+    run_cpus: Annotated[
+        float, Field(ge=0, le=2**16, allow_inf_nan=False, description="Of a run, by cgroup; 0: any")
+    ] = 0.0
     upload_gib: Annotated[
         float,
         Field(
@@ -281,6 +299,15 @@ class Settings(BaseSettings):
                 raise PydanticCustomError("proxies", "{message}", {"message": message}) from error
         return text
 
+    @field_validator("run_users")
+    @classmethod
+    def _check_users(cls, text: str) -> str:
+        first, _, last = text.partition("-")
+        if text and not 0 <= int(last) - int(first) < MOST_USERS:
+            message = {"message": f"allowed: from a number to one not below, {MOST_USERS} at most"}
+            raise PydanticCustomError("users", "{message}", message)
+        return text
+
     @field_validator("slurm_options")
     @classmethod
     def _check_options(cls, text: str) -> str:
@@ -346,6 +373,12 @@ class Settings(BaseSettings):
         """Return the folders below which a run may name weights."""
         named = filter(None, map(str.strip, self.weights.split(",")))
         return [Path(each).expanduser().resolve() for each in named]
+
+    @property
+    def run_user_range(self) -> range:
+        """Return the numbers of the users that runs have to themselves, if any."""
+        first, _, last = self.run_users.partition("-")
+        return range(int(first), int(last) + 1) if first else range(0)
 
     @property
     def private_paths(self) -> list[Path]:

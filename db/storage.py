@@ -15,6 +15,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from db.database import Database
 from db.errors import Invalid
 from db.settings import Settings
 from db.tables import ACTIVE, Artifact, Checkpoint, Run
@@ -176,11 +177,22 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
     return found + [Mismatch(key, "no row names the file", None) for key in sorted(strangers)]
 
 
-def mend(session: Session, store: ObjectStore, found: list[Mismatch]) -> None:
-    """Delete what does not match: rows without a sound file, and files without a row.
+def mend(database: Database, store: ObjectStore, found: list[Mismatch]) -> None:
+    """Delete what does not match: rows without a sound file, and then files without a row.
 
-    Pages that show such a row are told.
+    Pages that show such a row are told. No transaction waits for the store.
     """
+    with database.writing() as session:
+        _delete_rows(session, found)
+    keys = [mismatch.key for mismatch in found]
+    for first in range(0, len(keys), PAGE_FILES):
+        page = keys[first : first + PAGE_FILES]
+        with database.reading() as session:  # also by what came since the comparison
+            named = {row.key for row in _rows(session, page)}
+        delete_files(store, {*page} - named)
+
+
+def _delete_rows(session: Session, found: list[Mismatch]) -> None:
     rows = [mismatch.row for mismatch in found if mismatch.row is not None]
     # By id, as everybody locks runs: two that lock in other orders would wait for each other.
     for run_id in sorted({row.run_id for row in rows}):
@@ -190,11 +202,6 @@ def mend(session: Session, store: ObjectStore, found: list[Mismatch]) -> None:
         run.stored_bytes -= sum(row.stored_bytes for row in rows if row.run_id == run_id)
     for row in rows:
         session.execute(delete(type(row)).where(type(row).id == row.id))
-    keys = [mismatch.key for mismatch in found]
-    for first in range(0, len(keys), PAGE_FILES):
-        page = keys[first : first + PAGE_FILES]
-        named = {row.key for row in _rows(session, page)}  # also by what came since the comparison
-        delete_files(store, {*page} - named)
 
 
 def _open_bucket(url: str, retry_seconds: float) -> ObjectStore:

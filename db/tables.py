@@ -51,9 +51,13 @@ ENDED = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
 
 #: Where a run's training is: a worker's, by a recipe or a command, or elsewhere, and watched.
 RECIPE, COMMAND, WATCH = "recipe", "command", "watch"
-#: What a token may do: all that its user may, no more than some of it, or send watched runs and
-#: nothing else.
-FULL, READ, SUBMIT, STEER, WRITE = TOKENS = ("full", "read", "submit", "steer", "write")
+#: What a token may do: all that its user may, no more than some of it, or send watched runs, or one
+#: of them, and nothing else.
+FULL, READ, SUBMIT, STEER, WRITE, ONE_RUN = TOKENS = (
+    *("full", "read", "submit", "steer", "write", "run"),
+)
+#: Those that send, and do nothing else.
+SENDING = (WRITE, ONE_RUN)
 
 #: Bits of steps.flags; from bit 8 on, bit 8 + i says that optimizer i skipped.
 SKIPPED = 1
@@ -295,7 +299,8 @@ class SavedView(Table):
 class ApiToken(Table):
     """A token for scripts; only its hash is kept.
 
-    kind: one of TOKENS.  project: the only one that it opens.  expires_at: null: never.
+    kind: one of TOKENS.  project: the only one that it opens.  run_id: the only watched run that it
+    sends.  expires_at: null: never.
     """
 
     __tablename__ = "api_tokens"
@@ -306,6 +311,7 @@ class ApiToken(Table):
     name: Mapped[str]
     kind: Mapped[str] = mapped_column(default=FULL, server_default=FULL)
     project: Mapped[str | None]
+    run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))
     created_at: Mapped[float] = mapped_column(default=now())
     expires_at: Mapped[float | None]
     used_at: Mapped[float | None]
@@ -370,6 +376,7 @@ class Worker(Table):
     the same reason
     offers_commands: whether its operator lets people run command lines there
     walls_stand: whether its runs can open nothing that is private, nor look into other processes
+    walls: of what else its settings ask for, users and limits, "" or why it does not stand there
     only_run_id: of one that a cluster started, the run that it is for.  placement: of one that
     trains nothing itself, but asks that cluster for workers
     drained_at: since when it is to take nothing more.  drain_stops: nor to go on with what it has
@@ -388,6 +395,7 @@ class Worker(Table):
     device_memory_bytes: Mapped[float] = mapped_column(default=0.0, server_default="0")
     offers_commands: Mapped[bool] = mapped_column(default=False, server_default=false())
     walls_stand: Mapped[bool] = mapped_column(default=False, server_default=false())
+    walls: Mapped[dict[str, str]] = mapped_column(JSON, default=dict, server_default="{}")
     only_run_id: Mapped[int | None]
     placement: Mapped[str | None]
     drained_at: Mapped[float | None]

@@ -35,6 +35,7 @@ def register(
     versions: dict[str, Any],
     offers_commands: bool = False,
     walls_stand: bool = False,
+    walls: dict[str, str] | None = None,
     only_run_id: int | None = None,
     placement: str | None = None,
 ) -> Worker:
@@ -57,6 +58,7 @@ def register(
     worker.device_memory_bytes = device_memory_bytes(devices)
     worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
     worker.offers_commands, worker.walls_stand = offers_commands, walls_stand
+    worker.walls = walls or {}
     worker.only_run_id, worker.placement = only_run_id, placement
     worker.started_at = worker.seen_at = now()
     worker.stopped_at = None

@@ -349,13 +349,19 @@ class Client(AlertCalls):
         """Take runs out of the bin; the answer is that of `delete`."""
         return self.bulk("restore", run_ids)
 
-    def bulk(self, action: str, run_ids: Sequence[int], *, tag: str = "") -> dict[str, Any]:
+    def move(self, *run_ids: int, project: str) -> dict[str, Any]:
+        """Let runs belong to another project; the answer is that of `delete`."""
+        return self.bulk("move", run_ids, project=project)
+
+    def bulk(
+        self, action: str, run_ids: Sequence[int], *, tag: str = "", project: str | None = None
+    ) -> dict[str, Any]:
         """Do one thing with up to 200 runs, as far as it can be done with each.
 
-        action: add_tag or remove_tag, with a tag; cancel, delete, restore; or erase, which deletes
-        runs of the bin for good.
+        action: add_tag or remove_tag, with a tag; cancel, delete, restore; move, with a project; or
+        erase, which deletes runs of the bin for good.
         """
-        wanted = {"action": action, "runs": list(run_ids), "tag": tag}
+        wanted = {"action": action, "runs": list(run_ids), "tag": tag, "project": project}
         return self._post("/api/v1/runs/bulk", wanted)
 
     def bin(self) -> list[dict[str, Any]]:
@@ -458,6 +464,20 @@ class Client(AlertCalls):
         while (found := self.sweep(sweep_id))["status"] not in ENDED:
             time.sleep(LOOK_SECONDS)
         return found
+
+    def projects(self) -> list[dict[str, Any]]:
+        """Return the projects that you see, with what they may use and do."""
+        return list(self._get("/api/v1/projects"))
+
+    def rename_project(self, name: str, new_name: str) -> dict[str, Any]:
+        """Call a project otherwise. For operators."""
+        wanted = {"name": name, "new_name": new_name}
+        with spoken():
+            return dict(content(self._http.patch("/api/v1/projects/name", json=wanted)))
+
+    def delete_project(self, name: str) -> None:
+        """Delete a project that has no runs and no sweeps. For operators."""
+        self._delete(f"/api/v1/projects?name={quote(name, safe='')}")
 
     def workers(self) -> Iterator[dict[str, Any]]:
         """Yield the workers, in the order in which they came."""

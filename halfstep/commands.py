@@ -24,6 +24,7 @@ from halfstep.run_commands import (
     findings,
     fork,
     go_on,
+    move,
     restore,
     scale,
     series,
@@ -175,6 +176,7 @@ RUN = {
     "edit": edit,
     "delete": delete,
     "restore": restore,
+    "move": move,
 }
 
 
@@ -276,6 +278,30 @@ def upload(words: list[str]) -> None:
                 print(f"{folder}: {sent.page or 'not sent'}{more}", flush=True)
 
 
+def projects(words: list[str]) -> None:
+    """List projects; operators `projects rename NAME NEW_NAME`, and `delete NAME` an empty one."""
+    parser = parser_of("projects", projects)
+    commands = {"list": 0, "rename": 2, "delete": 1}
+    parser.add_argument("command", nargs="?", choices=commands, default="list")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    options = parser.parse_args(words)
+    if len(options.names) != commands[options.command]:
+        parser.error(
+            "allowed are a name and a new one with rename, one with delete, none with list"
+        )
+    with Client() as client:
+        if options.command == "delete":
+            client.delete_project(*options.names)
+            return
+        renames = options.command == "rename"
+        found = [client.rename_project(*options.names)] if renames else client.projects()
+    for each in found:
+        told = f"{each['devices_used']} devices, {each['queued_used']} queued"
+        print(
+            json.dumps(each) if options.json else f"{each['name'] or 'the first project'}: {told}"
+        )
+
+
 def mcp(words: list[str]) -> None:
     """Serve a server's runs to agents, by the Model Context Protocol over stdio."""
     try:
@@ -293,6 +319,7 @@ COMMANDS = {
     "import": import_,
     "login": login,
     "mcp": mcp,
+    "projects": projects,
     "run": run,
     "runs": runs,
     "show": show,

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import sys
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from halfstep.client import Client
@@ -138,20 +139,30 @@ def edit(words: list[str]) -> None:
 
 def delete(words: list[str]) -> None:
     """Put runs that have ended into the bin, from where `restore` takes them for some days."""
-    _bulk("delete", delete, words, "is in the bin")
+    _bulk("delete", _bulk_parser("delete", delete).parse_args(words), "is in the bin")
 
 
 def restore(words: list[str]) -> None:
     """Take runs out of the bin."""
-    _bulk("restore", restore, words, "is restored")
+    _bulk("restore", _bulk_parser("restore", restore).parse_args(words), "is restored")
 
 
-def _bulk(action: str, command: Any, words: list[str], outcome: str) -> None:
+def move(words: list[str]) -> None:
+    """Let runs go from one project to another, if you maintain both: `move 3 --project vision`."""
+    parser = _bulk_parser("move", move)
+    parser.add_argument("--project", required=True, help="'' is the one that there always is")
+    _bulk("move", parser.parse_args(words), "is moved")
+
+
+def _bulk_parser(action: str, command: Any) -> ArgumentParser:
     parser = parser_of(f"run {action}", command, "the exit code is 1 if one was refused")
     parser.add_argument("runs", type=int, nargs="+")
-    options = parser.parse_args(words)
+    return parser
+
+
+def _bulk(action: str, options: Namespace, outcome: str) -> None:
     with Client() as client:
-        answer = client.bulk(action, options.runs)
+        answer = client.bulk(action, options.runs, project=getattr(options, "project", None))
     if options.json:
         print(json.dumps(answer))
     else:

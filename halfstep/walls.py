@@ -73,6 +73,12 @@ class Wall:
 
     def build(self) -> None:
         """Enclose this thread and all that it starts from now on, for good. Raises OSError."""
+        rules = self.rules()
+        give_up_privileges()
+        enforce(rules)
+
+    def rules(self) -> int:
+        """Return what it is made of, for `enforce`, a file that is open. Raises OSError."""
         attributes = _Ruleset(ALL, 0, SCOPES if version() >= WITH_SIGNALS else 0)
         size = ctypes.sizeof(attributes)
         ruleset = _called(CREATE_RULESET, ctypes.byref(attributes), size, 0)
@@ -84,10 +90,18 @@ class Wall:
                 _allow(ruleset, Path(each), ALL)
             for each in self.read:
                 _allow(ruleset, Path(each), READ)
-            _give_up_privileges()
-            _called(RESTRICT_SELF, ruleset, 0)
-        finally:
+        except OSError:
             os.close(ruleset)
+            raise
+        return ruleset
+
+
+def enforce(rules: int) -> None:
+    """Enclose this thread and all that it starts from now on by `Wall.rules`. Raises OSError."""
+    try:
+        _called(RESTRICT_SELF, rules, 0)
+    finally:
+        os.close(rules)
 
 
 def can_stand() -> bool:
@@ -103,7 +117,7 @@ def version() -> int:
         return 0
 
 
-def _give_up_privileges() -> None:
+def give_up_privileges() -> None:
     """Keep of root's powers those over files alone; by others it could see through the wall."""
     libc = _libc()
     for each in CAPABILITIES:

@@ -1,8 +1,10 @@
 """What the supervisor and the work that it supervises tell each other of an attempt."""
 
+import shutil
 import signal
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from obstore.store import ObjectStore
@@ -11,6 +13,9 @@ from db.settings import Settings
 from db.tables import Run, Status
 from halfstep.attempt_files import AttemptFiles
 from halfstep.walls import Wall, can_stand
+from worker.enclosure import Enclosure
+from worker.limits import RunGroup
+from worker.run_users import RunUser, hidden
 
 LOST_LEASE = "its lease could not be renewed"
 
@@ -31,7 +36,7 @@ class Attempt:
     name.  recipe_file: where its source lies, if that is known.  started_at: the run's first start,
     by halfstep.clock.  remark: adds a line to the run's log.  keep_up: renews the lease while
     something takes long.  check_wanted: the same, and raises if the attempt is not to begin any
-    more.
+    more.  user: that it has to itself, if it has one.  group: its cgroup, if it has one.
     """
 
     settings: Settings
@@ -48,12 +53,50 @@ class Attempt:
     remark: Callable[[str], None]
     keep_up: Callable[[], None]
     check_wanted: Callable[[], None]
+    user: RunUser | None = None
+    group: RunGroup | None = None
 
     def temporary(self) -> dict[str, str]:
-        """Make the run's own folder of temporary files, and return the variable that names it."""
+        """Make the run's own folder of temporary files, and return the variables that name it: of a
+        run with a user of its own it is at home there.
+        """
         folder = self.files.temporary
         folder.mkdir(mode=0o700, exist_ok=True)
-        return {"TMPDIR": str(folder)}
+        if self.user is None:
+            return {"TMPDIR": str(folder)}
+        name = f"run-{self.user.number}"
+        return {"TMPDIR": str(folder), "HOME": str(folder), "USER": name, "LOGNAME": name}
+
+    def lent(self, path: str) -> str:
+        """Return where the run can read a file that is another's: of its own user's, a copy."""
+        if self.user is None or Path(path).is_relative_to(self.files.folder) or Path(path).is_dir():
+            return path
+        self.temporary()
+        copy = self.files.temporary / f"lent-{len(list(self.files.temporary.iterdir()))}"
+        copy = copy.with_suffix(Path(path).suffix)
+        shutil.copyfile(path, copy)
+        return str(copy)
+
+    def enclosed(self, argv: list[str], *reads: str) -> tuple[list[str], dict[str, str]]:
+        """Return what starts a program enclosed as this run is to be, and the variables for it.
+
+        reads: places that it needs to find, which a private /tmp would hide.
+        """
+        if self.user is None and self.group is None:
+            return argv, {}
+        enclosure = Enclosure(group=str(self.group.folder) if self.group else "")
+        if self.user is not None:
+            self.user.own(self.files.folder)
+            needed = (str(self.settings.data), sys.prefix, *filter(None, reads))
+            enclosure = replace(
+                enclosure,
+                user=self.user.number,
+                temporary=str(self.files.temporary),
+                places=hidden(needed),
+                processes=self.settings.run_processes,
+            )
+        start = [sys.executable, "-I", "-m", "worker.enclosure"]
+        return [*start, *argv], enclosure.variable()
 
     def wall(self, read: Sequence[str] = ()) -> dict[str, str]:
         """Return the variable that has the run's process wall itself off, if it can and shall.

@@ -30,13 +30,14 @@ def check_out(
     folder: Path,
     environment: Mapping[str, str],
     meanwhile: Callable[[], None],
+    user: int | None = None,
 ) -> str:
     """Make the folder hold this commit with its submodules; return its whole name.
 
     Of a repository on the network no submodule is of this machine.
 
     One that is there already, from an earlier attempt, stays as it is, with what the script has
-    left in it. meanwhile: called now and then; what it raises ends git.
+    left in it. meanwhile: called now and then; what it raises ends git.  user: whose it is then.
     Raises CannotCheckOut, OSError.
     """
 
@@ -61,6 +62,8 @@ def check_out(
         git("-C", str(partial), "checkout", "--quiet", "--detach", whole)
         git("-C", str(partial), "submodule", "--quiet", "update", "--init", "--recursive")
         partial.rename(folder)
+    elif user is not None:  # what its script has left there is nothing for root to look into
+        return _git(("-C", str(folder), "rev-parse", "HEAD"), OPTIONS, environment, meanwhile, user)
     return git("-C", str(folder), "rev-parse", "HEAD")
 
 
@@ -69,6 +72,7 @@ def _git(
     settings: Mapping[str, str],
     environment: Mapping[str, str],
     meanwhile: Callable[[], None],
+    user: int | None = None,
 ) -> str:
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     try:
@@ -81,6 +85,9 @@ def _git(
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
         )
     except FileNotFoundError as error:
         raise CannotCheckOut("git is not installed on this worker") from error

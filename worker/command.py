@@ -54,6 +54,7 @@ class Command:
             text = "The command begins anew; where it goes on from, its script has to know."
             attempt.remark(f"Attempt {attempt.files.attempt}. {text}")
         attempt.remark(f"$ {said['line']}" if words == argv else f"$ {' '.join(words)}")
+        self._places = (str(folder), said["venv"])
         job = {"argv": argv, "folder": str(folder), "started_at": attempt.started_at}
         write_file(attempt.files.job, job)
         scripts = (folder / word for word in words if word.endswith(".py"))
@@ -70,7 +71,8 @@ class Command:
         argv = [sys.executable, "-I", "-m", "worker.keeper", str(files.folder), str(files.attempt)]
         try:
             wall = self._attempt.wall()
-            return Child(argv, self._environment | wall, hidden=self._hidden)
+            argv, enclosure = self._attempt.enclosed(argv, *self._places)
+            return Child(argv, self._environment | wall | enclosure, hidden=self._hidden)
         except OSError as error:  # its variables are more than Linux takes, say
             raise CannotStart(f"it cannot be started: {error}", fault="code") from error
 
@@ -165,7 +167,12 @@ class Command:
         said, attempt = self._said, self._attempt
         try:
             commit = check_out(
-                said["git"], said["commit"], folder, self._environment, attempt.check_wanted
+                said["git"],
+                said["commit"],
+                folder,
+                self._environment,
+                attempt.check_wanted,
+                user=attempt.user.number if attempt.user else None,
             )
         except CannotCheckOut as error:
             raise CannotStart(str(error), fault="code") from error

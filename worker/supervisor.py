@@ -27,12 +27,14 @@ from db.tables import COMMAND, Status, Worker
 from halfstep.attempt_files import AttemptFiles, write_file
 from halfstep.clock import clock
 from halfstep.process import close_to_others
-from worker import environment
+from worker import environment, limits
 from worker.attempt import Attempt, CannotStart, Ending, disk_full
 from worker.child import Child
 from worker.command import Command
 from worker.gang import Gang, NodeLog, as_told, close, judged
+from worker.limits import RunGroup
 from worker.recorder import CannotRecord, Recorder, may_pass, wait_for
+from worker.run_users import NoneFree, RunUser
 from worker.samples import SystemMonitor
 from worker.training import Training, retention
 
@@ -73,6 +75,8 @@ class Supervisor:
         with database.reading() as session:
             is_alone = runs.get(session, run_id).nodes == 1
         self.gang = None if is_alone else Gang(settings, self.files, run_id, node)
+        self.user: RunUser | None = None
+        self.group: RunGroup | None = None
         self.trouble: str | None = None  # of another node, for which this one ended
         self.lease = {"ask": 0.0, "kill": 0.0}
         self.wanted = "run"  # by people, when the lease was last renewed
@@ -98,6 +102,11 @@ class Supervisor:
                 return self._follow(child)
             finally:
                 child.kill()
+                if self.user:
+                    self.user.clear()
+                    self.user.release()
+                if self.group:
+                    self.group.clear()
                 self.ended.set()
                 shutil.rmtree(self.files.temporary, ignore_errors=True)
         except CannotStart as error:
@@ -142,6 +151,7 @@ class Supervisor:
 
     def _prepare(self) -> None:
         """Have all ready that the training needs. Raises CannotStart, Fenced."""
+        self._lodge()
         with self.database.writing() as session:
             run = queue.held(session, self.run_id, self.attempt)
             started_at = clock() - queue.seconds_since_start(session, run)
@@ -163,6 +173,8 @@ class Supervisor:
                 remark=self.recorder.remark,
                 keep_up=self._keep_up,
                 check_wanted=self._check_wanted,
+                user=self.user,
+                group=self.group,
             )
             kind = Command if run.source == COMMAND else Training
             self.work: Command | Training = kind(attempt, session)
@@ -171,6 +183,18 @@ class Supervisor:
             self._note_environment(worker, node.devices)
             monitor = SystemMonitor(node.devices, cuda=is_cuda)
             self.recorder.begin(monitor, started_at, retention(run.settings))
+
+    def _lodge(self) -> None:
+        """Have the user and the cgroup that the run is to have to itself. Raises CannotStart."""
+        try:
+            self.user = self.user or RunUser.taken(self.settings)
+            if self.user:
+                self.user.own(self.folder)
+            if limits.asked(self.settings):
+                name = f"run-{self.run_id}-{self.attempt}-{self.node}"
+                self.group = RunGroup(self.settings, name)
+        except (NoneFree, OSError) as error:
+            raise CannotStart(f"it cannot be walled off: {error}") from error
 
     def _note_environment(self, worker: Worker, devices: list[int]) -> None:
         """Keep what the attempt is started in: if that is known, which it need not be. Raises

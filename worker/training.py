@@ -49,6 +49,8 @@ class Training:
             text = f"the checkpoint of run {run.parent_id} at step {run.parent_step} that it was to"
             raise CannotStart(f"{text} start from is missing or damaged")
         weights = bring_weights(attempt, self._weights) if resume is None else {}
+        resume = attempt.lent(resume) if resume else None
+        weights = {module: attempt.lent(path) for module, path in weights.items()}
         job = {
             "run": run.id,
             "attempt": run.attempt,
@@ -86,9 +88,12 @@ class Training:
         attempt = self._attempt
         env = {**gpus.environment(attempt.devices if attempt.is_cuda else [])}
         env |= {"OMP_NUM_THREADS": "1"} | attempt.temporary() | attempt.wall(self._read)
+        if attempt.user is not None:  # of the service's it has neither cache nor list of recipes
+            env["HALFSTEP_DATA"] = str(attempt.files.temporary)
+        argv, enclosure = attempt.enclosed(self._argv(), str(attempt.recipe_file or ""))
         if attempt.run.nodes > 1:
             env |= gang.environment(attempt.settings)
-        return Child(self._argv(), run_environment.of_recipes(attempt.settings) | env)
+        return Child(argv, run_environment.of_recipes(attempt.settings) | env | enclosure)
 
     def obey(self, wishes: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
         """Pass on what people want."""

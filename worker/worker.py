@@ -34,7 +34,7 @@ from db.tables import RunNode, Status
 from halfstep.output import say
 from halfstep.process import close_to_others
 from halfstep.walls import can_stand
-from worker import gang
+from worker import gang, limits, run_users
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
 from worker.offering import Offer, Offering
 from worker.recorder import CannotRecord, Recorder, in_short, may_pass
@@ -68,6 +68,7 @@ class Worker:
         self.settings = settings
         self.database = database
         self.only = only
+        self.without: dict[str, str] = {}  # variables, of what cannot stand here
         self.name = _name(settings, only)
         self.engine = SubprocessEngine()
         self.store = open_store(settings)
@@ -190,12 +191,36 @@ class Worker:
                 pid=os.getpid(),
                 offers_commands=self.settings.commands,
                 walls_stand=self.settings.walls and can_stand(),
+                walls=self._walls(len(offer["devices"])),
                 only_run_id=self.only,
                 **offer,
             )
             self.id = worker.id
         offered = [*_names(offer), *(["commands"] if self.settings.commands else [])]
         _say(f"{self.name} offers {len(offer['devices'])} x {cpu['name']}: {', '.join(offered)}")
+
+    def _walls(self, devices: int) -> dict[str, str]:
+        """Return of what the settings ask for why it does not stand, "" if it does; supervisors are
+        told to do without.
+        """
+        settings, found = self.settings, {}
+        if settings.run_users:
+            found["users"] = run_users.obstacle(settings, devices)
+        if found.get("users"):
+            self.without["HALFSTEP_RUN_USERS"] = ""
+            settings = settings.model_copy(update={"run_users": ""})
+        if settings.run_users and settings.run_processes:
+            found["processes"] = ""
+        asked = limits.asked(settings)
+        why = limits.obstacle(settings) if asked else ""
+        for name in asked:
+            found[name.removeprefix("run_").removesuffix("_gib")] = why
+            if why:
+                self.without[f"HALFSTEP_{name}".upper()] = "0"
+        for name, reason in found.items():
+            if reason:
+                _say(f"runs go without what was asked for, {name}: {reason}")
+        return found
 
     def _offer_anew(self) -> None:
         """Offer recipes as they are now; of their devices and versions nothing changes."""
@@ -245,7 +270,7 @@ class Worker:
         words = map(str, (node.run_id, node.attempt, node.node))
         argv = [sys.executable, "-m", "worker.supervisor", *words]
         try:
-            handle = self.engine.launch(folder, node.attempt, argv, {})
+            handle = self.engine.launch(folder, node.attempt, argv, self.without)
         except (AlreadyLaunched, OSError) as error:
             # Such as a data folder that belongs to another database.
             reason = f"its supervisor could not be started in {folder}: {error}"

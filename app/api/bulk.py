@@ -20,11 +20,12 @@ class BulkAction(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     action: Annotated[
-        Literal["add_tag", "remove_tag", "cancel", "delete", "restore", "erase"],
-        Field(description="erase: of runs in the bin, for good"),
+        Literal["add_tag", "remove_tag", "cancel", "delete", "restore", "erase", "move"],
+        Field(description="erase: of runs in the bin, for good; move: to another project"),
     ]
     runs: Annotated[list[RunId], Field(min_length=1, max_length=bulk.MOST_RUNS)]
     tag: Annotated[Text, Field(description="To add or to remove")] = ""
+    project: Annotated[Text | None, Field(description="To move to; '' is the first one")] = None
 
 
 class RefusedRun(BaseModel):
@@ -47,6 +48,19 @@ def act_on_runs(wanted: BulkAction, session: Db, visitor: SignedIn) -> BulkAnswe
     if bool(wanted.tag.strip()) != (wanted.action in bulk.TAGGING):
         text = f"{wanted.tag[:100]!r} with {wanted.action}; allowed: a text with add_tag, "
         raise Invalid({"tag": text + "remove_tag, and none with the others"})
-    done, refused = bulk.act(session, visitor.user, wanted.action, wanted.runs, wanted.tag)
+    if (wanted.project is not None) != (wanted.action == bulk.MOVE):
+        said = "none" if wanted.project is None else repr(wanted.project[:100])
+        text = (
+            f"{said} with {wanted.action}; allowed: a project with move, and none with the others"
+        )
+        raise Invalid({"project": text})
+    done, refused = bulk.act(
+        session,
+        visitor.user,
+        wanted.action,
+        wanted.runs,
+        tag=wanted.tag,
+        project=wanted.project or "",
+    )
     deeds.done_to(session, done)
     return BulkAnswer(done=done, refused=[RefusedRun(**vars(each)) for each in refused])

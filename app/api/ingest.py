@@ -1,6 +1,6 @@
 """What uploaders of watched runs send: the run, its spool and files piece by piece, its end.
 
-A token of either kind opens these routes, a browser's cookie does not. Everything may be sent
+A token that may send opens these routes, a browser's cookie does not. Everything may be sent
 again: 409 "offset" says where to go on, "fenced" that a later attempt has begun, "ended" that the
 run is over.
 """
@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from app import deeds
 from app import ingest as pieces
 from app.arrivals import Arrival, take_file
-from app.auth import NotForSending, Sender
+from app.auth import Sender, check_may_send
 from app.context import Db, TheSettings, ingesting
 from app.ingest import Place
 from app.parameters import RowId, flaws, outsized
@@ -91,12 +91,12 @@ class Told(BaseModel):
 @router.post("")
 def begin(told: WatchedRun, session: Db, sender: Sender, request: Request) -> Begun:
     """Make a run, or find it again by its own id; a higher attempt shuts out the one before."""
-    if request.state.only not in (None, told.project or ""):
-        raise NotForSending
+    known = ingest.known(session, sender, told.id)
+    place = (known.id, known.project) if known else (None, told.project or "")
+    check_may_send(request.state.known, *place)
     config = json_safe(told.config or {})
     if errors := outsized(config) or flaws(config, "config") | flaws(told.versions, "versions"):
         raise Invalid(errors)
-    is_known = ingest.is_known(session, sender, told.id)
     attempt = ingest.begin(
         session,
         sender,
@@ -110,7 +110,7 @@ def begin(told: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
         host=told.host,
         versions=told.versions,
     )
-    if not is_known:
+    if known is None:
         deeds.note_now(session, request, sender, "a watched run began", attempt.run_id)
     return Begun(
         run=attempt.run_id,

@@ -58,6 +58,13 @@ class ProjectName(BaseModel):
     name: Text
 
 
+class Rename(BaseModel):
+    """What a project is called, and shall be."""
+
+    name: Text
+    new_name: Text
+
+
 class Member(BaseModel):
     """Somebody with a role in a project."""
 
@@ -85,6 +92,20 @@ def change_project(wanted: ProjectChange, session: Db, _visitor: SignedIn) -> Pr
     project = projects.get(session, wanted.name)
     project.viewers_download = wanted.viewers_download
     return _rows(session, [project])[0]
+
+
+@router.patch("/name")
+def rename_project(wanted: Rename, session: Db, _visitor: SignedIn) -> ProjectRow:
+    """Call a project otherwise; its runs, sweeps, roles, tokens and rules stay its own. For
+    operators.
+    """
+    return _rows(session, [projects.rename(session, wanted.name, wanted.new_name)])[0]
+
+
+@router.delete("", status_code=204)
+def delete_project(session: Db, _visitor: SignedIn, name: Annotated[Text, Query()]) -> None:
+    """Delete a project without runs and sweeps. For operators."""
+    projects.delete_empty(session, name)
 
 
 @router.put("/quota")

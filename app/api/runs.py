@@ -11,11 +11,13 @@ from app.command_lines import Command, as_submitted
 from app.configuration import Setting
 from app.context import Db, TheSettings
 from app.parameters import RunId, Sort, Text, flaws
+from app.rights import check_project
 from app.submission import Submission, submit
 from app.summary import Number, RunSummary, summarise, summarise_all
-from db import labels, runs, sweeps
+from db import labels, projects, runs, sweeps
 from db.conditions import ORDERS
 from db.errors import Invalid
+from db.rights import Right
 from db.tables import Status
 
 router = APIRouter(prefix="/runs", tags=["runs"])
@@ -98,6 +100,12 @@ class Priority(BaseModel):
     """Higher starts sooner."""
 
     priority: Annotated[int, Field(ge=-100, le=100)]
+
+
+class Destination(BaseModel):
+    """Where a run shall belong."""
+
+    project: Annotated[Text, Field(description="'' is the one that there always is")]
 
 
 class WantedScale(BaseModel):
@@ -220,6 +228,16 @@ def edit_run(
     seen = wanted.seen.model_dump(exclude_none=True) if wanted.seen else None
     labels.edit(session, run_id, visitor.user, changes, seen)
     return get_run(run_id, session, settings, visitor)
+
+
+@router.put("/{run_id}/project")
+def move_run(
+    run_id: RunId, wanted: Destination, session: Db, settings: TheSettings, visitor: SignedIn
+) -> RunSummary:
+    """Let a run belong to another project. For who maintains both."""
+    check_project(session, Right.MOVE, wanted.project)
+    projects.move(session, run_id, visitor.user, wanted.project)
+    return _summary(session, run_id, settings)
 
 
 @router.get("/{run_id}/config")

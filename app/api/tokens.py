@@ -20,13 +20,14 @@ class TokenName(BaseModel):
 
     name: Text
     kind: Annotated[
-        Literal["full", "read", "submit", "steer", "write"],
+        Literal["full", "read", "submit", "steer", "write", "run"],
         Field(
-            description="All that you may; look and download; submit besides; steer besides; or "
-            "send watched runs and nothing else"
+            description="All that you may; look and download; submit besides; steer besides; send "
+            "watched runs and nothing else; or send one watched run and nothing else"
         ),
     ] = "full"
     project: Annotated[Text | None, Field(description="The only one it opens; null: all")] = None
+    run_id: Annotated[RowId | None, Field(description="Of kind run: the one that it sends")] = None
     days: Annotated[int | None, Field(description="How long it lasts; null: for ever")] = (
         accounts.TOKEN_DAYS
     )
@@ -41,6 +42,7 @@ class TokenRow(BaseModel):
     name: str
     kind: str
     project: str | None
+    run_id: int | None
     created_at: float
     expires_at: float | None
     used_at: float | None
@@ -77,6 +79,7 @@ def make_token(
         wanted.name,
         wanted.kind,
         project=wanted.project,
+        run_id=wanted.run_id,
         days=wanted.days,
     )
     return NewToken(**TokenRow.model_validate(row).model_dump(), token=token)

@@ -35,6 +35,12 @@ class WorkerState(BaseModel):
         bool,
         Field(description="Whether its runs can neither open what is private nor see processes"),
     ]
+    walls: Annotated[
+        dict[str, str],
+        Field(
+            description="users, memory, processes, cpus, if asked for: '' or why it does not stand"
+        ),
+    ]
     drained_at: Annotated[float | None, Field(description="Since when it takes nothing more")]
     drain_stops: Annotated[bool, Field(description="Nor goes on with what it has")]
     only_run_id: Annotated[

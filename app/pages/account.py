@@ -14,13 +14,18 @@ from app.parameters import RowId, Text
 from app.rendering import page
 from db import accounts, projects, tries
 from db.errors import Invalid
-from db.tables import FULL, SignInSession, User
+from db.tables import FULL, LARGEST_ID, SignInSession, User
 
 router = APIRouter(prefix="/account")
 
 #: Of a token, that it opens every project: no project is called so.
 ANY = "*"
-KINDS = {"full": "do all that I may", **rights.KINDS, "write": "send watched runs"}
+KINDS = {
+    "full": "do all that I may",
+    **rights.KINDS,
+    "write": "send watched runs",
+    "run": "send one watched run",
+}
 
 
 @router.get("")
@@ -70,6 +75,7 @@ def make_token(
     name: Annotated[Text, Form()] = "",
     kind: Annotated[Text, Form()] = FULL,
     project: Annotated[Text, Form()] = ANY,
+    run_id: Annotated[Text, Form()] = "",
     days: Annotated[Text, Form()] = str(accounts.TOKEN_DAYS),
 ) -> HTMLResponse:
     """Make a token and show it, this once."""
@@ -80,7 +86,8 @@ def make_token(
             name,
             kind,
             project=None if project == ANY else project,
-            days=_days(days),
+            run_id=_number("run_id", run_id, LARGEST_ID),
+            days=_number("days", days, accounts.MOST_TOKEN_DAYS),
         )
     except Invalid as error:
         return _account(request, session, visitor, at_browser, errors=error.errors)
@@ -97,12 +104,12 @@ def revoke_token(
     return RedirectResponse("/account", status_code=303)
 
 
-def _days(text: str) -> int | None:
+def _number(field: str, text: str, most: int) -> int | None:
     if not text.strip():
         return None
-    if not text.strip().isdecimal() or len(text) > len(str(accounts.MOST_TOKEN_DAYS)):
-        allowed = f"1 to {accounts.MOST_TOKEN_DAYS}, or nothing"
-        raise Invalid({"days": f"{text[:100]!r} is not allowed; allowed: {allowed}"})
+    if not text.strip().isdecimal() or not 1 <= int(text[:100]) <= most:
+        allowed = f"1 to {most}, or nothing"
+        raise Invalid({field: f"{text[:100]!r} is not allowed; allowed: {allowed}"})
     return int(text)
 
 

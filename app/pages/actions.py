@@ -11,9 +11,9 @@ from starlette.datastructures import FormData
 from app import continuing, deeds
 from app.auth import SignedIn, local_path
 from app.context import Db, Posted
-from app.parameters import RunId, as_run_id
-from app.rights import check
-from db import runs
+from app.parameters import RunId, Text, as_run_id
+from app.rights import check, check_project
+from db import projects, runs
 from db.rights import Right
 from db.tables import User
 
@@ -56,6 +56,16 @@ def set_priority(
     """Let a waiting run start sooner or later than others."""
     runs.set_priority(session, run_id, priority, visitor.user)
     return _back_to_list(posted)
+
+
+@router.post("/runs/{run_id}/project")
+def move_to_project(
+    run_id: RunId, session: Db, visitor: SignedIn, project: Annotated[Text, Form()] = ""
+) -> RedirectResponse:
+    """Let it belong to another project."""
+    check_project(session, Right.MOVE, project)
+    projects.move(session, run_id, visitor.user, project)
+    return _back(run_id)
 
 
 @router.post("/runs/{run_id}/continuation")

@@ -12,7 +12,7 @@ from app.parameters import Text
 from app.rendering import page
 from app.rights import check_project
 from db import notes, people, projects, quotas, rights
-from db.errors import Invalid, NotFound
+from db.errors import Conflict, Invalid, NotFound
 from db.rights import ROLES, Right
 
 router = APIRouter(prefix="/projects")
@@ -35,6 +35,37 @@ def make_project(
         projects.make(session, name)
     except Invalid as error:
         return _projects(request, session, visitor, name=name, errors=error.errors)
+    return RedirectResponse("/projects", status_code=303)
+
+
+@router.post("/name")
+def rename_project(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    project: Project = projects.DEFAULT,
+    new_name: Annotated[Text, Form()] = "",
+) -> Response:
+    """Call it otherwise."""
+    try:
+        projects.rename(session, project, new_name)
+    except Invalid as error:
+        errors = {"new_name": error.errors["name"]}
+        typed = {"new_name": new_name}
+        return _projects(request, session, visitor, errors=errors, at=project, typed=typed)
+    return RedirectResponse("/projects", status_code=303)
+
+
+@router.post("/deletion")
+def delete_project(
+    request: Request, session: Db, visitor: SignedIn, project: Project = projects.DEFAULT
+) -> Response:
+    """Delete it, if it is empty."""
+    try:
+        projects.delete_empty(session, project)
+    except (Conflict, Invalid) as error:
+        errors = {"deletion": str(error)}
+        return _projects(request, session, visitor, errors=errors, at=project)
     return RedirectResponse("/projects", status_code=303)
 
 

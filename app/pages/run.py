@@ -64,6 +64,7 @@ def show_run(
         "run.html",
         visitor=visitor,
         may=visitor.rights(run),
+        destinations=[*filter(run.project.__ne__, visitor.destinations(session))],
         sharing=sharing_of(session, visitor, [run]),
         tabs=TABS.items(),
         tab=tab if tab in TABS else next(iter(TABS)),

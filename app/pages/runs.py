@@ -104,6 +104,7 @@ def list_runs(
         columns=shown,
         others=[each for each in BUILT_IN.values() if each not in shown],
         chosen=columns.address(shown),
+        destinations=visitor.destinations(session),
         group=group,
         groups=found,
         narrowed_filters=[

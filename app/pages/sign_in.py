@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Form, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
 
 from app import deeds
 from app.auth import (
@@ -20,7 +21,7 @@ from app.brake import client_of
 from app.context import Db, Hashing, TheDatabase, TheSettings
 from app.parameters import Text
 from app.rendering import page
-from app.sso import MINUTES, Provider, SsoFailed
+from app.sso import MINUTES, Claims, Provider, SsoFailed
 from db import accounts, roles_of_groups, tries
 from db.errors import NotFound, Refused
 from db.settings import Settings
@@ -125,21 +126,36 @@ def begin_sso(request: Request, sso: TheProvider, next: str = "/") -> Response: 
     return response
 
 
-@router.get("/sign-in/sso/answer")
-def finish_sso(
-    request: Request,
-    database: TheDatabase,
-    settings: TheSettings,
-    sso: TheProvider,
-    code: Text = "",
-    state: Text = "",
-    error: Text = "",
-) -> Response:
-    """Sign in whom the provider has, with the roles of their groups."""
+Answered = tuple[Claims, str] | SsoFailed
+
+
+async def _answered(
+    request: Request, sso: TheProvider, code: Text = "", state: Text = "", error: Text = ""
+) -> Answered:
+    """Return whom the provider has signed in and where to go, or what is wrong: before the turn
+    with the database, which nobody is to hold while the provider takes its time.
+    """
     try:
         if error or not code:
             raise SsoFailed(f"The provider refused: {error[:100] or 'it sent no code'}.")
-        claims, target = sso.finish(request.cookies.get(SSO_COOKIE, ""), state, code)
+        cookie = request.cookies.get(SSO_COOKIE, "")
+        return await run_in_threadpool(sso.finish, cookie, state, code)
+    except SsoFailed as failure:
+        return failure
+
+
+@router.get("/sign-in/sso/answer")
+def finish_sso(
+    request: Request,
+    answered: Annotated[Answered, Depends(_answered)],
+    database: TheDatabase,
+    settings: TheSettings,
+) -> Response:
+    """Sign in whom the provider has, with the roles of their groups."""
+    try:
+        if isinstance(answered, SsoFailed):
+            raise answered
+        claims, target = answered
         response: Response = RedirectResponse(local_path(target), status_code=303)
         with database.writing() as session:
             user = accounts.user_of_subject(session, claims.subject, claims.name)

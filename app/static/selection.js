@@ -6,7 +6,7 @@ import { matchRows } from 'rows'
 import { still } from 'still'
 
 const MOST_COMPARED = 50
-/** What was done with so many runs. @type {Record<string, (runs: string, tag: string) => string>} */
+/** What was done with so many runs. @type {Record<string, (runs: string, text: string) => string>} */
 const DONE = {
   add_tag: (runs, tag) => `Tagged ${runs} ${tag}.`,
   remove_tag: (runs, tag) => `${runs} without the tag ${tag}.`,
@@ -14,6 +14,7 @@ const DONE = {
   delete: (runs) => `${runs} in the bin.`,
   restore: (runs) => `${runs} restored.`,
   erase: (runs) => `${runs} going for good.`,
+  move: (runs, project) => `${runs} moved to ${project || 'the first project'}.`,
 }
 /** @param {number} n */
 const inWords = (n) => (n === 1 ? '1 run' : `${count(n)} runs`)
@@ -31,12 +32,12 @@ export const refetchRows = async (body) => {
   })
 }
 
-/** @param {string} action @param {number[]} runs @param {string} tag */
-const ask = async (action, runs, tag = '') => {
+/** @param {string} action @param {number[]} runs @param {{tag?: string, project?: string}} to */
+const ask = async (action, runs, to) => {
   const answer = await fetch('/api/v1/runs/bulk', {
     method: 'POST',
     headers: { 'X-CSRF-Token': document.querySelector('meta[name=csrf-token]').content, 'Content-Type': 'application/json' },
-    body: JSON.stringify({ action, runs, tag }),
+    body: JSON.stringify({ action, runs, ...to }),
   })
   const said = await answer.json()
   if (!answer.ok) throw new Error(said.detail)
@@ -51,6 +52,7 @@ const ask = async (action, runs, tag = '') => {
 export const createSelection = (list, refetch) => {
   const bar = list.querySelector('[data-selection]')
   const tag = bar.querySelector('[data-tag]')
+  const project = bar.querySelector('[data-project]')
   const refused = bar.querySelector('[data-refused]')
   const boxes = () => [...list.querySelectorAll('[name=run]:not(:disabled)')]
   const ticked = () => boxes().filter((box) => box.checked)
@@ -82,12 +84,12 @@ export const createSelection = (list, refetch) => {
   /** @param {string} action @param {number[]} ids */
   const act = async (action, ids) => {
     if (action === 'erase' && !(await isConfirmed(ids))) return
-    const text = tag?.value.trim() ?? ''
+    const text = (action === 'move' ? project?.value : tag?.value.trim()) ?? ''
     const isTagging = action.endsWith('_tag')
     if (isTagging && !text) return tag.focus()
     bar.inert = true
     try {
-      const { done, refused: others } = await ask(action, ids, isTagging ? text : '')
+      const { done, refused: others } = await ask(action, ids, action === 'move' ? { project: text } : isTagging ? { tag: text } : {})
       tell(action, done, others, text)
       if (!bar.contains(document.activeElement)) list.focus() // its own button may go, and a cell in use stays
       await refetch()

@@ -49,7 +49,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(['project'], ['projects.name'], name='fk_presets_project'),
         sa.ForeignKeyConstraint(['user_id'], ['users.id'], name='fk_presets_user_id'),
         sa.PrimaryKeyConstraint('id', name='pk_presets'),
-        sa.UniqueConstraint('project', 'name', name='uq_presets_project'),
+        sa.UniqueConstraint('project', 'name', name='uq_presets_project_name'),
     )
 
 

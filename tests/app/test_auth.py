@@ -1,6 +1,7 @@
 """Nobody comes in without being asked who they are."""
 
 import re
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -12,9 +13,10 @@ from starlette.testclient import TestClient
 from app.auth import local_path
 from db import accounts
 from db.database import Database
-from db.tables import ApiToken, User
+from db.tables import ApiToken, Project, Run, User
 from tests.app.conftest import csrf_token
-from tests.app.uploading import write_token
+from tests.app.uploading import Uploader, write_token
+from tests.db.telemetry_made import make_steps
 from tests.site import until
 
 #: The last one answers with another address, and that one asks.
@@ -88,13 +90,44 @@ def test_a_token_that_writes_opens_nothing_but_the_ingest(
     app: FastAPI, database: Database, ada: User, stranger: TestClient
 ) -> None:
     """Every other route answers 403 with a sentence; none can forget."""
-    headers = {"Authorization": f"Bearer {write_token(database, ada)}"}
+    writing = {"Authorization": f"Bearer {write_token(database, ada)}"}
+    _check_it_only_sends(app, stranger, writing, (404, 422))
+
+
+def test_a_token_for_one_run_opens_nothing_but_its_ingest(
+    app: FastAPI, database: Database, ada: User, stranger: TestClient, tmp_path: Path
+) -> None:
+    """Nor the ingest of another run, its owner's too, or of one that is not there yet."""
+    with database.writing() as session:
+        full, _row = accounts.make_api_token(session, ada, "full")
+    uploader = Uploader(stranger, full, tmp_path)
+    uploader.begin(id="0" * 32)
+    its_run = uploader.begin().json()["run"]
+    with database.writing() as session:
+        sending = accounts.make_api_token(session, ada, "its", "run", run_id=its_run)[0]
+    uploader.headers = {"Authorization": f"Bearer {sending}"}
+    assert its_run == 2
+    _check_it_only_sends(app, stranger, uploader.headers, (403, 422))
+    for other in ("0" * 32, "1" * 32):
+        assert uploader.begin(id=other).json()["code"] == "not_for_sending"
+    with uploader.spool() as spool:
+        spool.steps(make_steps([1.0]))
+    assert uploader.begin(project="made-by-it").json()["run"] == its_run
+    assert (uploader.send().status_code, uploader.end(step=1).status_code) == (200, 200)
+    with database.reading() as session:
+        assert session.get_one(Run, its_run).step == 1
+        assert session.get(Project, "made-by-it") is None
+
+
+def _check_it_only_sends(
+    app: FastAPI, client: TestClient, headers: dict[str, str], at_ingest: tuple[int, ...]
+) -> None:
     for method, path in _routes(app):
         if path in PUBLIC:
             continue
-        answer = stranger.request(method, re.sub(r"\{[^}]+\}", "1", path), headers=headers)
+        answer = client.request(method, re.sub(r"\{[^}]+\}", "1", path), headers=headers)
         if path.startswith("/api/v1/ingest"):
-            assert answer.status_code in (404, 422), f"{method} {path}: {answer.status_code}"
+            assert answer.status_code in at_ingest, f"{method} {path}: {answer.status_code}"
             continue
         if path.startswith("/shared/"):  # which no token opens
             assert answer.status_code == 401, f"{method} {path}: {answer.status_code}"
@@ -102,7 +135,7 @@ def test_a_token_that_writes_opens_nothing_but_the_ingest(
         assert answer.status_code == 403, f"{method} {path}: {answer.status_code}"
         if method != "HEAD":
             assert answer.json()["code"] == "write_only"
-            assert "may send watched runs and nothing else" in answer.json()["detail"]
+            assert "may send what is watched and nothing else" in answer.json()["detail"]
 
 
 def test_a_reader_with_a_token_waits_for_no_writer(

@@ -266,6 +266,8 @@ def test_what_operators_read_is_json_too(
     [saved] = told("backup", str(tmp_path / "backup"))
     assert (saved["files"], saved["left_out"]) == (0, [])
     assert saved["rows"] > 0
+    [gone] = told("storage", "prune", "--logs", "0", "--yes")[-1:]
     with database.reading() as session:
-        deed = session.scalars(select(Deed.deed).order_by(Deed.id.desc())).first()
-    assert deed == "halfstep backup"
+        deeds = session.scalars(select(Deed.deed).order_by(Deed.id)).all()
+    assert {"halfstep backup", "halfstep rebuild"} <= {*deeds}
+    assert (deeds[-1] == "halfstep storage prune") == ("pruned" in gone)

@@ -14,7 +14,8 @@ import psutil
 import pytest
 import schemathesis
 from fastapi import FastAPI
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as trying
 from schemathesis import Case, GenerationMode
 from starlette.testclient import TestClient
 
@@ -22,7 +23,9 @@ from app.api.docs import describe
 from db import accounts, projects
 from db.database import Database
 from db.rights import MAINTAINER, MEMBER, VIEWER
-from db.tables import FULL, READ, STEER, SUBMIT, WRITE, Run, User
+from db.settings import Settings
+from db.tables import FULL, ONE_RUN, READ, STEER, SUBMIT, WRITE, Run, User
+from tests.db.conftest import make_watched
 from tests.db.telemetry_made import make_metric, make_steps, record
 
 ROUNDS = int(os.environ.get("HALFSTEP_FUZZ_ROUNDS", "1"))
@@ -35,12 +38,13 @@ EVERYBODY = [
     ("member", SUBMIT),
     ("maintainer", STEER),
     ("maintainer", WRITE),
+    ("maintainer", ONE_RUN),
     ("operator", READ),
     ("operator", FULL),
 ]
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 #: The requests are the same each time, but for the long way.
-configured = settings(
+configured = trying(
     max_examples=len(EVERYBODY),
     phases=[Phase.generate],
     database=None,
@@ -72,18 +76,21 @@ def _headers(database: Database, people: dict[str, User], name: str, kind: str) 
     if name == "stranger":
         return {}
     with database.writing() as session:
-        token, _row = accounts.make_api_token(session, people[name], "fuzz", kind)
+        user = people[name]
+        run_id = make_watched(session, user).run_id if kind == ONE_RUN else None
+        token, _row = accounts.make_api_token(session, user, "fuzz", kind, run_id=run_id)
     return {"Authorization": f"Bearer {token}"}
 
 
 def test_whatever_is_sent_gets_an_answer_that_is_documented(
-    app: FastAPI, database: Database, people: dict[str, User], running: Run
+    app: FastAPI, settings: Settings, database: Database, people: dict[str, User], running: Run
 ) -> None:
     """No 5xx and no status that the description lacks, whoever asks and whatever for; and sent for
     long, the server's memory does not grow.
     """
     if database.engine.dialect.name != "sqlite" and not IS_FULL:
         pytest.skip("`make test-security` does it on PostgreSQL too")
+    settings.data.mkdir(exist_ok=True)  # as a server has it, which keeps its key of secrets there
     record(database, running, make_steps([1.0, 2.0]), events=[make_metric(1, 1.0)])
     everybody = cycle([_headers(database, people, *each) for each in EVERYBODY])
     wrong: list[str] = []

@@ -18,6 +18,7 @@ from db.rights import MAINTAINER, MEMBER, VIEWER
 from db.settings import Settings
 from db.tables import ApiToken, Deed, User
 from tests.app.conftest import submit
+from tests.db.conftest import make_watched
 
 
 def _script(app: FastAPI, database: Database, user: User, **of: Any) -> TestClient:
@@ -231,6 +232,8 @@ def test_accounts_are_kept_from_a_terminal(
     """Made with a link, given a role, shut out; what cannot be ends in a sentence."""
     monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", settings.database_url)
+    with database.writing() as session:
+        sent = make_watched(session, ada)
     for words in (
         ["add", "carol", "--role", "viewer"],
         ["role", "carol", "maintainer"],
@@ -238,6 +241,7 @@ def test_accounts_are_kept_from_a_terminal(
         ["role", "ada", "none"],
         ["change", "carol", "commands"],
         ["change", "carol", "deactivate"],
+        ["token", str(sent.run_id), "--json"],
         ["list"],
     ):
         with pytest.raises(SystemExit) as end:
@@ -245,6 +249,11 @@ def test_accounts_are_kept_from_a_terminal(
         assert not end.value.code, words
     told = capsys.readouterr().out
     assert "/?token=" in told
+    token = json.loads(next(line for line in told.splitlines() if line.startswith("{")))["token"]
+    with database.reading() as session:
+        known = accounts.find_api_token(session, token)
+    assert known is not None
+    assert (known.user.name, known.kind, known.run_id) == ("ada", "run", sent.run_id)
     assert "ada: operator\n" in told
     assert "carol: maintainer of the first project, may run commands, deactivated\n" in told
     with database.reading() as session:
@@ -260,6 +269,7 @@ def test_accounts_are_kept_from_a_terminal(
         (["role", "ada", "king"], "'king' is not allowed"),
         (["change", "ada", "dance"], "'dance' is not allowed"),
         (["change", "ada", "remove"], "last operator"),
+        (["token", "99"], "no run 99"),
     ):
         with pytest.raises(SystemExit, match=message):
             user(words)

@@ -1,5 +1,6 @@
 """Signing in at a provider of identities, a real one that runs beside."""
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -12,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 from pydantic import SecretStr
 from sqlalchemy import select
 from starlette.testclient import TestClient
@@ -119,6 +121,23 @@ def test_somebody_signs_in_with_the_roles_of_their_groups(
     answer = stranger.get(_agree(_begin(stranger), "1"))
     assert (answer.status_code, "shut out" in answer.text) == (401, True)
     assert stranger.get("/runs").status_code == 303
+
+
+def test_nobody_waits_while_the_provider_takes_its_time(
+    stranger: TestClient, app: FastAPI, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No turn with the database is held meanwhile, which all other requests would wait for."""
+    back = _agree(_begin(stranger), "1")
+    finish, held = app.state.sso.finish, []
+
+    def watched(*given: str) -> Any:
+        held.append(app.state.turns.locked())
+        return finish(*given)
+
+    monkeypatch.setattr(app.state, "turns", asyncio.Semaphore(1))
+    monkeypatch.setattr(app.state.sso, "finish", watched)
+    assert stranger.get(back).status_code == 303
+    assert held == [False]
 
 
 def test_an_account_is_not_taken_over_by_its_name(

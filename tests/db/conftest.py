@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from db import claiming, queue, runs, workers
+from db import claiming, ingest, queue, runs, workers
 from db.database import Database
-from db.tables import Run, User, Worker
+from db.tables import Run, User, WatchedAttempt, Worker
 
 CPU = {"kind": "cpu", "index": 0, "memory_bytes": 8 * 2**30, "fp16": True, "bf16": False}
 DIGITS = {"name": "digits", "title": "Digits", "description": "", "schema": {"type": "object"}}
@@ -29,6 +29,13 @@ def submit_command(session: Session, owner: User, line: str = "true", **changes:
     command |= {name: changes.pop(name) for name in command.keys() & changes.keys()}
     values: dict[str, Any] = {"name": "script", "command": command, "config": {}}
     return runs.submit_command(session, owner=owner, **(values | changes))
+
+
+def make_watched(session: Session, owner: User, **changes: Any) -> WatchedAttempt:
+    """Begin a watched run."""
+    values: dict[str, Any] = {"name": "n", "project": "", "config": {}, "tags": "", "host": ""}
+    values |= {"started_at": 0.0, "versions": {}}
+    return ingest.begin(session, owner, "0" * 32, 1, **(values | changes))
 
 
 def claim(session: Session, worker: Worker, **changes: Any) -> Run | None:

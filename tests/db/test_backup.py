@@ -2,6 +2,8 @@
 
 import hashlib
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import obstore
@@ -12,12 +14,14 @@ from sqlalchemy import func, select
 from db import (
     accounts,
     artifacts,
+    backup,
     checkpoints,
     history,
     queue,
     run_settings,
     runs,
     series,
+    storage,
     telemetry,
     uploads,
 )
@@ -54,6 +58,36 @@ def store(database: Database, running: Run) -> MemoryStore:
         artifacts.publish(session, running.id, 1, sample, ARTIFACT)
         queue.end(session, running.id, 1, Status.FINISHED)
     return store
+
+
+def test_the_store_is_waited_for_in_no_transaction(
+    database: Database, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither as a backup is restored nor as what does not match is deleted: others would wait."""
+    open_at_work: list[int] = []
+
+    def watching(module: ModuleType, name: str) -> None:
+        before = getattr(module, name)
+
+        def work(*given: Any, **options: Any) -> Any:
+            open_at_work.append(database.engine.pool.checkedout())  # type: ignore[attr-defined]
+            return before(*given, **options)
+
+        monkeypatch.setattr(module, name, work)
+
+    watching(backup, "put_file")
+    watching(storage, "delete_files")
+    back_up(database, store, tmp_path / "backup")
+    with database.writing() as session:
+        for table in reversed(Table.metadata.sorted_tables):
+            session.execute(table.delete())
+    copy = MemoryStore()
+    restore(database, copy, tmp_path / "backup")
+    obstore.put(copy, f"{CHECKPOINT}.other", b"x")
+    with database.reading() as session:
+        wrong = mismatches(session, copy)
+    mend(database, copy, wrong)
+    assert (len(open_at_work) >= 3, set(open_at_work)) == (True, {0})
 
 
 @pytest.mark.parametrize("other", ["sqlite", "same"])
@@ -152,8 +186,9 @@ def test_storage_check_names_and_mends_what_does_not_match(
     assert found()[0] == "the file has 4 bytes, recorded were 7"
     obstore.delete(store, key)
     assert found()[0] == "the file is missing"
-    with database.writing() as session:
-        mend(session, store, mismatches(session, store))
+    with database.reading() as session:
+        wrong = mismatches(session, store)
+    mend(database, store, wrong)
     assert found(deep=True) == []
     with database.reading() as session:
         rows = [*checkpoints.of_run(session, 1), *artifacts.of_run(session, 1)]
@@ -204,8 +239,9 @@ def test_mending_is_told_to_whoever_watches(
         seen = history.cursor_now(session, runs.get(session, running.id))
     for key in (CHECKPOINT, ARTIFACT):
         obstore.delete(store, key)
-    with database.writing() as session:
-        mend(session, store, mismatches(session, store))
+    with database.reading() as session:
+        wrong = mismatches(session, store)
+    mend(database, store, wrong)
     with database.reading() as session:
         told = series.changes(session, running.id, seen)
     assert told is not None

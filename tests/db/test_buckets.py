@@ -192,8 +192,7 @@ def test_what_does_not_match_is_found_by_pages(
         keys[1]: "the file has 2 bytes, recorded were 1",
         stranger: "no row names the file",
     }
-    with database.writing() as session:
-        mend(session, store, found)
+    mend(database, store, found)
     with database.reading() as session:
         assert mismatches(session, store) == []
         assert len(artifacts.of_run(session, running.id)) == len(keys) - 2

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from db import accounts, checkpoints, queue
@@ -276,6 +277,17 @@ def test_runs_are_deleted_and_restored(client: Client, address: str, token: str)
     known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     restored = halfstep("run", "restore", str(first), **known)
     assert (restored.returncode, restored.stdout) == (0, f"run {first} is restored\n")
+    script = httpx2.Client(base_url=address, headers={"Authorization": f"Bearer {token}"})
+    for name in ("vision", "gone"):
+        assert script.post("/api/v1/projects", json={"name": name}).status_code == 201
+    assert client.move(first, 99, project="vision")["done"] == [first]
+    moved = halfstep("run", "move", str(first), "99", "--project", "vision", **known)
+    assert (moved.returncode, moved.stdout) == (1, f"run {first} is moved\n")
+    assert halfstep("projects", "rename", "vision", "sight", **known).stdout.startswith("sight: 0")
+    assert halfstep("projects", "delete", "gone", **known).returncode == 0
+    assert "only an empty one" in halfstep("projects", "delete", "sight", **known).stderr
+    assert [each["name"] for each in client.projects()] == ["", "sight"]
+    assert client.run(first)["project"] == "sight"
     refused = halfstep("run", "delete", str(second), **known)
     assert (refused.returncode, "Cancel it first" in refused.stderr) == (1, True)
     words = ("run", "edit", str(first), "--name", "baseline", "--no-tags", "--note", "why")

@@ -1,5 +1,7 @@
 """Password and tokens."""
 
+from pathlib import Path
+
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
@@ -7,10 +9,11 @@ from httpx2 import Response
 from sqlalchemy import literal, update
 from starlette.testclient import TestClient
 
-from db import accounts
+from db import accounts, projects
 from db.database import Database
-from db.tables import SignInSession, User
+from db.tables import Run, SignInSession, User
 from tests.app.conftest import csrf_token
+from tests.app.uploading import Uploader, write_token
 
 
 def test_password_is_set_and_other_browsers_are_signed_out(
@@ -140,4 +143,39 @@ def test_a_token_that_writes_is_made_and_named_as_such(browser: TestClient) -> N
     assert "<td>gpu-7</td><td>send watched runs</td>" in made.text
     wrong = browser.post("/account/tokens", data={"name": "x", "kind": "root"})
     assert wrong.status_code == 422
-    assert "&#39;root&#39; is not allowed; allowed: full, read, submit, steer, write" in wrong.text
+    assert (
+        "&#39;root&#39; is not allowed; allowed: full, read, submit, steer, write, run"
+        in wrong.text
+    )
+
+
+def test_a_token_for_one_run_names_a_watched_run_of_ones_own(
+    browser: TestClient,
+    stranger: TestClient,
+    database: Database,
+    ada: User,
+    running: Run,
+    tmp_path: Path,
+) -> None:
+    """Neither none, nor a run of a worker's, nor somebody else's, and no other kind names one."""
+    uploader = Uploader(stranger, write_token(database, ada), tmp_path)
+    mine = uploader.begin().json()["run"]
+    with database.writing() as session:
+        bob = accounts.user_named(session, "bob")
+        projects.set_role(session, bob, "digits", "member")
+    uploader.headers = {"Authorization": f"Bearer {write_token(database, bob)}"}
+    theirs = uploader.begin().json()["run"]
+    for kind, run_id in (("run", ""), ("run", running.id), ("run", theirs), ("write", mine)):
+        form = {"name": "x", "kind": kind, "run_id": str(run_id)}
+        refused = browser.post("/account/tokens", data=form)
+        assert (refused.status_code, "is not allowed; allowed: of kind" in refused.text) == (
+            422,
+            True,
+        )
+    for run_id in ("x", "0", str(2**63), "9" * 400):
+        form = {"name": "x", "kind": "run", "run_id": run_id}
+        assert browser.post("/account/tokens", data=form).status_code == 422
+    made = browser.post("/account/tokens", data={"name": "its", "kind": "run", "run_id": str(mine)})
+    assert f'send one watched run: <a href="/runs/{mine}">' in made.text
+    wanted = {"name": "its", "kind": "run", "run_id": mine}
+    assert browser.post("/api/v1/tokens", json=wanted).json()["run_id"] == mine

@@ -1,0 +1,79 @@
+"""Limits of a run by cgroup v2: memory, processes, processors.
+
+They take a cgroup that is the worker's to divide: its own, where it is root of a machine or of a
+container that lets it, or one delegated to it (`Delegate=yes` of systemd). A group that is divided
+has no processes beside its children's, so that the worker goes into one of them, `daemons`.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from db.settings import Settings
+
+ROOT, DAEMONS = Path("/sys/fs/cgroup"), "daemons"
+#: By setting.
+CONTROLLERS = {"run_memory_gib": "memory", "run_processes": "pids", "run_cpus": "cpu"}
+PERIOD_US = 100_000
+
+
+def asked(settings: Settings) -> list[str]:
+    """Return the settings that ask for a cgroup. A user's own processes are counted without."""
+    names = [name for name in CONTROLLERS if getattr(settings, name)]
+    return [name for name in names if name != "run_processes" or not settings.run_users]
+
+
+def obstacle(settings: Settings, root: Path = ROOT) -> str:
+    """Say why these limits cannot stand here, if they cannot; make room for them."""
+    try:
+        own = _own(root)
+        base = own.parent if own.name == DAEMONS else own
+        there = set((base / "cgroup.controllers").read_text().split())
+        missing = sorted({CONTROLLERS[name] for name in asked(settings)} - there)
+        if missing:
+            return f"the cgroup {base} has no controller {', '.join(missing)}"
+        (base / DAEMONS).mkdir(exist_ok=True)
+        for pid in (base / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                (base / DAEMONS / "cgroup.procs").write_text(pid)
+        wanted = " ".join(f"+{CONTROLLERS[name]}" for name in asked(settings))
+        (base / "cgroup.subtree_control").write_text(wanted)
+    except OSError as error:
+        return f"cgroups cannot be written here: {error}"
+    return ""
+
+
+class RunGroup:
+    """The cgroup of one attempt."""
+
+    def __init__(self, settings: Settings, name: str, root: Path = ROOT) -> None:
+        """Make it, with its limits. Raises OSError."""
+        self.folder = _own(root).parent / name
+        self.folder.mkdir(exist_ok=True)
+        if settings.run_memory_gib:
+            self._set("memory.max", str(int(settings.run_memory_gib * 2**30)))
+            with suppress(OSError):  # a kernel that does not account for swap
+                self._set("memory.swap.max", "0")
+            self._set("memory.oom.group", "1")
+        if settings.run_processes:
+            self._set("pids.max", str(settings.run_processes))
+        if settings.run_cpus:
+            self._set("cpu.max", f"{int(settings.run_cpus * PERIOD_US)} {PERIOD_US}")
+
+    def clear(self) -> None:
+        """End all that is in it, and take it away once that has gone."""
+        with suppress(OSError):  # what is left of it an operator finds; the run has ended
+            self._set("cgroup.kill", "1")
+            self.folder.rmdir()
+
+    def _set(self, name: str, value: str) -> None:
+        (self.folder / name).write_text(value)
+
+
+def _own(root: Path) -> Path:
+    """Return the folder of the cgroup that this process is in. Raises OSError."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    path = next((line[3:] for line in lines if line.startswith("0::")), None)
+    if path is None or not (root / "cgroup.controllers").exists():
+        raise FileNotFoundError(f"there is no cgroup v2 at {root}")
+    return Path(os.path.normpath(f"{root}{path}"))
