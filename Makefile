@@ -47,8 +47,9 @@ test-clusters: $(VENV)/.installed-test ## Train over three network namespaces, b
 gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=python3: another torch)
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "There is no usable CUDA device here.")'
 	$(GPU_PYTHON) -m pytest tests/gpu --confcutdir=tests/gpu -W default -p no:cacheprovider
-	$(GPU_PYTHON) -m benchmarks.gpu_amp | tee benchmarks/results/gpu.md
-	$(GPU_PYTHON) -m benchmarks.gpu_loop | tee -a benchmarks/results/gpu.md
+	$(GPU_PYTHON) -m benchmarks.gpu_amp > benchmarks/results/gpu.md
+	$(GPU_PYTHON) -m benchmarks.gpu_loop >> benchmarks/results/gpu.md
+	@cat benchmarks/results/gpu.md
 
 test-frameworks: ## Watch eight frameworks, train `images` and `finetune`, in an environment of its own (TORCH=torch==2.8.0: another torch)
 	@test -x $(FRAMEWORKS)/bin/pip || $(PYTHON) -m venv $(FRAMEWORKS)

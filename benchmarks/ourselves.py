@@ -2,9 +2,9 @@
 
     python -m benchmarks.ourselves 2000 busy <folder>
 
-Prints two lists of nanoseconds a step as JSON: of the way to the spool (ticking, and the draining,
-interpreting and appending that is due now and then), and of that with the row's kernels before it,
-which on a CPU are the host's work too, and on a GPU only queued.
+Prints two lists of nanoseconds a step as JSON: of all of it, and of the way to the spool alone
+(ticking, and the draining, interpreting and appending that is due now and then), without the row
+before it, which on a CPU the host reads, and on a GPU only queues.
 """
 
 import json
@@ -53,7 +53,7 @@ def main() -> None:
         whole.append(ticked - started)
         step_itself(kind)
     telemetry.drain()
-    print(json.dumps([spooled, whole]))
+    print(json.dumps([whole, spooled]))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ PEERS = {
     "mlflow": "3.17.2",
 }
 STEPS, WARM, ROUNDS = 1500, 100, 3
-OURS = "ours: the way to the spool"
-BAR_MICROSECONDS, BAR_RATIO = 5.0, 0.25
+OURS, SPOOL = "ours", "of it, the way to the spool"
+#: Of all of it, of the way to the spool, and of that against the fastest peer.
+BAR_MICROSECONDS, BAR_SPOOL, BAR_RATIO = 6.0, 5.0, 0.25
 
 
 class Figures(defaultdict[str, list[float]]):
@@ -81,7 +82,7 @@ def main() -> None:
     for _ in range(ROUNDS):
         for name, command in commands.items():
             for kind, means in (("busy", busy), ("idle", idle)):
-                labels = [name, f"{name}, and its row's kernels on a CPU"]
+                labels = [name, SPOOL]
                 for label, nanoseconds in zip(labels, held([*command, kind]) or [], strict=False):
                     microseconds = [each / 1000 for each in nanoseconds[WARM:]]
                     means[label].append(statistics.mean(microseconds))
@@ -101,14 +102,16 @@ def main() -> None:
     rows += [(f"{name} {PEERS[name]}", "cannot be installed here", "", "", "") for name in missing]
     rows += [(name, "failed", "", "", "") for name in commands if name not in figures]
     fastest = min((name for name in PEERS if name in figures), key=figures.__getitem__)
+    spool, limit = figures[SPOOL], BAR_RATIO * figures[fastest]
     report(
         "peers",
-        f"≤ {BAR_MICROSECONDS:g} µs a step, and ≤ {BAR_RATIO:g} of the fastest peer",
+        f"≤ {BAR_MICROSECONDS:g} µs a step, of them to the spool ≤ {BAR_SPOOL:g} µs and "
+        f"≤ {BAR_RATIO:g} of the fastest peer",
         ("tool", "µs a step, mean", "median", "against ours", "mean after idle steps"),
         rows,
-        measured=f"{figures[OURS]:.1f} µs",
+        measured=f"{figures[OURS]:.1f} µs, {spool:.1f} to the spool",
         peer=f"{fastest} {figures[fastest]:.1f} µs",
-        passed=figures[OURS] <= BAR_MICROSECONDS and figures[OURS] <= BAR_RATIO * figures[fastest],
+        passed=figures[OURS] <= BAR_MICROSECONDS and spool <= min(BAR_SPOOL, limit),
     )
 
 

@@ -24,6 +24,7 @@ OWN = (
     "import",
     "login",
     "mcp",
+    "projects",
     "run",
     "runs",
     "show",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from halfstep.rows import Counts
+from halfstep.ring_rows import Counts
 
 #: What wrappers of modules put into the names of parameters.
 WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")

@@ -22,7 +22,7 @@ from halfstep.diagnoses import Diagnoses, Intervals
 from halfstep.gradients import Gradients, module_names, parameter_names
 from halfstep.open_row import OpenRow, Value, kept_loss, mean
 from halfstep.ring import Ring
-from halfstep.rows import SCALE, SCALE_AFTER, Rows
+from halfstep.ring_rows import SCALE, SCALE_AFTER, Rows
 from halfstep.schedule import ScheduleWatch
 from halfstep.spool import Event, Steps
 

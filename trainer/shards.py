@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from halfstep.recipe import RecipeError
-from halfstep.rows import Counts
+from halfstep.ring_rows import Counts
 from halfstep.run_config import RunConfig
 from trainer.buffers import in_a_row, is_expanded, kinds, put_back
 from trainer.module_names import called, chosen

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from halfstep.gradients import count_nonfinite, elements
 from halfstep.recipe import RecipeError
-from halfstep.rows import Counts
+from halfstep.ring_rows import Counts
 from trainer.shards import counts_of_whole, group_of, local, norms_of_whole
 
 HALF = (torch.float16, torch.bfloat16)

@@ -13,7 +13,7 @@ from app.commands import STORAGE
 from app.user_command import USER
 from halfstep import __version__, cli
 from halfstep.alert_commands import ALERT
-from halfstep.commands import RUN
+from halfstep.commands import COMMANDS, RUN
 from halfstep.sweep_commands import SWEEP
 from tests.site import halfstep
 from trainer.commands import cli as recipe
@@ -72,6 +72,11 @@ def test_a_broken_package_hides_no_command(tmp_path: Path) -> None:
     shown = halfstep("--help", **environment)
     assert "cannot be loaded: ZeroDivisionError" in re.sub(r"\s+", " ", shown.stdout)
     assert "Print a link" in shown.stdout
+
+
+def test_every_command_of_the_client_is_offered() -> None:
+    """The front door lists them without loading them."""
+    assert tuple(COMMANDS) == cli.OWN
 
 
 def test_unknown_command_is_named() -> None:

@@ -208,6 +208,16 @@ def test_a_resume_under_other_circumstances_says_so(run_loop, saved, monkeypatch
     assert run.records["lr"].tolist() == [0.5]
 
 
+def test_without_determinism_no_resume_is_exact(run_loop, tmp_path):
+    """Neither of the same settings on the same device: what may differ is told."""
+    values = {"training": {"steps": 3, "deterministic": False}, "checkpoints": {"every_steps": 2}}
+    run_loop(Regression, values, folder=tmp_path)
+    run = run_loop(Regression, values, resume=tmp_path / "step-00000002.pt")
+    [event] = run.of("resumed")
+    assert not event["exact"]
+    assert event["notes"] == ["training.deterministic is off: algorithms may give other last bits"]
+
+
 def test_a_checkpoint_of_another_model_is_refused(run_loop, saved):
     """The message names both recipes."""
     with pytest.raises(CheckpointError, match=r"recipe regression, does not fit recipe digits"):

@@ -43,7 +43,7 @@ def test_a_diagnosis_that_fails_ends_no_run(run_loop, monkeypatch, owner, moment
     assert run.records["loss"].tolist() == alone.records["loss"].tolist()
 
 
-@pytest.mark.parametrize("made", [{"no suffix": "text"}, None])
+@pytest.mark.parametrize("made", [{"no suffix": b"text"}, None])
 def test_artifacts_that_fail_end_no_run(run_loop, tmp_path, made):
     """A name that is no file name, or a method that raises: told, and metrics are there."""
 

@@ -1,6 +1,8 @@
 """A process that is nobody's child."""
 
+import ctypes
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -9,9 +11,21 @@ import pytest
 from tests.site import until
 from worker.detached import Detached
 
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
+
 
 @pytest.fixture
-def detached(tmp_path: Path) -> Detached:
+def no_adoption() -> Iterator[None]:
+    """This process takes no orphans, as tests.warm has it do once other tests have run in it."""
+    prctl, did = ctypes.CDLL(None).prctl, ctypes.c_int()
+    prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(did))
+    prctl(PR_SET_CHILD_SUBREAPER, 0)
+    yield
+    prctl(PR_SET_CHILD_SUBREAPER, did)
+
+
+@pytest.fixture
+def detached(tmp_path: Path, no_adoption: None) -> Detached:
     script = "echo $NAME $PPID $$; read line || echo no input; exec sleep 1000"
     own = {"PATH": os.environ["PATH"], "NAME": "w1"}
     return Detached(["sh", "-c", script], own, tmp_path / "logs" / "w1.log")

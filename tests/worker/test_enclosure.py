@@ -72,11 +72,12 @@ def python() -> Iterator[Path]:
         pytest.skip(f"there is no python{version} that every user can run")
     folder = Path(tempfile.mkdtemp(dir="/var/lib", prefix="halfstep-venv-"))
     folder.chmod(0o755)
-    subprocess.run([system, "-m", "venv", "--without-pip", folder], check=True)
+    subprocess.run([system, "-m", "venv", "--without-pip", folder], check=True, umask=0o022)
     [packages] = folder.glob("lib/python*/site-packages")
     known = [sysconfig.get_path("purelib"), str(Path(worker.__file__).parents[1])]
     lines = [f"import site; site.addsitedir({each!r})" for each in known]
     (packages / "known.pth").write_text("\n".join(lines))
+    (packages / "known.pth").chmod(0o644)
     yield folder / "bin" / "python"
     shutil.rmtree(folder)
 

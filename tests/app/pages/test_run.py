@@ -21,7 +21,12 @@ def test_page_shows_the_three_counts(database: Database, running: Run, browser: 
     for name, value in (("step", 10), ("applied", 8), ("skipped", 2)):
         assert f'data-fact="{name}">{value}<' in page
     assert 'data-fact="scale">2<sup>18</sup>' in page
-    assert "2 skipped steps" in page
+    assert '<b data-skip-count class="some">2 skipped steps<' in page
+
+
+def test_no_skipped_step_is_no_alarm(running: Run, browser: TestClient) -> None:
+    """Only some are told in the colour of what is wrong."""
+    assert "<b data-skip-count>0 skipped steps<" in browser.get("/runs/1").text
 
 
 def test_a_retry_in_fp32_counts_as_applied(
