@@ -87,7 +87,8 @@ class Attempt:
         enclosure = Enclosure(group=str(self.group.folder) if self.group else "")
         if self.user is not None:
             self.user.own(self.files.folder)
-            needed = (str(self.settings.data), sys.prefix, *filter(None, reads))
+            ours = str(Path(__file__).parents[1])  # a checkout, where we are installed from one
+            needed = (str(self.settings.data), sys.prefix, ours, *filter(None, reads))
             enclosure = replace(
                 enclosure,
                 user=self.user.number,
