@@ -74,8 +74,11 @@ class Saver:
         self._staging, self._writer = Staging(device), Writer()
         parameters = (each for module in modules.values() for each in module.parameters())
         self._is_sharded = any(is_shard(parameter) for parameter in parameters)
-        self._writers = ranks.another_group() if self._is_sharded else None  # the threads' own
-        self._mesh = host_mesh(self._writers) if self._is_sharded else None
+        self._writers: Any = None  # the threads' own process group
+        self._mesh: Any = None
+        if self._is_sharded:
+            self._writers = ranks.another_group()
+            self._mesh = host_mesh(self._writers)
         self._saves = folder is not None and (ranks.rank == 0 or self._is_sharded)
 
     def __enter__(self) -> Self:
