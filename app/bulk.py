@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from app.rights import Forbidden, check, check_project
-from db import labels, projects, run_bin, runs
+from db import labels, projects, run_bin, steering
 from db.errors import Conflict, Invalid, NotFound
 from db.rights import Right
 from db.tables import User
@@ -24,7 +24,7 @@ class Refusal:
 
 #: What can be done with many: the rest of it is said in app.api.bulk.
 ACTIONS: dict[str, tuple[Right, Callable[[Session, int, User], object]]] = {
-    "cancel": (Right.STEER, runs.cancel),
+    "cancel": (Right.STEER, steering.cancel),
     "delete": (Right.DELETE, run_bin.delete),
     "restore": (Right.DELETE, run_bin.restore),
     "erase": (Right.DELETE, run_bin.erase),

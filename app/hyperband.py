@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from db import runs, sweeps
+from db import steering, sweeps
 from db.sweeps import MAXIMISE, RUNG_FACTOR, RUNGS_WHOLE
 from db.tables import Run, Sweep, Trial
 
@@ -33,7 +33,7 @@ def look(session: Session, sweep: Sweep) -> None:
     for trial, run in rows:
         if trial.number in behind and trial.pruned_step is None:
             why = f"given up by sweep {sweep.id}: {_why(sweep, behind[trial.number])}"
-            trial.pruned_step = run.step if runs.give_up(session, run.id, why) else None
+            trial.pruned_step = run.step if steering.give_up(session, run.id, why) else None
 
 
 def fallen_behind(sweep: Sweep, trials: Sequence[Trial]) -> dict[int, dict[str, Any]]:

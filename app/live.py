@@ -80,7 +80,7 @@ class Live:
         """What is watched now."""
         return list(self._tasks)
 
-    async def watch(
+    async def stream(
         self, subject: str, cursor: str, look: Look, *, seconds: float
     ) -> AsyncIterator[ServerSentEvent]:
         """Yield news of a subject since a cursor, as they come; seconds: how often to look."""

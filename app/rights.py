@@ -48,14 +48,14 @@ _TABLE: dict[str, str] = {
         pages.account.show_account pages.account.set_password pages.account.make_token
         pages.account.revoke_token
         pages.documents.show_first pages.documents.show_document
-        api.streams.watch_list api.vocabulary.get_vocabulary
+        api.streams.stream_list api.vocabulary.get_vocabulary
         api.uploads.upload_weights
         api.runs.list_runs api.runs.submit_run api.grouping.list_groups api.estimates.estimate
         api.bulk.act_on_runs
         api.run_bin.list_bin api.sweeps.list_sweeps api.sweeps.begin_sweep
         api.comparison.get_group api.comparison.get_comparison api.comparison.get_series_of_runs
         api.views.list_views api.views.save_view api.views.delete_view
-        api.workers.list_workers api.workers.watch_workers api.workers.list_recipes
+        api.workers.list_workers api.workers.stream_workers api.workers.list_recipes
         api.storage.get_storage
         api.tokens.list_tokens api.tokens.make_token api.tokens.revoke_token
         api.alerts.list_rules api.alerts.make_rule api.alerts.switch_rule api.alerts.delete_rule
@@ -80,8 +80,8 @@ _TABLE: dict[str, str] = {
     """,
     Right.SEE: """
         pages.run.show_run pages.sweeps.show_sweep pages.alerts.make_rule_of_run
-        api.runs.get_run api.runs.get_config api.streams.watch_run
-        api.sweeps.get_sweep api.sweeps.list_trials api.sweeps.watch_sweep
+        api.runs.get_run api.runs.get_config api.streams.stream_run
+        api.sweeps.get_sweep api.sweeps.list_trials api.sweeps.stream_sweep
         api.series.get_series api.series.get_flagged_steps api.series.get_events
         api.series.get_metrics api.series.get_log api.series.get_checkpoints
         api.system.get_system api.environment.get_environment

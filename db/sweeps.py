@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import Session
 
-from db import latest_metrics, runs
+from db import latest_metrics, runs, steering
 from db.endings import LARGEST, ending
 from db.errors import Conflict, NotFound
 from db.tables import ENDED, Metric, Run, Status, Step, Sweep, Trial, User
@@ -228,7 +228,7 @@ def cancel(session: Session, sweep_id: int, user: User) -> Sweep:
     # By id, as everybody locks runs: two that lock in other orders would wait for each other.
     for run_id in session.scalars(query.order_by(Trial.run_id)).all():
         if runs.get(session, run_id, lock=True).status not in ENDED:
-            runs.cancel(session, run_id, user)
+            steering.cancel(session, run_id, user)
     return sweep
 
 

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from halfstep.client import Client
-from halfstep.typed import Parser, parser_of
+from halfstep.typed import carry_out, parser_of
 
 
 def rules(words: list[str]) -> None:
@@ -78,13 +78,7 @@ ALERT = {"list": rules, "add": add, "remove": remove, "test": test}
 
 def alert(words: list[str]) -> None:
     """List, add or remove rules by which you are told of runs, or test a channel."""
-    parser = Parser(prog="halfstep alert", description=alert.__doc__)
-    parser.add_argument(
-        "command", choices=ALERT, help="`halfstep alert COMMAND --help` explains it"
-    )
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    options = parser.parse_args(words)
-    ALERT[options.command](options.words)
+    carry_out("alert", alert, ALERT, words)
 
 
 def _tell(found: dict[str, Any], line: str, options: argparse.Namespace) -> None:

@@ -33,8 +33,8 @@ from halfstep.sweep_commands import sweep
 from halfstep.typed import (
     EXIT_CODES,
     EXITS,
-    Parser,
     add_submission,
+    carry_out,
     configuration,
     pairs,
     parser_of,
@@ -182,11 +182,7 @@ RUN = {
 
 def run(words: list[str]) -> None:
     """Submit, list, show, follow, edit, cancel, delete, fork runs; read their numbers and logs."""
-    parser = Parser(prog="halfstep run", description=run.__doc__)
-    parser.add_argument("command", choices=RUN, help="`halfstep run COMMAND --help` explains it")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    options = parser.parse_args(words)
-    RUN[options.command](options.words)
+    carry_out("run", run, RUN, words)
 
 
 def workers(words: list[str]) -> None:

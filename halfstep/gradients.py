@@ -128,7 +128,7 @@ def module_names(modules: tuple[nn.Module, ...]) -> dict[nn.Module, str]:
 
 
 def _prefixed(modules: tuple[nn.Module, ...]) -> Iterator[tuple[str, nn.Module]]:
-    inner = [plain(module) for module in modules]
+    inner = [innermost(module) for module in modules]
     classes = [type(module).__name__ for module in inner]
     for index, module in enumerate(inner):
         name = classes[index]
@@ -143,11 +143,11 @@ def _unwrapped(path: str) -> str:
     return path
 
 
-def plain(module: nn.Module) -> nn.Module:
+def innermost(module: nn.Module) -> nn.Module:
     """Return the module inside of what compiles or distributes it."""
     inner = getattr(module, "_orig_mod", module)
     inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
-    return module if inner is module else plain(inner)
+    return module if inner is module else innermost(inner)
 
 
 def local_elements(gradient: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def open_run(
         "id": uuid.uuid4().hex,
         "name": name or place.name,
         "project": project,
-        "config": redaction.without(plain(config), secret),
+        "config": redaction.without(as_config(config), secret),
         "tags": list(tags),
         "started": _now(),
     } | written
@@ -88,7 +88,7 @@ def configure(folder: Path, config: object, secret: str | None = None) -> None:
     """Write a run's configuration anew. secret: is hidden wherever it is."""
     described = read_run(folder)
     write_json(
-        folder / "run.json", described | {"config": redaction.without(plain(config), secret)}
+        folder / "run.json", described | {"config": redaction.without(as_config(config), secret)}
     )
 
 
@@ -137,18 +137,18 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     temporary.replace(path)
 
 
-def plain(value: Any) -> Any:
+def as_config(value: Any) -> Any:
     """Return a configuration as JSON has it: of a dictionary, namespace, dataclass or the like."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): as_config(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(each) for each in value]
+        return [as_config(each) for each in value]
     if hasattr(value, "model_dump"):  # pydantic
-        return plain(value.model_dump())
+        return as_config(value.model_dump())
     if hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
-        return plain({k: each for k, each in vars(value).items() if not k.startswith("_")})
+        return as_config({k: each for k, each in vars(value).items() if not k.startswith("_")})
     return str(value)
 
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from halfstep.client import Client
-from halfstep.typed import Parser, configuration, pairs, parser_of, value_of
+from halfstep.typed import carry_out, configuration, pairs, parser_of, value_of
 
 #: Of who waits for a sweep's end.
 EXIT_CODES = {"finished": 0, "failed": 3, "cancelled": 4}
@@ -103,13 +103,7 @@ SWEEP = {
 
 def sweep(words: list[str]) -> None:
     """Begin, list, show, extend, pause, resume or cancel sweeps: runs that search settings."""
-    parser = Parser(prog="halfstep sweep", description=sweep.__doc__)
-    parser.add_argument(
-        "command", choices=SWEEP, help="`halfstep sweep COMMAND --help` explains it"
-    )
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    options = parser.parse_args(words)
-    SWEEP[options.command](options.words)
+    carry_out("sweep", sweep, SWEEP, words)
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from halfstep.client import ENDED, Client
@@ -40,6 +40,21 @@ def parser_of(name: str, command: Any, more: str = "") -> argparse.ArgumentParse
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
     return parser
+
+
+def carry_out(
+    name: str,
+    group: Callable[..., None],
+    commands: Mapping[str, Callable[[list[str]], None]],
+    words: list[str],
+) -> None:
+    """Carry out the command of a group that the words begin with: `halfstep NAME COMMAND …`."""
+    parser = Parser(prog=f"halfstep {name}", description=group.__doc__)
+    explained = f"`halfstep {name} COMMAND --help` explains it"
+    parser.add_argument("command", choices=commands, help=explained)
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    commands[options.command](options.words)
 
 
 def add_submission(parser: argparse.ArgumentParser) -> None:

@@ -29,7 +29,7 @@ from halfstep.ending import Ending
 from halfstep.logged import file_of, is_number
 from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
-from halfstep.run_folder import configure, last_step, open_run, plain, slug, write_outcome
+from halfstep.run_folder import as_config, configure, last_step, open_run, slug, write_outcome
 from halfstep.spool import BadEvent, Event, Steps
 from halfstep.unheard import Unheard
 
@@ -307,7 +307,7 @@ class Watch:
         if not self._queued:
             configure(self._written.folder, config, self.secret)
             return
-        told = redaction.without(plain(config), *secrets())
+        told = redaction.without(as_config(config), *secrets())
         try:
             self._spool.event({"event": "configured", "config": told})
         except BadEvent as error:

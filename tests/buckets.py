@@ -26,7 +26,7 @@ OWN_HEADERS = {"connection", "transfer-encoding", "date", "server", "keep-alive"
 class Proxy:
     """Hands requests on, counts them, and is told to answer 500, or to wait with parts of files."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.requests: Counter[str] = Counter()
         self.headers: list[dict[str, str]] = []
         self.is_broken = False
@@ -48,9 +48,9 @@ class Proxy:
             def log_message(self, *_words: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((host, 0), Handler)
         self._server.daemon_threads = True
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        self.address = f"http://{host}:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def hand_on(self, asked: BaseHTTPRequestHandler, method: str, port: int) -> None:
@@ -106,10 +106,10 @@ class Proxy:
 class Bucket:
     """An empty one, by way of a proxy."""
 
-    def __init__(self, port: int, name: str) -> None:
+    def __init__(self, port: int, name: str, host: str = "127.0.0.1") -> None:
         import boto3  # which the other tests need not wait for
 
-        self.name, self.proxy = name, Proxy(port)
+        self.name, self.proxy = name, Proxy(port, host)
         keys = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET}
         address = f"http://127.0.0.1:{port}"
         self.client = boto3.client("s3", endpoint_url=address, region_name=REGION, **keys)

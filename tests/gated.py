@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from trainer.recipes.digits import Digits
 
-SECONDS = 0.05  # a step, at least, while the gate is shut
+#: A step, at least, while the gate is shut.
+SECONDS = float(os.environ.get("HALFSTEP_TEST_STEP_SECONDS", "0.05"))
 
 
 class Gated(Digits):

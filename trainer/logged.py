@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,11 +12,14 @@ from halfstep.logged import is_number
 from halfstep.parcel import Parcels
 from halfstep.recipe import RecipeError
 from halfstep.spool import Event
-from trainer.artifacts import files_of
-from trainer.observers import Observer
+from trainer.artifacts import check_names, files_of
+from trainer.observers import Observer, courtesy
 from trainer.watched import StepResult
+from trainer.writing import Writer
 
 MOST_NAMES = 200  # in a step
+
+Save: TypeAlias = Callable[[int, Mapping[str, bytes]], None]  # of a step, files by their names
 
 
 class Logged(Observer):
@@ -33,8 +36,15 @@ class Logged(Observer):
         self._step: int | None = None  # while it is made
         self._told: dict[str, list[Tensor]] = {}
         self._seen: dict[str, bytes] = {}  # files of what is no number
-        self.save: Callable[[int, Mapping[str, bytes]], None] | None = None  # of a step
-        self._parcels = Parcels()
+        self.save: Save | None = None
+        self._parcels, self._writer = Parcels(), Writer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait until what was handed over is kept, after a step that raised too."""
+        self._writer.close()
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Take what is told of the step under way. Raises RecipeError for what cannot be shown.
@@ -49,7 +59,9 @@ class Logged(Observer):
             if is_number(value):
                 self._told.setdefault(name, []).append(self._number(value))
             else:
-                self._seen |= files_of({name: value})
+                files = files_of({name: value})
+                check_names(files)
+                self._seen |= files
 
     def before_step(self, step: int) -> None:
         """Listen from here on."""
@@ -65,13 +77,15 @@ class Logged(Observer):
             report = partial(self._report, self._step, list(self._told), self._elapsed_ms())
             self._parcels.send(report, torch.stack(means))
         if self._step is not None and self._seen and self.save is not None:
-            self.save(self._step, self._seen)
+            # The disk is waited for by a thread, and one that is full ends nothing.
+            self._writer.begin(partial(self._save, self.save, self._step, self._seen))
         self._step, self._told = None, {}
         self._parcels.report()
 
     def drain(self) -> None:
-        """Wait for the device and report what is left."""
+        """Wait for the device and the disk, and report what is left."""
         self._parcels.report(wait=True)
+        self._writer.wait()
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
@@ -81,6 +95,10 @@ class Logged(Observer):
             yield
         finally:
             self._step = step
+
+    def _save(self, save: Save, step: int, files: Mapping[str, bytes]) -> None:
+        with courtesy("keeping of what was logged", step, self._on_event):
+            save(step, files)
 
     def _number(self, value: Any) -> Tensor:
         if not isinstance(value, Tensor):

@@ -59,7 +59,6 @@ class Ranks:
     """A single process. Everything that ranks do together is nothing here."""
 
     rank, world_size = 0, 1
-    writers: Any = None  # the process group of the threads that write shards, one a rank
 
     def wrap(
         self,
@@ -91,6 +90,10 @@ class Ranks:
         """Return every rank's value, in order of rank."""
         return [value]
 
+    def another_group(self) -> Any:
+        """Return a process group on hosts for a thread of each rank; all ranks ask at once."""
+        return None
+
 
 class ProcessGroup(Ranks):
     """The ranks that were started together, after `init_process_group`."""
@@ -98,8 +101,7 @@ class ProcessGroup(Ranks):
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         # Ranks wait here while one of them saves, for as long as its disk takes.
-        self._hosts = dist.new_group(backend="gloo", timeout=LONGEST_SAVE)
-        self.writers = dist.new_group(backend="gloo", timeout=LONGEST_SAVE)  # a thread's own
+        self._hosts = self.another_group()
         self._steps_until_agreed = self._steps_between = 1
         self._agreed_at = time.monotonic()
         # Kept here, because the recipe may call them through a wrapper of torch.compile.
@@ -186,6 +188,10 @@ class ProcessGroup(Ranks):
         values = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._hosts)
         return values
+
+    def another_group(self) -> Any:
+        """Return a process group on hosts for a thread of each rank; all ranks ask at once."""
+        return dist.new_group(backend="gloo", timeout=LONGEST_SAVE)
 
 
 def is_desertion(error: BaseException) -> bool:

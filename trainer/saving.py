@@ -74,7 +74,11 @@ class Saver:
         self._staging, self._writer = Staging(device), Writer()
         parameters = (each for module in modules.values() for each in module.parameters())
         self._is_sharded = any(is_shard(parameter) for parameter in parameters)
-        self._mesh = host_mesh(ranks.writers) if self._is_sharded else None
+        self._writers: Any = None  # the threads' own process group
+        self._mesh: Any = None
+        if self._is_sharded:
+            self._writers = ranks.another_group()
+            self._mesh = host_mesh(self._writers)
         self._saves = folder is not None and (ranks.rank == 0 or self._is_sharded)
 
     def __enter__(self) -> Self:
@@ -179,8 +183,7 @@ class Saver:
         from trainer import shard_files
 
         stem, rest, shards = state
-        group = self._ranks.writers
-        return shard_files.save(folder, stem, rest, shards, group, is_whole=is_whole)
+        return shard_files.save(folder, stem, rest, shards, self._writers, is_whole=is_whole)
 
     def _write(
         self,

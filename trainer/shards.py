@@ -50,7 +50,7 @@ class Calls:
     def __init__(self) -> None:
         self.checksum = 0
 
-    def watch(self, name: str, module: nn.Module) -> None:
+    def count(self, name: str, module: nn.Module) -> None:
         """Count each call."""
         module.register_forward_pre_hook(partial(self._count, name.encode()))
 
@@ -90,7 +90,7 @@ def shard(
         _check_network(name, network)
         inner = {path: block for path, block in blocks.items() if path.startswith(f"{name}.")}
         for path, module in {**inner, name: network}.items():  # which has what no block has
-            calls.watch(path, module)
+            calls.count(path, module)
             cut = [parameter for parameter in module.parameters() if not is_shard(parameter)]
             try:
                 # Always, the network's own too: whoever changes shards changes what is computed.

@@ -264,8 +264,8 @@ def train(
     if config.evaluation.at_start and step == 0:
         _report(evaluate(recipe, autocast), step, telemetry.elapsed_ms(), on_event)
     first = step + 1
-    # Even if a step raises, telemetry hands over what is left in its ring, and a save is finished.
-    with saver, telemetry, batches:
+    # Even if a step raises, telemetry hands over what is left in its ring, and files are finished.
+    with saver, telemetry, followers.logged, batches:
         while step < training.steps and stop is None:
             step += 1
 

@@ -14,7 +14,7 @@ from app.parameters import RunId, Sort, Text, flaws
 from app.rights import check_project
 from app.submission import Submission, submit
 from app.summary import Number, RunSummary, summarise, summarise_all
-from db import labels, projects, runs, sweeps
+from db import labels, projects, runs, steering, sweeps
 from db.conditions import ORDERS
 from db.errors import Invalid
 from db.rights import Right
@@ -249,28 +249,28 @@ def get_config(run_id: RunId, session: Db, _visitor: SignedIn) -> dict[str, Any]
 @router.post("/{run_id}/cancellation")
 def cancel_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
     """Cancel: a training run leaves a checkpoint first. Asked again, it changes nothing."""
-    runs.cancel(session, run_id, visitor.user)
+    steering.cancel(session, run_id, visitor.user)
     return _summary(session, run_id, settings)
 
 
 @router.post("/{run_id}/kill")
 def kill_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
     """End a training run at once: what it did since its last checkpoint is lost."""
-    runs.kill(session, run_id, visitor.user)
+    steering.kill(session, run_id, visitor.user)
     return _summary(session, run_id, settings)
 
 
 @router.post("/{run_id}/pause")
 def pause_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
     """Pause, with a checkpoint."""
-    runs.pause(session, run_id, visitor.user)
+    steering.pause(session, run_id, visitor.user)
     return _summary(session, run_id, settings)
 
 
 @router.post("/{run_id}/resumption")
 def resume_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
     """Queue a paused run again."""
-    runs.resume(session, run_id, visitor.user)
+    steering.resume(session, run_id, visitor.user)
     return _summary(session, run_id, settings)
 
 
@@ -293,19 +293,19 @@ def go_on(
 @router.post("/{run_id}/checkpoints", status_code=202)
 def request_checkpoint(run_id: RunId, session: Db, visitor: SignedIn) -> Asked:
     """Ask for a checkpoint now."""
-    return Asked(id=runs.request_checkpoint(session, run_id, visitor.user).id)
+    return Asked(id=steering.request_checkpoint(session, run_id, visitor.user).id)
 
 
 @router.post("/{run_id}/scale", status_code=202)
 def set_scale(run_id: RunId, wanted: WantedScale, session: Db, visitor: SignedIn) -> Asked:
     """Ask a running fp16 run to go on with another loss scale."""
-    return Asked(id=runs.request_scale(session, run_id, visitor.user, wanted.scale).id)
+    return Asked(id=steering.request_scale(session, run_id, visitor.user, wanted.scale).id)
 
 
 @router.post("/{run_id}/replays", status_code=202)
 def replay_step(run_id: RunId, wanted: WantedReplay, session: Db, visitor: SignedIn) -> Asked:
     """Ask a running run to replay a step, to name the operation that overflowed."""
-    return Asked(id=runs.request_replay(session, run_id, visitor.user, wanted.step).id)
+    return Asked(id=steering.request_replay(session, run_id, visitor.user, wanted.step).id)
 
 
 @router.put("/{run_id}/priority")
@@ -313,7 +313,7 @@ def set_priority(
     run_id: RunId, wanted: Priority, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> RunSummary:
     """Change the priority of a run that waits."""
-    runs.set_priority(session, run_id, wanted.priority, visitor.user)
+    steering.set_priority(session, run_id, wanted.priority, visitor.user)
     return _summary(session, run_id, settings)
 
 
@@ -322,7 +322,7 @@ def set_place(
     run_id: RunId, wanted: Place, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> RunSummary:
     """Move a run that waits before another one in the queue."""
-    runs.move(session, run_id, wanted.before_id, visitor.user)
+    steering.move(session, run_id, wanted.before_id, visitor.user)
     return _summary(session, run_id, settings)
 
 

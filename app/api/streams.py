@@ -41,7 +41,7 @@ Parts = Annotated[
 
 
 @router.get("/live", response_class=EventSourceResponse)
-async def watch_list(
+async def stream_list(
     database: TheDatabase,
     settings: TheSettings,
     live: TheLive,
@@ -56,7 +56,7 @@ async def watch_list(
     # Viewers of the same columns and projects share a look.
     names = ",".join(column.name for column in shown)
     subject = f"runs {names} {visitor.standing.projects}"
-    async for event in live.watch(subject, last_event_id or after, look, seconds=LIST_SECONDS):
+    async for event in live.stream(subject, last_event_id or after, look, seconds=LIST_SECONDS):
         yield event
 
 
@@ -65,7 +65,7 @@ def _existing(run_id: RunId, session: Db) -> int:
 
 
 @router.get("/{run_id}/live", response_class=EventSourceResponse)
-async def watch_run(
+async def stream_run(
     database: TheDatabase,
     settings: TheSettings,
     live: TheLive,
@@ -83,5 +83,5 @@ async def watch_run(
     look = news.of_run(database, settings, run_id, parts=asked)
     # Viewers of the same parts share a look; all pages ask for the same.
     subject = " ".join((f"run {run_id}", *asked))
-    async for event in live.watch(subject, last_event_id or after, look, seconds=RUN_SECONDS):
+    async for event in live.stream(subject, last_event_id or after, look, seconds=RUN_SECONDS):
         yield event

@@ -195,7 +195,7 @@ def _existing(sweep_id: SweepId, session: Db) -> int:
 
 
 @router.get("/{sweep_id}/live", response_class=EventSourceResponse)
-async def watch_sweep(
+async def stream_sweep(
     database: TheDatabase,
     live: TheLive,
     _visitor: SignedIn,
@@ -206,7 +206,7 @@ async def watch_sweep(
     """Tell that there is something new about a sweep or its runs, for who then fetches it."""
     look = sweep_news.of_sweep(database, sweep_id)
     subject, cursor = f"sweep {sweep_id}", last_event_id or after
-    async for event in live.watch(subject, cursor, look, seconds=LIVE_SECONDS):
+    async for event in live.stream(subject, cursor, look, seconds=LIVE_SECONDS):
         yield event
 
 

@@ -93,7 +93,7 @@ def undrain_worker(worker_id: RowId, session: Db, _visitor: SignedIn) -> WorkerS
 
 
 @router.get("/workers/live", response_class=EventSourceResponse)
-async def watch_workers(
+async def stream_workers(
     database: TheDatabase,
     live: TheLive,
     visitor: SignedIn,
@@ -104,7 +104,7 @@ async def watch_workers(
     look = worker_news.of_workers(database, visitor.standing)
     subject = f"workers {visitor.standing.projects}"  # who sees the same shares a look
     seconds = worker_news.LIVE_SECONDS
-    async for event in live.watch(subject, last_event_id or after, look, seconds=seconds):
+    async for event in live.stream(subject, last_event_id or after, look, seconds=seconds):
         yield event
 
 

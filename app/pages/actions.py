@@ -13,7 +13,7 @@ from app.auth import SignedIn, local_path
 from app.context import Db, Posted
 from app.parameters import RunId, Text, as_run_id
 from app.rights import check, check_project
-from db import projects, runs
+from db import projects, runs, steering
 from db.rights import Right
 from db.tables import User
 
@@ -28,7 +28,7 @@ def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectRespo
     for run_id in sorted({as_run_id("run", str(text)) for text in posted.getlist("run")}):
         check(session, Right.STEER, run_id)
         if runs.get(session, run_id, lock=True).ended_at is None:
-            runs.cancel(session, run_id, visitor.user)
+            steering.cancel(session, run_id, visitor.user)
             cancelled.append(run_id)
         else:
             ended += 1
@@ -41,7 +41,7 @@ def move_to_front(
     run_id: RunId, session: Db, posted: Posted, visitor: SignedIn
 ) -> RedirectResponse:
     """Put a waiting run before all others."""
-    runs.move_to_front(session, run_id, visitor.user)
+    steering.move_to_front(session, run_id, visitor.user)
     return _back_to_list(posted)
 
 
@@ -54,7 +54,7 @@ def set_priority(
     priority: Annotated[int, Form(ge=-100, le=100)],
 ) -> RedirectResponse:
     """Let a waiting run start sooner or later than others."""
-    runs.set_priority(session, run_id, priority, visitor.user)
+    steering.set_priority(session, run_id, priority, visitor.user)
     return _back_to_list(posted)
 
 
@@ -79,7 +79,7 @@ def set_scale(
     run_id: RunId, session: Db, visitor: SignedIn, scale: Annotated[float, Form()]
 ) -> RedirectResponse:
     """Go on with another loss scale."""
-    runs.request_scale(session, run_id, visitor.user, scale)
+    steering.request_scale(session, run_id, visitor.user, scale)
     return _back(run_id)
 
 
@@ -88,7 +88,7 @@ def replay(
     run_id: RunId, session: Db, visitor: SignedIn, step: Annotated[int, Form()]
 ) -> RedirectResponse:
     """Replay a step."""
-    runs.request_replay(session, run_id, visitor.user, step)
+    steering.request_replay(session, run_id, visitor.user, step)
     return _back(run_id)
 
 
@@ -117,11 +117,11 @@ def _steering(act: Callable[[Session, int, User], object]) -> Callable[..., Redi
 
 #: What can be asked of a run by its number alone; app.api.runs describes each.
 STEERING: dict[str, Callable[[Session, int, User], object]] = {
-    "cancellation": runs.cancel,
-    "kill": runs.kill,
-    "pause": runs.pause,
-    "resumption": runs.resume,
-    "checkpoints": runs.request_checkpoint,
+    "cancellation": steering.cancel,
+    "kill": steering.kill,
+    "pause": steering.pause,
+    "resumption": steering.resume,
+    "checkpoints": steering.request_checkpoint,
 }
 for word, act in STEERING.items():
     router.add_api_route(f"/runs/{{run_id}}/{word}", _steering(act), methods=["POST"])

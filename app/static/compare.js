@@ -9,7 +9,7 @@ import { show } from 'rows'
 import { createScatter } from 'scatter'
 import { seriesOf } from 'series_of_runs'
 import { still } from 'still'
-import { plain, readView, writeView } from 'view'
+import { addressOf, readView, writeView } from 'view'
 
 /** Rows of the figure: no more fit on a page, or into an address. */
 const MOST_DRAWN = 12
@@ -84,7 +84,7 @@ const draw = () => {
 }
 
 const fetchWords = async () => {
-  const [page, facts] = await Promise.all([insisted(plain(new URL(location.href))), insisted(`${api}/comparison?runs=${ids}`)])
+  const [page, facts] = await Promise.all([insisted(addressOf(new URL(location.href))), insisted(`${api}/comparison?runs=${ids}`)])
   const fresh = new DOMParser().parseFromString(await page.text(), 'text/html').querySelector('[data-fragment=comparison]')
   const found = await facts.json()
   differences = found.differences
@@ -145,7 +145,7 @@ for (const input of article.querySelectorAll('[data-choice]')) {
 const showSettings = async (which) => {
   const address = new URL(location.href)
   address.searchParams.set('settings', which)
-  const page = await (await insisted(plain(address))).text()
+  const page = await (await insisted(addressOf(address))).text()
   table.innerHTML = new DOMParser().parseFromString(page, 'text/html').querySelector('[data-fragment=comparison]').innerHTML
   legend.paint()
 }
@@ -161,7 +161,7 @@ const goOn = (runs) => {
   const query = new URLSearchParams(location.search)
   query.set('runs', runs.split(/[\s,]+/).filter(Boolean).join())
   address.search = query.toString()
-  location.assign(plain(address))
+  location.assign(addressOf(address))
 }
 article.addEventListener('click', (event) => {
   const { add, remove } = event.target.closest('[data-add], [data-remove]')?.dataset ?? {}

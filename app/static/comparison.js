@@ -2,7 +2,7 @@
 // Draws nothing itself.
 import { banded } from 'bands'
 import { lossAxis, scaleAxis } from 'figure'
-import { plain } from 'formats'
+import { escaped } from 'formats'
 import { folded, merged } from 'pixels'
 import { position, smoothed } from 'points'
 
@@ -85,7 +85,7 @@ export const comparisonFigure = ({ runs, rows, view, band }, colors, width) => {
       domain: [(top - height) / inner, top / inner], gridcolor: colors.grid, zeroline: false, ...axisOf(row, view, seen),
       ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
     }
-    layout.annotations.push({ text: plain(row.title), x: 0, xref: 'paper', xanchor: 'left', y: top / inner, yref: 'paper', yanchor: 'bottom', yshift: 3, showarrow: false, font: { color: colors.text, size: 12.5 } })
+    layout.annotations.push({ text: escaped(row.title), x: 0, xref: 'paper', xanchor: 'left', y: top / inner, yref: 'paper', yanchor: 'bottom', yshift: 3, showarrow: false, font: { color: colors.text, size: 12.5 } })
     const traces = lines.some(({ run }) => run.group !== null)
       ? means(lines, row, view, band, colors)
       : lines.flatMap((each) => lineOf(each, row, view, screen, colors, lines.length))
@@ -116,7 +116,7 @@ const lineOf = ({ run, line, mean, isMetric }, row, view, screen, colors, others
   const traceOf = ({ x: steps, y }, more) => {
     const at = run.points.x(steps, view.x)
     const mode = isMetric && steps.length <= MARKED ? 'lines+markers' : 'lines'
-    const trace = { ...folded({ x: at, y }, screen), name: plain(run.label), type: 'scatter', mode, hoverinfo: 'none', marker: { size: 5, color: stroke.color }, line: { ...stroke, width }, ...more }
+    const trace = { ...folded({ x: at, y }, screen), name: escaped(run.label), type: 'scatter', mode, hoverinfo: 'none', marker: { size: 5, color: stroke.color }, line: { ...stroke, width }, ...more }
     return { trace, run, label: run.label, steps, at }
   }
   if (!view.smooth || (isMetric && line.x.length <= MARKED)) return [traceOf(line, {})]
@@ -141,7 +141,7 @@ const means = (lines, row, view, band, colors) => {
     return [
       { ...said, trace: { ...edge, y: low } },
       { ...said, trace: { ...edge, y: high, fill: 'tonexty', fillcolor: color.replace('rgb(', 'rgba(').replace(')', ', 0.16)') } },
-      { ...said, trace: { x, y: mean, name: plain(group), type: 'scatter', mode: 'lines', hoverinfo: 'none', line: { color, width: 2.2 } } },
+      { ...said, trace: { x, y: mean, name: escaped(group), type: 'scatter', mode: 'lines', hoverinfo: 'none', line: { color, width: 2.2 } } },
     ]
   })
 }

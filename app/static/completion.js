@@ -13,7 +13,7 @@ const MOST_SHOWN = 50
 /** @param {string} text as a filter reads it back */
 export const quoted = (text) => (/[\s"<>=:]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)
 /** @param {string} text typed so far, its quote perhaps still open */
-const plain = (text) => text.replace(/^"|"$/g, '').replaceAll('""', '"')
+const unquoted = (text) => text.replace(/^"|"$/g, '').replaceAll('""', '"')
 
 /** Where the word at the cursor begins and ends. @param {string} line @param {number} cursor @returns {[number, number]} */
 export const wordAt = (line, cursor) => {
@@ -29,7 +29,7 @@ export const proposals = (words, typed) => {
   const keyed = rest.match(/^([a-z]+):(.*)$/s)
   if (keyed && keyed[1] in words.keys) {
     const values = words.values[keyed[1]] ?? []
-    return found(values, plain(keyed[2])).map((value) => ({ text: `${sign}${keyed[1]}:${quoted(value)}`, hint: '', isWhole: true }))
+    return found(values, unquoted(keyed[2])).map((value) => ({ text: `${sign}${keyed[1]}:${quoted(value)}`, hint: '', isWhole: true }))
   }
   if (/[<>=:]/.test(rest.replace(/^"(?:[^"]|"")*(?:"|$)/, ''))) return []
   /** What each name is; of two the first says it. @type {Map<string, string>} */
@@ -39,7 +39,7 @@ export const proposals = (words, typed) => {
   for (const name of words.numbers) add(name, 'number')
   for (const name of words.metrics) add(name, 'metric')
   for (const name of words.settings) add(name, 'setting')
-  return found([...hints.keys()], plain(rest)).map((name) => ({
+  return found([...hints.keys()], unquoted(rest)).map((name) => ({
     text: sign + (name.slice(0, -1) in words.keys ? name : quoted(name)), hint: hints.get(name) ?? '', isWhole: false,
   }))
 }
@@ -51,7 +51,7 @@ const CLOSED = ['status', 'source']
 export const isUnfinished = (words, typed) => {
   const [, key, value] = typed.match(/^-?([a-z]+):(.*)$/s) ?? []
   if (!key || !(key in words.keys)) return false
-  return !value || (CLOSED.includes(key) && !(words.values[key] ?? []).includes(plain(value)))
+  return !value || (CLOSED.includes(key) && !(words.values[key] ?? []).includes(unquoted(value)))
 }
 
 /** Those that begin with a text, then those that have it elsewhere. @param {string[]} values @param {string} text */

@@ -1,6 +1,6 @@
 // The figure: rows that share x, as Plotly wants them. Draws nothing itself.
 import { ticksOf, tickText } from 'axis'
-import { plain, power, scale as scaleText } from 'formats'
+import { escaped, power, scale as scaleText } from 'formats'
 import { marksOf } from 'marks'
 import { folded } from 'pixels'
 import { smoothed } from 'points'
@@ -171,7 +171,7 @@ export const figure = (points, view, colors, known, width) => {
       ...(screen.range[0] < screen.range[1] && { range: screen.range, autorange: false }),
     },
     annotations: rows.map((row) => ({
-      text: plain(row.title), x: 0, xref: 'paper', xanchor: 'left', y: row.domain[1], yref: 'paper', yanchor: 'bottom',
+      text: escaped(row.title), x: 0, xref: 'paper', xanchor: 'left', y: row.domain[1], yref: 'paper', yanchor: 'bottom',
       yshift: 3, showarrow: false, font: { color: colors.text, size: 12.5 },
     })),
     shapes: /** @type {object[]} */ (rows.some((row) => row.name === 'scale' && !isEmpty(row)) ? [{ type: 'rect', layer: 'below', xref: 'paper', x0: 0, x1: 1, yref: `y${rows.findIndex(({ name }) => name === 'scale') + 2}`, y0: 1e-38, y1: 1,

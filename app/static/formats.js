@@ -20,7 +20,7 @@ export const scale = (value) => {
 const ENTITIES = { '&': '&amp;', '<': '&lt;', '>': '&gt;', '%': '&#37;' }
 
 /** What somebody called something, for Plotly, which takes tags for markup and %{…} for a place to fill. @param {string} text */
-export const plain = (text) => String(text).replace(/[&<>%]/g, (each) => ENTITIES[each])
+export const escaped = (text) => String(text).replace(/[&<>%]/g, (each) => ENTITIES[each])
 
 /** Bytes of a file in the unit that fits. @param {number} bytes @returns {string} */
 export const size = (bytes) => {

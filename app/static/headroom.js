@@ -1,7 +1,7 @@
 // How many powers of two each module's largest numbers were below fp16's largest, look by look.
 import { inTurn, insisted } from 'answers'
 import { createPlot } from 'charts'
-import { plain } from 'formats'
+import { escaped } from 'formats'
 import { names } from 'layers'
 
 const AMPLE = 16 // powers of two: no fainter from here on
@@ -19,7 +19,7 @@ const headroomFigure = ({ steps, modules, left }, colors) => {
   const map = {
     type: 'heatmap', x: steps, y: modules.map((_, i) => i), z: left.map((row) => row.map(drawable)),
     zmin: 0, zmax: AMPLE, colorscale: [[0, colors.skip], [5 / AMPLE, colors.scale], [1, colors.card]], hoverongaps: false,
-    customdata: left.map((row, i) => row.map((each) => [plain(modules[i]), words(each)])),
+    customdata: left.map((row, i) => row.map((each) => [escaped(modules[i]), words(each)])),
     hovertemplate: '%{customdata[0]}, step %{x}: %{customdata[1]}<extra></extra>',
     colorbar: { title: { text: 'powers of two left', side: 'right' }, thickness: 10, outlinewidth: 0, tickvals: [0, 5, 10, AMPLE], ticktext: ['none', '5', '10', `${AMPLE}, more`] },
   }

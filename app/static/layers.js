@@ -1,7 +1,7 @@
 // How large each layer's gradients are over time: a thin line a layer, and the same as a heat map.
 import { inTurn, insisted } from 'answers'
 import { createPlot } from 'charts'
-import { plain } from 'formats'
+import { escaped } from 'formats'
 
 const [LINES, MAP] = [150, 300] // pixels
 const GAP = 46
@@ -20,7 +20,7 @@ const shortened = (name) => (name.length > NAME ? `…${name.slice(1 - NAME)}` :
 export const names = (rows) => {
   const every = Math.ceil(rows.length / 24)
   const named = rows.map((_, i) => i).filter((i) => i % every === 0)
-  return { automargin: true, tickvals: named, ticktext: named.map((i) => plain(shortened(rows[i]))) }
+  return { automargin: true, tickvals: named, ticktext: named.map((i) => escaped(shortened(rows[i]))) }
 }
 
 /** @param {LayerNorms} found @param {Record<string, string>} colors */
@@ -28,13 +28,13 @@ export const layersFigure = ({ steps, layers, norms }, colors) => {
   const inner = LINES + GAP + MAP
   const values = norms.map((row) => row.map(drawable))
   const lines = values.map((y, i) => ({
-    x: steps, y, name: plain(layers[i]), type: 'scatter', mode: 'lines', yaxis: 'y2', opacity: 0.55,
-    line: { color: colors.norm, width: 1 }, hovertemplate: `${plain(layers[i])}, step %{x}: %{y:.3~g}<extra></extra>`,
+    x: steps, y, name: escaped(layers[i]), type: 'scatter', mode: 'lines', yaxis: 'y2', opacity: 0.55,
+    line: { color: colors.norm, width: 1 }, hovertemplate: `${escaped(layers[i])}, step %{x}: %{y:.3~g}<extra></extra>`,
   }))
   const map = {
     type: 'heatmap', x: steps, y: layers.map((_, i) => i), z: values.map((row) => row.map((norm) => norm && Math.log10(norm))),
     colorscale: [[0, colors.card], [1, colors.norm]], hoverongaps: false,
-    customdata: norms.map((row, i) => row.map((norm) => [plain(layers[i]), typeof norm === 'number' ? Number(norm.toPrecision(3)) : norm])),
+    customdata: norms.map((row, i) => row.map((norm) => [escaped(layers[i]), typeof norm === 'number' ? Number(norm.toPrecision(3)) : norm])),
     hovertemplate: '%{customdata[0]}, step %{x}: %{customdata[1]}<extra></extra>',
     colorbar: { title: { text: 'log₁₀ of the norm', side: 'right' }, thickness: 10, outlinewidth: 0, len: MAP / inner, y: 0, yanchor: 'bottom' },
   }

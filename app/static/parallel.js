@@ -1,7 +1,7 @@
 // All settings that differ beside each other, and one figure: a line a run. Plotly's own parallel
 // coordinates make code out of texts, which our content security policy forbids.
 import { strokeOf } from 'comparison'
-import { plain } from 'formats'
+import { escaped } from 'formats'
 
 const MOST = 10 // settings beside each other
 const HEIGHT = 320
@@ -28,12 +28,12 @@ export const parallelFigure = ({ ids, labels, columns, settings, up }, colors) =
   const data = ids.map((id, i) => {
     const values = names.map((name) => columns.get(name)?.[i] ?? null)
     return {
-      x: names.map((_, j) => j), y: values.map((value, j) => (value === null ? null : scales[j].at(value))), text: values.map((value, j) => plain(`${names[j]} ${value}`)),
-      name: plain(labels[id]), type: 'scatter', mode: 'lines+markers', connectgaps: true, hovertemplate: '%{fullData.name}<br>%{text}<extra></extra>',
+      x: names.map((_, j) => j), y: values.map((value, j) => (value === null ? null : scales[j].at(value))), text: values.map((value, j) => escaped(`${names[j]} ${value}`)),
+      name: escaped(labels[id]), type: 'scatter', mode: 'lines+markers', connectgaps: true, hovertemplate: '%{fullData.name}<br>%{text}<extra></extra>',
       marker: { size: 6, color: strokeOf(i, colors).color }, line: { ...strokeOf(i, colors), width: 1.5 },
     }
   })
-  const note = (text, x, y, more) => ({ text: plain(short(text)), x, y, showarrow: false, font: { size: 11, color: colors.quiet }, ...more })
+  const note = (text, x, y, more) => ({ text: escaped(short(text)), x, y, showarrow: false, font: { size: 11, color: colors.quiet }, ...more })
   const layout = {
     margin: { l: 70, r: 70, t: 24, b: 52 }, height: HEIGHT, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, showlegend: false, hovermode: 'closest', dragmode: false,

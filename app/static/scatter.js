@@ -2,7 +2,7 @@
 // all settings beside one of them.
 import { createPlot } from 'charts'
 import { strokeOf } from 'comparison'
-import { plain } from 'formats'
+import { escaped } from 'formats'
 import { parallelFigure } from 'parallel'
 
 const FIGURES = { 'run/step_ms': 'Time a step, ms', 'run/seconds': 'Time, s', 'run/peak_memory_bytes': 'Peak memory, bytes', seconds: 'Duration, s', loss: 'Last loss' }
@@ -29,15 +29,15 @@ const axisOf = (values, title, colors) => {
   const [low, high] = [Math.min(...numbers), Math.max(...numbers)]
   const isLog = isNumeric && low > 0 && high / low >= LOG_FROM
   const type = isLog ? 'log' : isNumeric ? 'linear' : 'category'
-  return { type, title: { text: plain(isLog ? `${title} (log)` : title), standoff: 8 }, gridcolor: colors.grid, zeroline: false, automargin: true, ...(isLog && { exponentformat: 'power' }) }
+  return { type, title: { text: escaped(isLog ? `${title} (log)` : title), standoff: 8 }, gridcolor: colors.grid, zeroline: false, automargin: true, ...(isLog && { exponentformat: 'power' }) }
 }
 
-const word = (value) => (typeof value === 'number' || value === null || value === undefined ? value : plain(String(value).slice(0, 40)))
+const word = (value) => (typeof value === 'number' || value === null || value === undefined ? value : escaped(String(value).slice(0, 40)))
 
 const scatterFigure = ({ ids, labels, across, up, columns }, colors) => {
   const [x, y] = [across, up].map((name) => (columns.get(name) ?? []).map(word))
   const data = ids.map((id, i) => ({
-    x: [x[i]], y: [y[i]], name: plain(labels[id]), type: 'scatter', mode: 'markers', cliponaxis: false,
+    x: [x[i]], y: [y[i]], name: escaped(labels[id]), type: 'scatter', mode: 'markers', cliponaxis: false,
     marker: { size: 11, color: strokeOf(i, colors).color, symbol: Math.floor(i / 10), line: { width: 1, color: colors.card } },
     hovertemplate: `%{fullData.name}<br>%{x}, %{y}<extra></extra>`,
   })).filter(({ x: [a], y: [b] }) => a !== null && a !== undefined && b !== null && b !== undefined)

@@ -1,7 +1,7 @@
 // The value of each run of a sweep in order, and the best until then; and its settings beside the
 // value, as Plotly wants them.
 
-import { plain } from 'formats'
+import { escaped } from 'formats'
 import { parallelFigure } from 'parallel'
 
 const HEIGHT = 320
@@ -48,7 +48,7 @@ export const trialsFigure = ({ trials, metric, goal }, colors) => {
   const [low, high] = [Math.min(...values), Math.max(...values)]
   const isLog = low > 0 && high / low >= LOG_FROM
   const dots = (some, name, y, marker) => ({
-    x: some.map(({ number }) => number), y, name, text: some.map((trial) => plain(trial.name)), customdata: some.map((trial) => trial.run_id),
+    x: some.map(({ number }) => number), y, name, text: some.map((trial) => escaped(trial.name)), customdata: some.map((trial) => trial.run_id),
     type: 'scatter', mode: 'markers', cliponaxis: false, marker: { size: 9, line: { width: 1, color: colors.card }, ...marker },
     hovertemplate: `%{text}<br>${name} %{y:.5g}<extra></extra>`,
   })
@@ -64,7 +64,7 @@ export const trialsFigure = ({ trials, metric, goal }, colors) => {
     showlegend: true, legend: { orientation: 'h', x: 0, y: 1.02, yanchor: 'bottom' },
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
     xaxis: { title: { text: 'run', standoff: 6 }, gridcolor: colors.grid, zeroline: false, fixedrange: true, range: [0, last + 1], tick0: 0, dtick: Math.ceil(last / 10) },
-    yaxis: { type: isLog ? 'log' : 'linear', title: { text: plain(metric.length > 30 ? `${metric.slice(0, 29)}…` : metric), standoff: 6 }, gridcolor: colors.grid, zeroline: false, automargin: true, fixedrange: true, ...(isLog && { exponentformat: 'power' }) },
+    yaxis: { type: isLog ? 'log' : 'linear', title: { text: escaped(metric.length > 30 ? `${metric.slice(0, 29)}…` : metric), standoff: 6 }, gridcolor: colors.grid, zeroline: false, automargin: true, fixedrange: true, ...(isLog && { exponentformat: 'power' }) },
     yaxis2: { overlaying: 'y', range: [0, 1], visible: false, fixedrange: true },
   }
   return { data, layout, drawn: trials.length }

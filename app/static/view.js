@@ -39,7 +39,7 @@ export const readView = () => {
 }
 
 /** An address whose commas can be read. @param {URL} address */
-export const plain = ({ href }) => href.replaceAll('%2C', ',')
+export const addressOf = ({ href }) => href.replaceAll('%2C', ',')
 
 /** Safari allows a hundred changes of the address in thirty seconds, and a slider makes more. */
 const WRITE_MS = 300
@@ -72,6 +72,6 @@ const write = () => {
     address.searchParams.delete(name)
     for (const each of [value].flat()) if (each) address.searchParams.append(name, each)
   }
-  history.replaceState(null, '', plain(address))
+  history.replaceState(null, '', addressOf(address))
 }
 addEventListener('pagehide', write)

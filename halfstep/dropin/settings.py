@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from halfstep.dropin.unserved import say_once, unraised
-from halfstep.run_folder import plain
+from halfstep.run_folder import as_config
 
 
 class Entries(MutableMapping[str, Any]):
@@ -74,7 +74,7 @@ def entries_of(given: Any) -> dict[str, Any]:
         return {}
     if isinstance(given, Mapping):
         return {str(name): value for name, value in given.items()}
-    found = plain(given)
+    found = as_config(given)
     if not isinstance(found, dict):
         say_once(f"a configuration of {type(given).__name__} is not served: allowed is a mapping")
         return {}

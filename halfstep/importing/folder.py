@@ -22,7 +22,7 @@ from halfstep.importing import media
 from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Damaged, Found, Media, Point
 from halfstep.logged import MOST_BYTES
-from halfstep.run_folder import FORMAT, plain, slug, write_json, write_outcome
+from halfstep.run_folder import FORMAT, as_config, slug, write_json, write_outcome
 from halfstep.spool import NONFINITE_LOSS, STEP_DTYPE, UNKNOWN_US, BadEvent, SpoolWriter, Steps
 
 FROM = uuid.UUID("6f1c51c8-0f0c-4f0e-9c0f-2c1a58ab4c11")  # of the ids that are made of identities
@@ -63,7 +63,7 @@ def write_run(
         "id": run_id,
         "name": found.name,
         "project": project or found.project,
-        "config": plain(found.config),
+        "config": as_config(found.config),
         "tags": list(found.tags),
         "started": _moment(writing.started),
         "attempts": [_attempt(number, found, writing.started) for number in writing.numbers()],

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import select
 
 from app.erasing import Eraser
-from db import run_bin, runs
+from db import run_bin, steering
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, User
@@ -17,7 +17,7 @@ from tests.app.conftest import submit
 def deleted(database: Database, ada: User) -> int:
     run_id = submit(database, ada).id
     with database.writing() as session:
-        runs.cancel(session, run_id, ada)
+        steering.cancel(session, run_id, ada)
         run_bin.delete(session, run_id, ada)
     return run_id
 

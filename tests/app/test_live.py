@@ -31,7 +31,7 @@ Stream = AsyncIterator[ServerSentEvent]
 
 
 async def _open(live: Live, story: Story, cursor: str = "") -> Stream:
-    stream = live.watch("story", cursor, story.look, seconds=0.001)
+    stream = live.stream("story", cursor, story.look, seconds=0.001)
     await anext(stream)
     return stream
 
@@ -102,7 +102,7 @@ def test_the_last_news_end_the_stream_and_the_task() -> None:
 
     async def play(live: Live, story: Story) -> None:
         story.last = 1
-        stream = live.watch(
+        stream = live.stream(
             "story", "", lambda _cursor: News("the end", "1", is_last=True), seconds=0.001
         )
         assert [event.raw_data for event in await _all(stream)] == [None, "the end"]
@@ -155,7 +155,7 @@ def test_streams_outlive_an_outage_of_the_database() -> None:
             return story.look(cursor)
 
         story.last = 2
-        stream = live.watch("story", "", look, seconds=0.001)
+        stream = live.stream("story", "", look, seconds=0.001)
         await anext(stream)
         assert (await anext(stream)).raw_data == "1,2"
 

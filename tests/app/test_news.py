@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app import news
-from db import artifacts, checkpoints, queue, runs, waiting, workers
+from db import artifacts, checkpoints, queue, runs, steering, waiting, workers
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
@@ -123,7 +123,7 @@ def test_a_queued_run_tells_what_it_waits_for(
     offer_digits(database)
     assert told() == "1: 1 ahead of it"
     with database.writing() as session:
-        runs.cancel(session, first.id, ada)
+        steering.cancel(session, first.id, ada)
     assert told() == "0: it is next: a worker is about to take it"
     assert [look(cursor) for look, cursor in zip(looks, cursors, strict=True)] == [None, None]
 
@@ -160,7 +160,7 @@ def test_list_tells_rows_that_changed(
 
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
-        runs.cancel(session, new.id, ada)
+        steering.cancel(session, new.id, ada)
     ended, cursor = _told(look(cursor))
     assert ended["rows"].keys() == {str(running.id), str(waiting.id), str(new.id)}
     assert "finished" in ended["rows"][str(running.id)]
@@ -174,7 +174,7 @@ def test_a_run_that_was_paused_comes_back(
     look = news.of_list(database, settings)
     run = submit(database, ada)
     _all, cursor = _told(look("0"))
-    for act, status in ((runs.pause, "paused"), (runs.resume, "queued")):
+    for act, status in ((steering.pause, "paused"), (steering.resume, "queued")):
         with database.writing() as session:
             act(session, run.id, ada)
         told, cursor = _told(look(cursor))
@@ -200,7 +200,7 @@ def test_a_long_queue_costs_what_the_page_shows(
     assert len(cursor) < 400
     assert look(cursor) is None
     with database.writing() as session:
-        runs.cancel(session, running.id + 1, ada)
+        steering.cancel(session, running.id + 1, ada)
     assert look(cursor) is None
     seconds = news.PLACES_SECONDS
     told, cursor = _told(look(cursor))

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
-from db import accounts, alerts, notes, projects, quotas, runs
+from db import accounts, alerts, notes, projects, quotas, runs, steering
 from db.database import Database
 from db.errors import NotFound
 from db.rights import MAINTAINER, MEMBER
@@ -104,7 +104,7 @@ def test_a_project_is_deleted_when_it_is_empty(
     run = submit(database, ada, project="vision")
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, mel, "its", project="vision")
-        runs.cancel(session, run.id, ada)
+        steering.cancel(session, run.id, ada)
         furnish(session, mel, "vision")
     assert browser.delete(f"/api/v1/runs/{run.id}").status_code < 300
     refused = browser.delete("/api/v1/projects", params={"name": "vision"})
@@ -156,7 +156,7 @@ def test_runs_are_moved_by_who_maintains_both_projects(
         done = session.scalars(select(Deed).where(Deed.run_id == queued).order_by(Deed.id)).all()
         assert runs.get(session, queued).project == "vision"
         quotas.set_limits(projects.get(session, "speech"), {"queued": "0", "stored_gib": "1"})
-        runs.cancel(session, queued, ada)
+        steering.cancel(session, queued, ada)
         runs.get(session, queued).stored_bytes = 2**31
         waiting = runs.submit(
             session, owner=ada, recipe="digits", config=CONFIG, project="vision"

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from app import hyperband, sweeping, tpe
 from app.sweeping import SweepSubmission
-from db import claiming, erasure, latest_metrics, queue, run_bin, runs, sweeps
+from db import claiming, erasure, latest_metrics, queue, run_bin, runs, steering, sweeps
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.settings import Settings
@@ -305,14 +305,14 @@ def test_a_person_who_cancels_gives_nothing_up(
     sweeping.look(database)
     assert rows_of(database, 1, "reports") == [[]]
     with database.writing() as session:
-        runs.cancel(session, 1, ada)
+        steering.cancel(session, 1, ada)
         queue.end(session, 1, 1, Status.CANCELLED)
     sweeping.look(database)
     assert members(database, 1)[0][2] == "failed"
     climb(database, 2, [0.5] * 20)
     with database.writing() as session:
-        assert runs.give_up(session, 2, "why")
-        assert not runs.give_up(session, 2, "again")
+        assert steering.give_up(session, 2, "why")
+        assert not steering.give_up(session, 2, "again")
         session.get_one(Trial, (1, 2)).pruned_step = 20
         queue.end(session, 2, 1, Status.FINISHED)
     sweeping.look(database)

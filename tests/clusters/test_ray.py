@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from db import runs, waiting
+from db import runs, steering, waiting
 from db.settings import Settings
 from db.tables import Placement, Status
 from tests.clusters.machines import NET, can_make_machines
@@ -101,7 +101,7 @@ def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_p
         second = site.submit(STEPS, recipe="gated", nodes=2)
         until(lambda: "0 of 2 CPU are free" in why(site, second))
         with site.database.writing() as session:
-            runs.cancel(session, second, site.owner)
+            steering.cancel(session, second, site.owner)
         until(lambda: placed(site, second) == "gone")
         cluster.kill_head()
         until(lambda: not cluster.is_there)

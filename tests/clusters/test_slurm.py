@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from db import runs, waiting
+from db import runs, steering, waiting
 from db.settings import Settings
 from db.tables import Status
 from tests import slurm
@@ -113,7 +113,7 @@ def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: 
         site.wait_for_step(run_id, 3)
         until(lambda: "no node with enough free devices" in why(site, second))
         with site.database.writing() as session:
-            runs.cancel(session, second, site.owner)
+            steering.cancel(session, second, site.owner)
         until(lambda: "halfstep-2-1" not in cluster.ask("squeue", "-h", "-o", "%j"))
         cluster.ask("scancel", "--signal=USR2", "--name=halfstep-1-1")
         until(lambda: site.run(run_id).attempt == 2)

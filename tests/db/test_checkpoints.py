@@ -8,7 +8,7 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
-from db import checkpoints, queue, runs
+from db import checkpoints, queue, runs, steering
 from db.database import Database
 from db.errors import Fenced, Invalid, NotFound
 from db.settings import Settings
@@ -49,8 +49,8 @@ def test_a_fenced_attempt_publishes_nothing(database: Database, running: Run) ->
 def test_a_request_is_obeyed_by_its_checkpoint(database: Database, running: Run, ada: User) -> None:
     """Once published, a requested checkpoint is not asked for again; other requests stand."""
     with database.writing() as session:
-        scale = runs.request_scale(session, running.id, ada, 512.0)
-        request = runs.request_checkpoint(session, running.id, ada)
+        scale = steering.request_scale(session, running.id, ada, 512.0)
+        request = steering.request_checkpoint(session, running.id, ada)
         checkpoints.publish(session, running.id, 1, saved(10, request=request.id), ["key"])
         assert queue.renew(session, running.id, 1, 60.0).requests == (scale,)
 
@@ -168,7 +168,7 @@ def test_weights_that_a_run_waits_to_start_from_are_kept(
         waiting = submit(session, ada, config=config() | {"weights": wanted})
         checkpoints.retire(session, running.id, 1, {"keep_last": 1})
         assert {row.step for row in checkpoints.of_run(session, running.id)} == {30, 10}
-        runs.cancel(session, waiting.id, ada)
+        steering.cancel(session, waiting.id, ada)
         checkpoints.retire(session, running.id, 1, {"keep_last": 1})
         assert {row.step for row in checkpoints.of_run(session, running.id)} == {30}
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from db import claiming, queue, reservations, runs, waiting, workers
+from db import claiming, queue, reservations, runs, steering, waiting, workers
 from db.database import Database, now
 from db.tables import Run, RunNode, Status, User, Worker
 from tests.db.conftest import CPU, DIGITS, submit
@@ -261,7 +261,7 @@ def test_one_gang_at_a_time_has_devices_kept(database: Database, ada: User) -> N
         for run in (impossible, later, first):
             session.refresh(run)
         assert [bool(run.reservation) for run in (impossible, later, first)] == [False, False, True]
-        runs.cancel(session, first.id, ada)
+        steering.cancel(session, first.id, ada)
         assert first.reservation is None
 
 

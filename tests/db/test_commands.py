@@ -2,7 +2,7 @@
 
 import pytest
 
-from db import queue, runs, waiting
+from db import queue, steering, waiting
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.tables import Run, Status, User, Worker
@@ -61,13 +61,13 @@ def test_a_command_is_held_while_it_waits_and_not_paused_in_its_work(
     """Nobody but its script could go on from where it was; a kill and a cancel are obeyed."""
     with database.writing() as session:
         waits, works = submit_command(session, ada), submit_command(session, ada)
-        assert runs.pause(session, waits.id, ada).status == Status.PAUSED
+        assert steering.pause(session, waits.id, ada).status == Status.PAUSED
         assert claim(session, worker, commands=True) is not None
-        for ask in (runs.pause, runs.request_checkpoint):
+        for ask in (steering.pause, steering.request_checkpoint):
             with pytest.raises(Conflict, match="is a command: its loop is its own"):
                 ask(session, works.id, ada)
-        assert runs.cancel(session, works.id, ada).status == Status.STOPPING
-        assert runs.kill(session, works.id, ada).wanted == "kill"
+        assert steering.cancel(session, works.id, ada).status == Status.STOPPING
+        assert steering.kill(session, works.id, ada).wanted == "kill"
 
 
 def test_a_command_that_waits_for_no_run_is_refused(database: Database, ada: User) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from db import accounts, alerts, channels, erasure, noticing, run_bin, runs
+from db import accounts, alerts, channels, erasure, noticing, run_bin, runs, steering
 from db.database import Database
 from db.noticing import Seen, look
 from db.settings import Settings
@@ -165,7 +165,7 @@ def test_a_storm_of_notices_is_told_in_pieces(
     look(database, seen, ADDRESS)
     with database.writing() as session:
         for run_id in made:
-            runs.cancel(session, run_id, ada)
+            steering.cancel(session, run_id, ada)
     monkeypatch.setattr(noticing, "MOST_NOTICES", 2)
     assert [look(database, seen, ADDRESS) for _ in range(4)] == [2, 2, 1, 0]
     assert sorted(each.run_id for each in notices(database)) == made
@@ -189,7 +189,7 @@ def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: U
     look(database, seen, ADDRESS)
     for run in made:
         with database.writing() as session:
-            runs.cancel(session, run.id, ada)
+            steering.cancel(session, run.id, ada)
     look(database, seen, ADDRESS)
     assert {(each.rule_id, each.run_id) for each in notices(database)} == {
         *((1, 1), (3, 1), (4, 1), (2, 2), (4, 2))

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.orm import Session
 
-from db import accounts, queue, runs, waiting
+from db import accounts, queue, runs, steering, waiting
 from db.database import Database, now
 from db.errors import Fenced, Invalid
 from db.tables import Run, RunNode, RunStatus, Status, User, Worker
@@ -199,11 +199,11 @@ def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> N
 def test_wishes_carry_cancel_and_requests(database: Database, running: Run, ada: User) -> None:
     """What people asked for reaches whoever renews the lease, each with its id, in order."""
     with database.writing() as session:
-        runs.request_checkpoint(session, running.id, ada)
+        steering.request_checkpoint(session, running.id, ada)
         for scale in (512.0, 512.0):
-            runs.request_scale(session, running.id, ada, scale)
-        runs.request_replay(session, running.id, ada, 7)
-        runs.cancel(session, running.id, ada)
+            steering.request_scale(session, running.id, ada, scale)
+        steering.request_replay(session, running.id, ada, 7)
+        steering.cancel(session, running.id, ada)
         wishes = queue.renew(session, running.id, 1, 60.0)
     asked = [(request.kind, request.value) for request in wishes.requests]
     assert asked == [("checkpoint", None), ("scale", 512.0), ("scale", 512.0), ("replay", 7.0)]
@@ -220,17 +220,17 @@ def test_a_request_stands_until_it_is_told_to_be_obeyed(
     training that got it.
     """
     with database.writing() as session:
-        first = runs.request_scale(session, running.id, ada, 512.0)
-        again = runs.request_scale(session, running.id, ada, 512.0)
+        first = steering.request_scale(session, running.id, ada, 512.0)
+        again = steering.request_scale(session, running.id, ada, 512.0)
         queue.renew(session, running.id, 1, 60.0)
     record(database, running, events=[{"event": "obeyed", "step": 5, "request": first.id}])
     with database.writing() as session:
         wishes = queue.renew(session, running.id, 1, 60.0)
     assert [request.id for request in wishes.requests] == [again.id]
     for act in (
-        lambda session: runs.request_scale(session, running.id, ada, 0.0),
-        lambda session: runs.request_scale(session, running.id, ada, 1e-40),
-        lambda session: runs.request_replay(session, running.id, ada, 101),
+        lambda session: steering.request_scale(session, running.id, ada, 0.0),
+        lambda session: steering.request_scale(session, running.id, ada, 1e-40),
+        lambda session: steering.request_replay(session, running.id, ada, 101),
     ):
         with pytest.raises(Invalid, match="allowed"), database.writing() as session:
             act(session)
@@ -239,7 +239,7 @@ def test_a_request_stands_until_it_is_told_to_be_obeyed(
 def test_a_cancelled_run_is_not_queued_again(database: Database, running: Run, ada: User) -> None:
     """A training that dies while it is being cancelled ends cancelled."""
     with database.writing() as session:
-        runs.cancel(session, running.id, ada)
+        steering.cancel(session, running.id, ada)
         queue.end(session, running.id, 1, Status.QUEUED)
         assert runs.get(session, running.id).status == Status.CANCELLED
 
@@ -356,8 +356,8 @@ def test_a_cancel_prevails_over_an_earlier_pause(
 ) -> None:
     """Whatever the training had said of its end by then, a cancelled run ends cancelled."""
     with database.writing() as session:
-        runs.pause(session, running.id, ada)
-        runs.cancel(session, running.id, ada)
+        steering.pause(session, running.id, ada)
+        steering.cancel(session, running.id, ada)
         queue.end(session, running.id, 1, said)
         assert runs.get(session, running.id).status == Status.CANCELLED
 
@@ -367,7 +367,7 @@ def test_a_cancelled_run_that_is_killed_ends_cancelled(
 ) -> None:
     """Also at the last attempt that is allowed."""
     with database.writing() as session:
-        runs.cancel(session, running.id, ada)
+        steering.cancel(session, running.id, ada)
         limits = {"max_attempts": 1, "max_stalled_attempts": 1}
         status = queue.end_killed(session, running.id, 1, reason="killed", **limits)
     assert status == Status.CANCELLED
@@ -378,15 +378,15 @@ def test_a_run_that_is_killed_as_wished_says_so(
 ) -> None:
     """That its process was killed then is nobody's fault."""
     with database.writing() as session:
-        runs.cancel(session, running.id, ada)
-        runs.kill(session, running.id, ada)
+        steering.cancel(session, running.id, ada)
+        steering.kill(session, running.id, ada)
         limits = {"max_attempts": 1, "max_stalled_attempts": 1}
         queue.end_killed(session, running.id, 1, reason="killed by SIGKILL", **limits)
         last = runs.statuses(session, running.id)[-1]
     assert (last.status, last.reason, last.fault) == ("cancelled", "killed by ada", None)
 
 
-@pytest.mark.parametrize("act", [runs.cancel, runs.pause], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("act", [steering.cancel, steering.pause], ids=lambda f: f.__name__)
 def test_a_run_that_finishes_all_the_same_says_nothing_of_the_wish(
     database: Database, running: Run, ada: User, act: Any
 ) -> None:

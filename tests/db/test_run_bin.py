@@ -9,7 +9,7 @@ import pytest
 from obstore.store import LocalStore
 from sqlalchemy import Connection, event, func, insert, select, update
 
-from db import checkpoints, erasure, groups, ingest, queue, run_bin, runs
+from db import checkpoints, erasure, groups, ingest, queue, run_bin, runs, steering
 from db.database import Database
 from db.errors import Conflict, Ended, Invalid, NotFound
 from db.settings import Settings
@@ -108,7 +108,7 @@ def test_what_another_starts_from_is_kept(database: Database, ended: int, ada: U
         with pytest.raises(Conflict, match=f"run {fork.id}, which is queued, starts from its"):
             put_in_bin(database, ada, ended)
         with database.writing() as session:
-            runs.cancel(session, fork.id, ada)
+            steering.cancel(session, fork.id, ada)
     put_in_bin(database, ada, ended)
 
 
@@ -195,7 +195,7 @@ def test_forks_outlive_their_parent(
         fork = submit(session, ada, config=config(200), parent_id=ended, parent_step=10)
         waiting = submit(session, ada, after_id=ended)
         groups.join(session, fork, ended)
-        runs.cancel(session, fork.id, ada)
+        steering.cancel(session, fork.id, ada)
     erase_now(database, settings, ada, ended)
     with database.reading() as session:
         run = runs.get(session, fork.id)

@@ -1,16 +1,14 @@
-"""Submitting, listing, and asking runs to stop."""
-
-from typing import Any
+"""Submitting, listing and finding runs."""
 
 import pytest
 from sqlalchemy import select, update
 
-from db import checkpoints, queue, runs, waiting
+from db import checkpoints, queue, runs, steering, waiting
 from db.conditions import Compared, InStatus, Order, Term, Word
 from db.database import Database
-from db.errors import Conflict, Invalid, NotFound
+from db.errors import Invalid, NotFound
 from db.tables import Run, RunStatus, Status, User, Worker
-from tests.db.conftest import claim, config, submit
+from tests.db.conftest import claim, submit
 from tests.db.telemetry_made import make_steps, record
 
 
@@ -27,7 +25,7 @@ def test_list_is_filtered_and_paged(database: Database, ada: User) -> None:
     with database.writing() as session:
         for name in ("warm", "cold", "100%"):
             submit(session, ada, name=name)
-        runs.cancel(session, 1, ada)
+        steering.cancel(session, 1, ada)
     with database.reading() as session:
         listed = {
             "all": runs.newest(session),
@@ -76,41 +74,6 @@ def test_hints_reach_sqlite(database: Database, ada: User) -> None:
     assert hinted == (database.engine.dialect.name == "sqlite")
 
 
-def test_cancel_ends_a_waiting_run_and_asks_a_training_one(
-    database: Database, running: Run, ada: User
-) -> None:
-    """A queued run is cancelled at once; a running one is stopping until its training obeys."""
-    with database.writing() as session:
-        waiting = submit(session, ada)
-        assert runs.cancel(session, waiting.id, ada).status == Status.CANCELLED
-        assert runs.cancel(session, running.id, ada).status == Status.STOPPING
-
-
-def test_a_repeated_cancel_still_waits_for_the_checkpoint(
-    database: Database, running: Run, ada: User
-) -> None:
-    """Who had no answer in time asks again, and loses nothing; killing has a verb of its own."""
-    with database.writing() as session:
-        for _ in range(2):
-            run = runs.cancel(session, running.id, ada)
-            assert (run.status, run.wanted) == (Status.STOPPING, "cancel")
-        history = [row.status for row in runs.statuses(session, running.id)]
-        assert history == ["queued", "starting", "running", "stopping"]
-        for act in (runs.kill, runs.cancel):
-            assert act(session, running.id, ada).wanted == "kill"
-    with pytest.raises(Conflict, match="only one that trains"), database.writing() as session:
-        runs.kill(session, submit(session, ada).id, ada)
-
-
-def test_pause_and_resume(database: Database, running: Run, ada: User) -> None:
-    """A paused run keeps its place; only a paused one resumes."""
-    with database.writing() as session:
-        assert runs.pause(session, running.id, ada).status == Status.PAUSING
-        queue.end(session, running.id, 1, Status.PAUSED)
-        assert runs.resume(session, running.id, ada).status == Status.QUEUED
-        assert runs.pause(session, running.id, ada).status == Status.PAUSED
-
-
 def test_a_pause_is_no_part_of_a_runs_duration(database: Database, running: Run, ada: User) -> None:
     """It stands still meanwhile, and goes on from there; in filters, orders and rows alike."""
     with database.writing() as session:
@@ -135,49 +98,6 @@ def test_a_pause_is_no_part_of_a_runs_duration(database: Database, running: Run,
             assert [run.id for run, _owner in listed] == found
 
 
-@pytest.mark.parametrize(
-    "act", [runs.cancel, runs.pause, runs.resume, runs.request_checkpoint], ids=lambda f: f.__name__
-)
-def test_an_ended_run_obeys_nothing(
-    database: Database, running: Run, ada: User, act: object
-) -> None:
-    """What an ended run cannot do is refused with its status."""
-    with database.writing() as session:
-        queue.end(session, running.id, 1, Status.FINISHED)
-    with pytest.raises(Conflict, match="finished"), database.writing() as session:
-        act(session, running.id, ada)  # type: ignore[operator]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"precision": "fp32"}, "in fp32, which has no loss scale"),
-        ({"scaler": {"enabled": False}}, "scaler.enabled false: it has no loss scale"),
-    ],
-)
-def test_a_run_without_a_loss_scale_refuses_one(
-    database: Database, ada: User, worker: Worker, changes: dict[str, Any], message: str
-) -> None:
-    """Told to be obeyed, it would leave no trace in the run."""
-    with database.writing() as session:
-        submit(session, ada, config=config() | changes)
-        run = claim(session, worker)
-        assert run is not None
-    with pytest.raises(Conflict, match=message), database.writing() as session:
-        runs.request_scale(session, run.id, ada, 512.0)
-
-
-def test_a_scale_set_by_hand_stands_in_the_history(
-    database: Database, running: Run, ada: User
-) -> None:
-    """Who asked for it, and for which."""
-    with database.writing() as session:
-        runs.request_scale(session, running.id, ada, 512.0)
-        last = runs.statuses(session, running.id)[-1]
-    asked = "ada asked for a loss scale of 2^9 from the next step on"
-    assert (last.status, last.reason) == ("running", asked)
-
-
 def test_a_forks_steps_are_those_after_its_parents(
     database: Database, running: Run, ada: User, worker: Worker
 ) -> None:
@@ -193,46 +113,13 @@ def test_a_forks_steps_are_those_after_its_parents(
         assert fork is not None
         assert runs.applied(session, fork) == 0
     with pytest.raises(Invalid, match="40; allowed: 41 to 100"), database.writing() as session:
-        runs.request_replay(session, fork.id, ada, 40)
+        steering.request_replay(session, fork.id, ada, 40)
     record(database, fork, make_steps([1.0] * 9, first=41, skipped=[42, 45]))
     with database.reading() as session:
         assert runs.applied(session, runs.get(session, fork.id)) == 7
-
-
-def test_priority_changes_only_while_it_matters(
-    database: Database, running: Run, ada: User
-) -> None:
-    """A queued run's priority can be changed, a running one's cannot."""
-    with database.writing() as session:
-        waiting = submit(session, ada)
-        assert runs.set_priority(session, waiting.id, 7, ada).priority == 7
-    with pytest.raises(Conflict), database.writing() as session:
-        runs.set_priority(session, running.id, 7, ada)
 
 
 def test_unknown_run_is_named(database: Database) -> None:
     """A run that does not exist is an error that names it."""
     with pytest.raises(NotFound, match="run 7"), database.reading() as session:
         runs.get(session, 7)
-
-
-def test_a_waiting_run_is_moved_before_another(database: Database, running: Run, ada: User) -> None:
-    """The queue keeps the order that people give it, also after several moves."""
-    with database.writing() as session:
-        a, b, c, d = (submit(session, ada) for _ in range(4))
-        for moved, before in ((d, b), (c, b), (a, d), (b, a)):
-            runs.move(session, moved.id, before.id, ada)
-        assert list(waiting.places(session)) == [b.id, a.id, d.id, c.id]
-    with pytest.raises(Conflict, match="running"), database.writing() as session:
-        runs.move(session, running.id, a.id, ada)
-
-
-def test_places_never_run_out(database: Database, running: Run, ada: User) -> None:
-    """Two that are moved before a third by turns stay in order, longer than a double has halves."""
-    with database.writing() as session:
-        a, b, c = (submit(session, ada) for _ in range(3))
-        for n in range(120):
-            first, second = (a, b) if n % 2 else (b, a)
-            runs.move(session, first.id, c.id, ada)
-            assert list(waiting.places(session)) == [second.id, first.id, c.id]
-        assert len({run.position for run in (a, b, c)}) == 3

@@ -2,7 +2,7 @@
 
 from playwright.sync_api import Page, expect
 
-from db import labels, queue, runs
+from db import labels, queue, steering
 from db.database import Database
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
@@ -16,7 +16,7 @@ def test_many_are_selected_deleted_and_restored(
         submit(database, ada)
     with database.writing() as session:
         for run_id in (2, 3):
-            runs.cancel(session, run_id, ada)
+            steering.cancel(session, run_id, ada)
     page.goto("/runs")
     box = page.locator("[name=run]")
     expect(page.locator("[data-selection]")).to_be_hidden()

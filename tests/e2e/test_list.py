@@ -4,7 +4,7 @@ import re
 
 from playwright.sync_api import Page, expect
 
-from db import queue, runs
+from db import queue, steering
 from db.database import Database
 from db.tables import Run, Status, User
 from tests.app.conftest import CONFIG, submit
@@ -83,7 +83,7 @@ def test_a_run_is_found_and_laid_out_with_the_keyboard(
     page.wait_for_url("**sort=-steps_per_second*group=batch_size")
     expect(page.locator("[data-groups]")).to_contain_text("1 queued")
     with database.writing() as session:
-        runs.cancel(session, 2, ada)
+        steering.cancel(session, 2, ada)
     expect(page.locator("[data-groups]")).to_contain_text("1 cancelled")
     page.keyboard.press("j")
     page.keyboard.press("Enter")

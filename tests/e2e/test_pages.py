@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from db import claiming, queue, runs, telemetry
+from db import claiming, queue, runs, steering, telemetry
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
@@ -282,11 +282,11 @@ def test_row_changes_but_for_the_cell_in_use(
     button = page.get_by_role("button", name="Raise the priority of run 3")
     button.focus()
     with database.writing() as session:
-        runs.move_to_front(session, 3, ada)
+        steering.move_to_front(session, 3, ada)
     expect(page.locator('[data-key="2"]')).to_contain_text("#2 in the queue")
     expect(button).to_be_focused()
     with database.writing() as session:
-        runs.cancel(session, 3, ada)
+        steering.cancel(session, 3, ada)
     third = page.locator('[data-key="3"]')
     expect(third.locator(".status")).to_have_text("cancelled")
     expect(button).to_be_focused()

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from db import checkpoints, queue, runs, workers
+from db import checkpoints, queue, steering, workers
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
@@ -282,7 +282,7 @@ def test_the_first_run_takes_no_click_from_the_empty_list(
     submit(database, ada)
     expect(page.locator("tr[data-key]")).to_have_count(2)
     with database.writing() as session:
-        runs.cancel(session, 1, ada)
+        steering.cancel(session, 1, ada)
     expect(row).to_contain_text("cancelled")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from db import checkpoints, runs
+from db import checkpoints, runs, steering
 from db.database import Database
 from db.tables import Status
 from tests.faults.conftest import COUNTS, often, only_in_full
@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) ->
     with site.gated_worker():
         site.wait_for_step(run_id, 25)
         with site.database.writing() as session:
-            runs.pause(session, run_id, site.owner)
+            steering.pause(session, run_id, site.owner)
         site.wait(run_id, Status.PAUSED)
     with site.database.reading() as session:
         newest, before = checkpoints.to_resume(session, runs.get(session, run_id))[:2]
@@ -110,7 +110,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) ->
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with site.database.writing() as session:
-        runs.resume(session, run_id, site.owner)
+        steering.resume(session, run_id, site.owner)
     site.open_gate()
     with site.gated_worker():
         run = site.wait(run_id)

@@ -75,6 +75,30 @@ def test_what_is_no_number_is_a_file_of_its_step(run_loop, tmp_path):
     assert told(run, "train/one") == ([2], [1.0])
 
 
+def test_a_place_that_takes_no_file_ends_no_run(run_loop, tmp_path):
+    """What could not be kept is told; the steps after it are made."""
+    (tmp_path / "artifacts").write_text("a file where a folder would be")
+    run = run_loop(Showing, {"training": {"steps": 6}}, folder=tmp_path / "checkpoints")
+    assert run.outcome.step == 6
+    [failed, _second] = run.of("failed_diagnosis")
+    assert failed["diagnosis"] == "keeping of what was logged"
+    assert failed["step"] == 3
+    assert str(tmp_path / "artifacts") in failed["error"]
+
+
+def test_a_picture_is_kept_although_its_step_raises_later(run_loop, tmp_path):
+    """The run's end waits for the disk, whatever ended it."""
+
+    class Broken(Showing):
+        def after_step(self):
+            if self.steps == 5:
+                raise ArithmeticError("enough")
+
+    with pytest.raises(ArithmeticError):
+        run_loop(Broken, {"training": {"steps": 6}}, folder=tmp_path / "checkpoints")
+    assert len(list(tmp_path.glob("artifacts/step-*/val-image.png"))) == 2
+
+
 def test_neither_a_replay_nor_a_retry_tells(run_loop):
     """A step that is gone through again is told of once."""
     scaler = {"init_scale": 2.0**24, "growth_interval": 30, "retry_in_fp32": True}

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from db import checkpoints, environments, runs, secrets
+from db import checkpoints, environments, runs, secrets, steering
 from db.settings import Settings
 from db.tables import Status
 from tests.db.conftest import submit_command
@@ -126,7 +126,7 @@ def test_a_cancel_is_sigterm_and_after_the_grace_sigkill(
         run_id = python(site, code)
         until(lambda run_id=run_id: "begun" in site.log(run_id))  # type: ignore[misc]
         with site.database.writing() as session:
-            runs.cancel(session, run_id, site.owner)
+            steering.cancel(session, run_id, site.owner)
         assert site.wait(run_id).status == Status.CANCELLED
         assert said in site.log(run_id)
         assert last_reason(site, run_id) == ("cancelled by ada", None)
@@ -295,7 +295,7 @@ def test_a_clone_that_hangs_can_be_cancelled(site: Site, worker: subprocess.Pope
         run_id = submit(site, "python", "it.py", git=url, commit="01234567")
         connection, _address = silent.accept()
         with site.database.writing() as session:
-            runs.cancel(session, run_id, site.owner)
+            steering.cancel(session, run_id, site.owner)
         assert site.wait(run_id).status == Status.CANCELLED
         connection.close()
     commands = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from sqlalchemy import select
 
-from db import checkpoints, claiming, gangs, queue, runs, workers
+from db import checkpoints, claiming, gangs, queue, runs, steering, workers
 from db.tables import RunNode, Status
 from tests import warm
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
@@ -178,7 +178,7 @@ def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
     machines.start(run_id)
     until(lambda: site.run(run_id).step >= 2)
     with site.database.writing() as session:
-        runs.pause(session, run_id, site.owner)
+        steering.pause(session, run_id, site.owner)
     machines.wait()
     paused = site.run(run_id)
     assert (paused.status, paused.error) == (Status.PAUSED, None)
@@ -189,7 +189,7 @@ def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
     assert not list(machines.data(1).rglob("*.distcp"))
     (machines.folder / "gate").touch()
     with site.database.writing() as session:
-        runs.resume(session, run_id, site.owner)
+        steering.resume(session, run_id, site.owner)
     for each in (run_id, whole):
         machines.start(each)
         machines.wait()

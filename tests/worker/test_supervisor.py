@@ -7,7 +7,7 @@ import obstore
 import pytest
 from sqlalchemy import select
 
-from db import queue, runs
+from db import queue, runs, steering
 from db.database import Database
 from db.settings import Settings
 from db.tables import RunNode, Status, User
@@ -55,7 +55,7 @@ def test_a_run_that_waits_for_its_store_can_be_cancelled(
 ) -> None:
     """It ends without a training, and says what it had waited for."""
     with database.writing() as session:
-        runs.cancel(session, attempt.run_id, ada)
+        steering.cancel(session, attempt.run_id, ada)
     attempt._prepare = failing(10**6, lambda: None)  # type: ignore[method-assign]
     attempt.run()
     with database.reading() as session:

@@ -11,7 +11,7 @@ import torch
 from sqlalchemy import func, literal_column, select, update
 
 from app.summary import summarise
-from db import checkpoints, environments, queue, runs, workers
+from db import checkpoints, environments, queue, runs, steering, workers
 from db.tables import Request, Run, ScalerEvent, Status
 from tests import warm
 from tests.site import GATED, Site, halfstep, is_running, until
@@ -203,7 +203,7 @@ def test_cancel_is_obeyed_at_a_step_boundary_with_a_checkpoint(site: Site) -> No
     with site.worker():
         site.wait_for_step(run_id, 20)
         with site.database.writing() as session:
-            runs.cancel(session, run_id, site.owner)
+            steering.cancel(session, run_id, site.owner)
         run = site.wait(run_id)
     assert run.status == Status.CANCELLED
     assert run.step == site.count_steps(run_id) < 10**6
@@ -219,10 +219,10 @@ def test_requests_are_obeyed_while_a_run_trains_on(site: Site) -> None:
     with site.worker():
         site.wait_for_step(run_id, 1)
         with site.database.writing() as session:
-            runs.request_checkpoint(session, run_id, site.owner)
+            steering.request_checkpoint(session, run_id, site.owner)
             for _ in range(2):
-                runs.request_scale(session, run_id, site.owner, 1024.0)
-                runs.request_replay(session, run_id, site.owner, 1)
+                steering.request_scale(session, run_id, site.owner, 1024.0)
+                steering.request_replay(session, run_id, site.owner, 1)
 
         def pending() -> list[Request]:
             with site.database.reading() as session:
@@ -234,7 +234,7 @@ def test_requests_are_obeyed_while_a_run_trains_on(site: Site) -> None:
         assert run.status == Status.RUNNING
         with site.database.writing() as session:
             saved = [file.reason for file in checkpoints.to_resume(session, run)]
-            runs.cancel(session, run_id, site.owner)
+            steering.cancel(session, run_id, site.owner)
         assert saved == ["request"]
         site.wait(run_id)
 
@@ -287,10 +287,10 @@ def test_a_killed_supervisor_takes_its_training_with_it(site: Site) -> None:
     with site.gated_worker():
         site.wait_for_step(run_id, 10)
         with site.database.writing() as session:
-            runs.pause(session, run_id, site.owner)
+            steering.pause(session, run_id, site.owner)
         paused = site.wait(run_id, Status.PAUSED)
         with site.database.writing() as session:
-            runs.resume(session, run_id, site.owner)
+            steering.resume(session, run_id, site.owner)
         site.wait_for_step(run_id, paused.step + 10)
         training = site.training(run_id)
         os.kill(site.supervisor_pid(run_id, attempt=2), signal.SIGKILL)
@@ -397,7 +397,7 @@ def test_a_training_that_is_stuck_is_waited_for_no_longer_than_wanted(
     assert site.run(run_id).status == Status.QUEUED
     with site.worker(**environment):
         until(lambda: site.log(run_id).count("stuck now") == 2)
-        for act in (runs.cancel, runs.kill):
+        for act in (steering.cancel, steering.kill):
             with site.database.writing() as session:
                 act(session, run_id, site.owner)
         run = site.wait(run_id)

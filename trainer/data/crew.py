@@ -63,7 +63,7 @@ class Crew:
         if worker is not None:
             self._seen[worker.id, 1] = example
 
-    def watch(self, processes: list[BaseProcess]) -> None:
+    def remember(self, processes: list[BaseProcess]) -> None:
         """Remember the processes, now that they are there."""
         self._processes = processes
 

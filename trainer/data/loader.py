@@ -177,7 +177,7 @@ def _bring(
         # In this thread, and in what it forks until that ignores them: the main thread hears them.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         batches = begin()
-        crew.watch(sorted(set(multiprocessing.active_children()) - others, key=_pid))
+        crew.remember(sorted(set(multiprocessing.active_children()) - others, key=_pid))
         begun.set()
         while not over.is_set():
             read = _next(batches, crew)

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from app import uploads
 from app.api.uploads import PIECE_BYTES
-from db import run_bin, runs, workers
+from db import run_bin, runs, steering, workers
 from db.database import Database
 from db.settings import Settings
 from db.tables import User
@@ -173,7 +173,7 @@ def test_what_no_run_starts_from_goes_after_a_day(
     assert not half.exists()
     with database.writing() as session:
         for each in (run, plain):
-            runs.cancel(session, each.id, ada)
+            steering.cancel(session, each.id, ada)
             run_bin.delete(session, each.id, ada)
     uploads.tidy(settings, database)
     assert used in files(folder)

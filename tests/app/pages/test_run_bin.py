@@ -9,7 +9,7 @@ from app import disk
 from app.disk import Disk
 from app.news import labels_mark
 from app.pages import run_bin as bin_page
-from db import checkpoints, labels, queue, run_bin, runs
+from db import checkpoints, labels, queue, run_bin, runs, steering
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run, Status, User
@@ -68,7 +68,7 @@ def test_the_bin_is_shown_page_by_page(
     for _ in range(3):
         run_id = submit(database, ada, name="<b>" + "x" * 97).id
         with database.writing() as session:
-            runs.cancel(session, run_id, ada)
+            steering.cancel(session, run_id, ada)
             run_bin.delete(session, run_id, ada)
     page = browser.get("/bin").text
     assert "<b>xx" not in page

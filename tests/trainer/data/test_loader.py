@@ -317,6 +317,6 @@ def test_all_workers_are_asked_for_their_stacks_at_once(monkeypatch):
     second.start()
     ready.wait()
     os.kill(first.pid, signal.SIGSTOP)
-    crew.watch([first, second])
+    crew.remember([first, second])
     assert crew.stacks().count("in deep") >= 190
     crew.end()

@@ -1,0 +1,50 @@
+"""The base of all tables."""
+
+from typing import Any, ClassVar
+
+from sqlalchemy import JSON, Dialect, Double, MetaData, Text, TypeDecorator
+from sqlalchemy.orm import DeclarativeBase
+
+#: What a column of ids holds; and of counts, so that both databases can still add to it.
+LARGEST_ID = 2**31 - 1
+LARGEST_COUNT = 2**62
+
+
+class CleanText(TypeDecorator[str]):
+    """Text without what PostgreSQL (a zero byte) or UTF-8 (half a surrogate pair) cannot hold."""
+
+    impl = Text
+    cache_ok = True
+
+    @property
+    def python_type(self) -> type[str]:
+        """Say so to whoever exports the column."""
+        return str
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Put the replacement character in its place."""
+        if value is None:
+            return None
+        whole = value.encode(errors="replace").decode()
+        return whole.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+
+
+class Table(DeclarativeBase):
+    """Base of all tables."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        str: CleanText,
+        float: Double,
+        dict[str, Any]: JSON,
+        list[dict[str, Any]]: JSON,
+        list[int]: JSON,
+        list[str]: JSON,
+    }
