@@ -332,6 +332,8 @@ def trainings(folder):
     for parallel in ("ddp", "fsdp"):
         name = f"spiking {parallel}"
         yield name, story(Poisoned, spiking, parallel=parallel, folder=folder / name)
+        own = folder / f"{name} of rank {ranks.rank}"  # as machines have a disk each
+        yield f"apart {parallel}", story(Poisoned, spiking, parallel=parallel, folder=own)
 
     bf16 = {
         "precision": "bf16",

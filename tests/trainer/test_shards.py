@@ -167,6 +167,15 @@ def test_shards_go_back_from_a_spike(found):
     assert_alike(shards, whole)
 
 
+def test_ranks_on_other_machines_go_back_as_well(found):
+    """To a checkpoint that is on the first one's disk alone."""
+    for parallel in ("ddp", "fsdp"):
+        for rank in found:
+            apart, together = rank[f"apart {parallel}"], rank[f"spiking {parallel}"]
+            assert_same_bits(apart["weights"], together["weights"])
+            assert apart["loss"] == together["loss"]
+
+
 def test_shards_go_on_from_a_checkpoint_to_the_same_bits(found, folder):
     """Moments, averages, scale and the skip that comes next: the last checkpoint is the same."""
     ends = [load(folder / name) for name in ("uninterrupted.pt", "checkpoints/step-00000006.pt")]
