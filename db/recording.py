@@ -67,6 +67,11 @@ class Recording:
         return bool(self.checkpoints or self.artifacts)
 
     @property
+    def goes_back(self) -> bool:
+        """Whether the training went back, from steps that may be recorded."""
+        return bool(self._rewound)
+
+    @property
     def is_taken(self) -> bool:
         """Whether there is anything that a spool told."""
         told = (self.pending.steps, self._rewound, self._configured, self.has_files)
@@ -103,6 +108,11 @@ class Recording:
                 self.resumed = item
         if is_own:
             self._hold_back()
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Have these files published with what is pending, in place of those that were told."""
+        self.checkpoints = [event for event in events if event["event"] == "checkpoint"]
+        self.artifacts = [event for event in events if event["event"] == "artifact"]
 
     def write(
         self,

@@ -83,6 +83,13 @@ def put_file(store: ObjectStore, key: str, path: Path) -> None:
             obstore.put(store, key, path, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
 
 
+def is_in_place(store: ObjectStore, folder: Path) -> bool:
+    """Tell whether the store is this very folder, so that files in it are there already."""
+    return (
+        isinstance(store, LocalStore) and store.prefix is not None and Path(store.prefix) == folder
+    )
+
+
 def signed_address(store: ObjectStore, key: str, *, seconds: float) -> str | None:
     """Return where whoever holds the address reads the file for so long; None if no bucket does."""
     if isinstance(store, S3Store | GCSStore | AzureStore):

@@ -66,6 +66,25 @@ class RunConfig(Group, Generic[Own]):
             raise ValueError("precision is fp8, and training.parallel fsdp; allowed: ddp")
         return self
 
+    @model_validator(mode="after")
+    def _a_policy_casts_all_of_a_network(self) -> Self:
+        if self.training.shard_casts == "autocast":
+            return self
+        lacking = {
+            "training.parallel ddp": self.training.parallel == "ddp",
+            f"precision {self.precision}": self.precision not in ("fp16", "bf16"),
+            "training.weights bf16": self.training.weights == "bf16",
+            "modules.fp32": bool(self.modules.fp32),
+            "modules.bf16": bool(self.modules.bf16),
+            "scaler.retry_in_fp32": self.scaler.retry_in_fp32,
+        }
+        if wrong := [name for name, is_so in lacking.items() if is_so]:
+            raise ValueError(
+                f"training.shard_casts policy cannot go with {' or '.join(wrong)}; "
+                "allowed: autocast"
+            )
+        return self
+
 
 class ConfigError(ValueError):
     """A configuration that a recipe cannot run; each line names a field, its value and why."""

@@ -163,6 +163,14 @@ class Training(Group):
         "fsdp: each keeps a part of weights, gradients and moments, and gathers a block's weights "
         "when it computes: for networks that do not fit on one device.",
     )
+    shard_casts: Literal["autocast", "policy"] = Field(
+        "autocast",
+        title="Casts of shards",
+        description="With parallel fsdp in fp16 or bf16. autocast: weights are gathered in fp32, "
+        "and each operation casts what it takes. policy: weights are cast before they are "
+        "gathered, so that half as much travels and lies on a device, and all of the network "
+        "computes in that type, its norms too; gradients are averaged in fp32.",
+    )
     unused_parameters: bool = Field(
         False,
         title="Unused parameters",

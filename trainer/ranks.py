@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -35,6 +36,7 @@ KINDS: tuple[Kind, ...] = ("checkpoint", "scale", "replay")
 AGREE_SECONDS = 0.2  # between two looks at what the outside wants
 MOST_STEPS_ALONE = 1000  # however quick they are
 LONGEST_SAVE = timedelta(days=1)
+PIECE_BYTES = 16 * 2**20  # of a file on its way to other machines
 LOOK_SECONDS = 0.05  # between two looks for where to meet
 
 
@@ -89,6 +91,9 @@ class Ranks:
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in order of rank."""
         return [value]
+
+    def hand_out(self, path: Path) -> None:
+        """Have a file that rank 0 has on every rank's disk; the path is of this rank's."""
 
     def another_group(self) -> Any:
         """Return a process group on hosts for a thread of each rank; all ranks ask at once."""
@@ -188,6 +193,30 @@ class ProcessGroup(Ranks):
         values = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._hosts)
         return values
+
+    def hand_out(self, path: Path) -> None:
+        """Have a file that rank 0 has on every rank's disk; the path is of this rank's.
+
+        Over the hosts' network, a piece at a time. Who has it already keeps it.
+        """
+        has_it = path.is_file()
+        if all(self.gather(has_it)):
+            return
+        [left, *_] = self.gather(path.stat().st_size if has_it else 0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{self.rank}")
+        with path.open("rb") if has_it else temporary.open("wb") as file:
+            while left:
+                piece = torch.empty(min(left, PIECE_BYTES), dtype=torch.uint8)
+                if self.rank == 0:
+                    file.readinto(piece.numpy().data)
+                dist.broadcast(piece, 0, group=self._hosts)
+                if not has_it:
+                    file.write(piece.numpy().data)
+                left -= len(piece)
+        if not has_it:
+            temporary.replace(path)
+        self.gather(None)  # the ranks of a machine may have one folder
 
     def another_group(self) -> Any:
         """Return a process group on hosts for a thread of each rank; all ranks ask at once."""

@@ -62,7 +62,10 @@ class Rewinding:
         before = (spike["step"] - 1) // self._between * self._between
         path = self._folder / f"step-{before:08d}.pt"
         finish_saves()
-        if not self._ranks.gather(path.is_file())[0]:
+        [saved, *_] = self._ranks.gather(_files(path))
+        for name in saved:  # by rank 0, whose disk other machines do not see
+            self._ranks.hand_out(self._folder / name)
+        if not saved:
             return None
         self._going_from, self._rewinds = spike, self._spikes.rewinds + 1
         return path
@@ -85,3 +88,11 @@ class Rewinding:
         rewound |= {"loss": spike["loss"], "z": spike["z"]}
         on_event({**rewound, "examples": examples, "rewinds": self._rewinds})
         on_event({**spike, "rewound_to": back.step})
+
+
+def _files(path: Path) -> list[str]:
+    """Return the names of a checkpoint's files: its own and, of one in shards, theirs. Or none."""
+    if not path.is_file():
+        return []
+    shards = sorted(path.with_suffix("").glob("*"))
+    return [str(each.relative_to(path.parent)) for each in (*shards, path)]

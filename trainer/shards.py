@@ -94,7 +94,8 @@ def shard(
             cut = [parameter for parameter in module.parameters() if not is_shard(parameter)]
             try:
                 # Always, the network's own too: whoever changes shards changes what is computed.
-                fully_shard(module, mesh=mesh, reshard_after_forward=True)
+                policy = _policy(config, is_network=module is network)
+                fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
             except (ValueError, NotImplementedError) as error:
                 raise RecipeError(f"training.parallel is fsdp: {error}") from error
             for parameter in cut:  # the optimizers have it still, and so it would be whole here
@@ -113,6 +114,22 @@ def shard(
     for optimizer in optimizers.values():
         _go_over(optimizer, shards)
     return calls
+
+
+def _policy(config: RunConfig[Any], *, is_network: bool) -> Any:
+    """Return what a module's weights and inputs are cast to, and its outputs, as torch has it.
+
+    A network's own outputs are fp32: a loss is computed of them.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if config.training.shard_casts == "autocast":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(
+        param_dtype=torch.float16 if config.precision == "fp16" else torch.bfloat16,
+        reduce_dtype=torch.float32,
+        output_dtype=torch.float32 if is_network else None,
+    )
 
 
 def is_shard(tensor: object) -> bool:

@@ -589,9 +589,12 @@ def update_weights(rig: Rig, watched: WatchedOptimizer) -> Update:
 
 
 def make_autocast(config: RunConfig[Any], device: torch.device) -> torch.autocast:
-    """Return the autocast of this precision, of fp8 bf16's; in fp32 one that is switched off."""
+    """Return the autocast of this precision, of fp8 bf16's; one that is switched off in fp32, and
+    where shards are cast as they are gathered.
+    """
     dtype = torch.float16 if config.precision == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=config.precision != "fp32")
+    casts = config.precision != "fp32" and config.training.shard_casts == "autocast"
+    return torch.autocast(device.type, dtype=dtype, enabled=casts)
 
 
 def make_scaler(config: RunConfig[Any], device: torch.device) -> GradScaler:

@@ -19,12 +19,13 @@ from db.database import Database, is_outage
 from db.errors import Fenced
 from db.recording import Recording, in_words
 from db.settings import Settings
-from db.storage import delete_files, is_plain, put_file
+from db.storage import delete_files, is_in_place, is_plain, put_file
 from db.tables import COMMAND
 from halfstep.clock import clock
 from halfstep.events import shown
 from halfstep.spool import Position, SpoolReader, Unrecordable, frame, spool_files
 from worker.samples import SystemMonitor
+from worker.uploads import Uploads
 
 SAMPLE_SECONDS = 2.0
 WAITING_SECONDS = 0.4
@@ -64,6 +65,11 @@ def wait_for(work: Callable[[], Done], meanwhile: Callable[[], None]) -> Done:
                 meanwhile()
 
 
+def files_of(event: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the files that an event tells of: those of a checkpoint, or an artifact itself."""
+    return event["files"] if event["event"] == "checkpoint" else [event]
+
+
 class Recorder:
     """Records one attempt; what earlier attempts left in the spool comes first.
 
@@ -82,6 +88,8 @@ class Recorder:
         self._run_id, self._attempt = run_id, attempt
         self._folder = settings.run_folder(run_id)
         self._stored: set[str] = set()  # files of what is pending that are in the store
+        self._uploads = Uploads(self._send)  # where the store is a bucket
+        self._has_sent_off = False  # what is pending
         self._monitor: SystemMonitor | None = None
         self._sample_due = 0.0
         self._policy: dict[str, Any] = {}
@@ -121,7 +129,8 @@ class Recorder:
     ) -> bool:
         """Record what is new in one transaction; tell whether there was nothing left to record.
 
-        meanwhile: what to do now and then while files are on their way to the store.
+        meanwhile: what to do now and then while files are on their way to the store, and what was
+        told after them waits. Of a training that is followed nothing waits for a bucket.
 
         If it fails, what was taken stays pending and nothing more is taken from the spool: during
         an outage the spool grows and memory does not. What fails for good is put aside with the
@@ -143,8 +152,12 @@ class Recorder:
             for line in take_lines():
                 recording.log(line)
             self._collect()
+            self._has_sent_off = False
+        if not self._has_sent_off:
+            self._send_off(meanwhile)
+            self._has_sent_off = True
         if not recording:
-            return True
+            return not self._uploads
         if recording.has_files:
             self._check_fence()
         # Files before the transaction, which holds a lock.
@@ -169,7 +182,8 @@ class Recorder:
                     path.parent.rmdir()
         self._stored.clear()
         recording.forget()
-        self._spool.release(delete=True)
+        if not self._uploads:  # else who goes on after a crash has to read of them again
+            self._spool.release(delete=True)
         return False
 
     @property
@@ -185,13 +199,40 @@ class Recorder:
     def _collect(self) -> None:
         items = self._spool.poll()
         position = self._spool.position()
-        is_own = position is not None and position.attempt == self._attempt
-        self._recording.take([item for item in items if self._is_for_rows(item)], is_own=is_own)
+        self._is_own = position is not None and position.attempt == self._attempt
+        taken = [item for item in items if self._is_for_rows(item)]
+        self._recording.take(taken, is_own=self._is_own)
         if self._monitor and time.monotonic() >= self._sample_due:
             self._sample_due = time.monotonic() + SAMPLE_SECONDS
             elapsed_ms = round((clock() - self._started_at) * 1000)
             samples = [{"elapsed_ms": elapsed_ms, **sample} for sample in self._monitor.take()]
             self._recording.pending.samples += samples
+
+    def _send_off(self, meanwhile: Callable[[], None]) -> None:
+        """Send off files to a bucket, and publish those that have arrived instead.
+
+        Those of a training that went back are waited for: what it told before comes before.
+        """
+        recording = self._recording
+        told = [*recording.checkpoints, *recording.artifacts]
+        if self._monitor is None or not self._is_own or recording.goes_back:
+            before = wait_for(self._uploads.finish, meanwhile) if self._uploads else []
+            recording.publish([*before, *told])
+            return
+        if told and not is_in_place(self._store, self._settings.data):
+            self._uploads.add(told)
+            recording.publish([])
+        for event in (arrived := self._uploads.arrived()):
+            self._stored.update(map(self._key, files_of(event)))
+        recording.publish([*arrived, *recording.checkpoints, *recording.artifacts])
+        if self._uploads.is_idle:
+            self._check_fence()
+            self._uploads.begin_next()
+
+    def _send(self, event: dict[str, Any]) -> None:
+        """Put an event's files into the store; in a thread."""
+        for file in files_of(event):
+            put_file(self._store, self._key(file), self._folder / str(file["path"]))
 
     def _is_for_rows(self, item: Any) -> bool:
         """Put aside what cannot be recorded, and pass over files that are not the run's."""
@@ -202,8 +243,8 @@ class Recorder:
         if kind == "resumed" and self._monitor:  # not what a dead supervisor may have remarked on
             self.remark(in_words(item))
         # Read a second time, after a crash, a checkpoint may have been retired by now.
-        files = {"artifact": [item], "checkpoint": item["files"] if kind == "checkpoint" else []}
-        return all(self._is_ours(file) for file in files.get(kind, []))
+        has_files = kind in ("artifact", "checkpoint")
+        return all(self._is_ours(file) for file in (files_of(item) if has_files else []))
 
     def _is_ours(self, file: dict[str, Any]) -> bool:
         """Tell whether a file is there and is the run's own; a link may lead anywhere."""
@@ -248,12 +289,16 @@ class Recorder:
 
     def _store_file(self, file: dict[str, Any], meanwhile: Callable[[], None]) -> str:
         """Put a file of the run's folder into the store and return its key."""
-        path = self._folder / str(file["path"])
-        key = path.relative_to(self._settings.data).as_posix()
+        key = self._key(file)
         if key not in self._stored:
+            path = self._folder / str(file["path"])
             wait_for(partial(put_file, self._store, key, path), meanwhile)
             self._stored.add(key)
         return key
+
+    def _key(self, file: dict[str, Any]) -> str:
+        """Return where a file of the run's folder lies in the store."""
+        return (self._folder / str(file["path"])).relative_to(self._settings.data).as_posix()
 
     def _check_fence(self) -> None:
         """See that no later attempt may have stored its own file under the key. Raises Fenced."""

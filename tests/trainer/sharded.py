@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, empty
 
 import trainer.ranks
@@ -25,16 +25,17 @@ import trainer.recipes.gpt
 from halfstep.recipe import Loss, RecipeError, place
 from halfstep.run_config import parse_config
 from halfstep.spool import STEP_DTYPE
-from tests.trainer.conftest import Pair, Regression
+from tests.trainer.conftest import Pair, Regression, drawn
 from tests.trainer.test_spikes import VALUES, Poisoned
 from trainer.checkpoint import load
+from trainer.data.sampler import Sampler
 from trainer.files import HashingFile
 from trainer.ranks import Control, Request, joined
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
 from trainer.shards import is_shard
 from trainer.snapshot import Staging, room
-from trainer.train import train
+from trainer.train import make_scaler, train
 
 OVERFLOWS_AT = 4  # of forward passes in training
 DIGITS = {
@@ -271,6 +272,29 @@ def cut_otherwise(path):
     return whole({"model": dict(load(path, make=columns)["modules"]["model"])})
 
 
+def bare_loop_by_policy(values):
+    """PyTorch's documented loop over shards cast as they are gathered, and nothing else."""
+    config = parse_config(Digits, values)
+    torch.manual_seed(0)
+    recipe = Digits(config, device)
+    torch.manual_seed(ranks.rank)
+    [model], [optimizer] = recipe.modules.values(), recipe.optimizers.values()
+    policy = MixedPrecisionPolicy(torch.float16, torch.float32, torch.float32)
+    fully_shard(model, mp_policy=policy)
+    [group] = optimizer.param_groups
+    group["params"] = list(model.parameters())
+    scaler = make_scaler(config, device)
+    sampler = Sampler(recipe.train_size, config.training, rank=ranks.rank, world_size=2)
+    for _ in range(config.training.steps):
+        [batch] = [recipe.batch(*each) for each in drawn(sampler)]
+        optimizer.zero_grad()
+        [loss] = recipe.training_step(batch)
+        scaler.scale(loss.value).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return {"weights": whole({"model": dict(model.state_dict())}), "scaler": scaler.state_dict()}
+
+
 def refusal(recipe_class, values):
     """Return in what words a recipe is refused."""
     try:
@@ -313,6 +337,15 @@ def trainings(folder):
     for parallel in ("ddp", "fsdp"):
         yield f"retry {parallel}", story(Digits, retried, parallel=parallel)
 
+    plain = {"batch_size": 16, "max_grad_norm": None, "schedule": "constant", "warmup_steps": 0}
+    cast = {
+        "precision": "fp16",
+        "scaler": {"init_scale": 2.0**24},
+        "training": {"steps": 8, "parallel": "fsdp", "shard_casts": "policy"} | plain,
+    }
+    yield "policy", story(Digits, cast, parallel="fsdp")
+    yield "policy bare", bare_loop_by_policy(cast)
+
     saved = scaled | {"checkpoints": {"every_steps": 3}}
     saving = partial(story, Overflowing, saved, parallel="fsdp", folder=folder / "checkpoints")
     found, sizes = staged_bytes(saving)
@@ -332,6 +365,8 @@ def trainings(folder):
     for parallel in ("ddp", "fsdp"):
         name = f"spiking {parallel}"
         yield name, story(Poisoned, spiking, parallel=parallel, folder=folder / name)
+        own = folder / f"{name} of rank {ranks.rank}"  # as machines have a disk each
+        yield f"apart {parallel}", story(Poisoned, spiking, parallel=parallel, folder=own)
 
     bf16 = {
         "precision": "bf16",

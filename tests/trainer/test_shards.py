@@ -23,6 +23,7 @@ from tests.trainer.conftest import Regression, assert_same_bits
 from tests.trainer.sharded import DIGITS, FUSED, OVERFLOWS_AT, UNFUSED, Overflowing
 from tests.trainer.test_process import finish, read, run_ranks, start, write_job
 from trainer.checkpoint import CheckpointError, load
+from trainer.recipes.digits import Digits
 from trainer.snapshot import room
 
 pytestmark = pytest.mark.xdist_group("shards")  # one process trains them all, once
@@ -155,6 +156,31 @@ def test_skipped_steps_are_retried_in_fp32(found):
     np.testing.assert_allclose(norms[0], norms[1], rtol=1e-5)
 
 
+def test_shards_cast_as_they_are_gathered_train_as_torchs_own_loop(found):
+    """To the bit, with skips among the steps: weights and scale."""
+    for rank in found:
+        ours, bare = rank["policy"], rank["policy bare"]
+        assert_same_bits(ours["weights"], bare["weights"])
+        assert ours["scaler"] == bare["scaler"]
+    assert 0 < sum(flags & 1 for flags in found[0]["policy"]["flags"]) < 8
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"training": {"parallel": "ddp"}}, "training.parallel ddp"),
+        ({"precision": "fp32"}, "precision fp32"),
+        ({"modules": {"fp32": ["model.0"]}}, "modules.fp32"),
+        ({"scaler": {"retry_in_fp32": True}}, "scaler.retry_in_fp32"),
+    ],
+)
+def test_a_policy_goes_with_fewer_settings_than_autocast(values, message):
+    """It casts all of a network, in each step."""
+    training = {"parallel": "fsdp", "shard_casts": "policy"} | values.get("training", {})
+    with pytest.raises(ConfigError, match=f"cannot go with {message}; allowed: autocast"):
+        parse_config(Digits, {"precision": "fp16"} | values | {"training": training})
+
+
 def test_shards_go_back_from_a_spike(found):
     """From the same steps to the same ones, as often."""
     shards, whole = both(found, "spiking")
@@ -165,6 +191,15 @@ def test_shards_go_back_from_a_spike(found):
     ]
     assert places[0] == places[1]
     assert_alike(shards, whole)
+
+
+def test_ranks_on_other_machines_go_back_as_well(found):
+    """To a checkpoint that is on the first one's disk alone."""
+    for parallel in ("ddp", "fsdp"):
+        for rank in found:
+            apart, together = rank[f"apart {parallel}"], rank[f"spiking {parallel}"]
+            assert_same_bits(apart["weights"], together["weights"])
+            assert apart["loss"] == together["loss"]
 
 
 def test_shards_go_on_from_a_checkpoint_to_the_same_bits(found, folder):

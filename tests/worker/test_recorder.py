@@ -1,15 +1,16 @@
 """Recording over deaths: real spools, a real database, and no process."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from obstore.store import LocalStore
 from sqlalchemy import select
 
 from app.summary import summarise
@@ -18,6 +19,7 @@ from db.database import Database
 from db.recording import Recording
 from db.series import Cursor, changes, log_lines, raw_steps
 from db.settings import Settings
+from db.storage import open_store
 from db.tables import (
     COMMAND,
     RECIPE,
@@ -34,9 +36,11 @@ from db.tables import (
 )
 from db.windows import window
 from halfstep.spool import EVENT, STEPS, UNTIMED_DTYPE, SpoolWriter
+from tests.buckets import Bucket
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.db.telemetry_made import make_events, make_metric, make_steps
 from tests.halfstep.test_events import HONEST
+from tests.site import until
 from tests.spool_made import spool_anything, spool_raw
 from worker.recorder import CannotRecord, Recorder
 
@@ -58,7 +62,7 @@ class Attempts:
         self.database, self.folder = database, folder
         self.closing = ExitStack()
         self.workers: dict[str, Worker] = {}
-        self.number = 0
+        self.number, self.storage_url = 0, ""
         with database.writing() as session:
             self.run_id = submit(session, owner).id
 
@@ -72,7 +76,7 @@ class Attempts:
             run = claim(session, self.workers[machine])
             assert run is not None
             self.number = run.attempt
-        self.settings = Settings(data=self.folder / machine)
+        self.settings = Settings(data=self.folder / machine, storage_url=self.storage_url)
         spool = self.settings.run_folder(self.run_id) / "spool"
         return self.closing.enter_context(SpoolWriter(spool, self.number, **options))
 
@@ -85,7 +89,7 @@ class Attempts:
 
     def recorder(self) -> Recorder:
         """A recorder as a worker makes it, to record what a dead supervisor left."""
-        store = LocalStore(self.settings.data, mkdir=True)
+        store = open_store(self.settings)
         return Recorder(self.settings, self.database, store, self.run_id, self.number)
 
     def supervisor(self) -> Recorder:
@@ -546,3 +550,77 @@ def test_a_spool_of_the_version_before_is_recorded_and_added_to(attempts: Attemp
     assert found == [None] * 40 + steps["data_us"][40:].tolist()
     assert drawn is not None
     assert drawn.series["data_us"].y == found
+
+
+def saved(attempts: Attempts, step: int) -> dict[str, Any]:
+    """A checkpoint's file, and what a training tells of it."""
+    path = attempts.spool.parent / "checkpoints" / f"step-{step:08d}.pt"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"weights")
+    file = {"kind": "checkpoint", "path": f"checkpoints/{path.name}", "size_bytes": 7}
+    file["sha256"] = hashlib.sha256(b"weights").hexdigest()
+    return {"event": "checkpoint", "step": step, "reason": "interval", "files": [file]}
+
+
+@pytest.mark.xdist_group("bucket")
+def test_a_bucket_that_is_away_holds_up_files_and_nothing_else(
+    attempts: Attempts, bucket: Bucket
+) -> None:
+    """Steps are recorded meanwhile; the spool stays, for whoever may have to go on from it."""
+    attempts.storage_url = bucket.url
+    spool = attempts.next(rotate_bytes=1)  # a file each time
+    recorder = attempts.supervisor()
+    bucket.proxy.is_broken = True
+    for last in (10, 20, 30):
+        spool.steps(attempts.steps(last - 9, last))
+        spool.event(saved(attempts, last))
+        until(lambda last=last: not recorder.flush() and last in attempts.made_by())  # type: ignore[misc]
+    assert attempts.steps_of(Checkpoint) == []
+    assert len(attempts.left()) > 3
+    assert not recorder.flush()
+    bucket.proxy.is_broken = False
+    until(recorder.flush)
+    assert attempts.steps_of(Checkpoint) == [10, 20, 30]
+    assert len(bucket.keys()) == 3
+    spool.steps(attempts.steps(31, 31))
+    drain(recorder)
+    assert len(attempts.left()) == 1
+
+
+@pytest.mark.xdist_group("bucket")
+def test_files_on_their_way_to_a_bucket_outlive_the_supervisor(
+    attempts: Attempts, bucket: Bucket
+) -> None:
+    """Whoever records what it left sends them."""
+    attempts.storage_url = bucket.url
+    spool = attempts.next(rotate_bytes=1)
+    recorder = attempts.supervisor()
+    bucket.proxy.is_broken = True
+    for last in (10, 20):
+        spool.steps(attempts.steps(last - 9, last))
+        spool.event(saved(attempts, last))
+        recorder.flush()
+    bucket.proxy.is_broken = False
+    drain(attempts.recorder())
+    assert attempts.steps_of(Checkpoint) == [10, 20]
+    assert attempts.made_by() == span(1, 20, 1)
+
+
+@pytest.mark.xdist_group("bucket")
+def test_a_training_that_goes_back_waits_for_the_bucket(attempts: Attempts, bucket: Bucket) -> None:
+    """What it told before is recorded before: else a checkpoint of undone steps would come last."""
+    attempts.storage_url = bucket.url
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    bucket.proxy.is_broken = True
+    spool.steps(attempts.steps(1, 20))
+    spool.event(saved(attempts, 20))
+    recorder.flush()
+    for event in rewound(10, 20):
+        spool.event(event)
+    back = Timer(0.5, lambda: setattr(bucket.proxy, "is_broken", False))
+    back.start()
+    assert not recorder.flush()
+    assert attempts.steps_of(Checkpoint) == [20]
+    assert attempts.made_by() == span(1, 10, 1)
+    drain(recorder)
