@@ -6,6 +6,7 @@ a cookie must also bring the session's CSRF token. A script's token is sent on p
 
 import hmac
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ from app import deeds
 from app.context import SAFE_METHODS, Db, Posted, TheDatabase
 from app.in_flight import InFlight, flight_of
 from app.rights import admit, kind_of
-from db import accounts, projects, rights
+from db import accounts, rights
 from db.database import Database
 from db.errors import HalfstepError
 from db.rights import Right, Standing
@@ -79,10 +80,9 @@ class Visitor:
         may = self.standing.may
         return {str(right) for right in Right if may(right, run.project, run.owner_id)}
 
-    def destinations(self, session: Session) -> list[str]:
-        """The projects that they may move runs into, if they may out of more than one."""
-        seen = (each.name for each in projects.listed(session, self.standing.projects))
-        found = [name for name in seen if self.standing.may(Right.MOVE, name)]
+    def destinations(self, projects: Iterable[str]) -> list[str]:
+        """The projects of these that they may move runs into, if they may out of more than one."""
+        found = sorted(name for name in projects if self.standing.may(Right.MOVE, name))
         return found if len(found) > 1 else []
 
     @property
@@ -106,7 +106,7 @@ def _signed_in(
             accounts.note_use(session, token)
         elif not known.is_noted:
             _note_later(request, database, token, background)
-        visitor = _admitted(request, session, known.user, token, known=known)
+        visitor = _admitted(request, session, token, known)
         return _noted(request, session, visitor, detail, known.name)
     visitor = _by_cookie(request, session, str(posted.get("csrf_token", "")))
     return _noted(request, session, visitor, detail)
@@ -126,33 +126,32 @@ def _by_cookie(request: Request, session: Session, posted_token: str = "") -> Vi
     found = accounts.find_session(session, secret)
     if found is None:
         raise SignInNeeded
-    user, sign_in = found
     if request.method not in SAFE_METHODS:
         sent = request.headers.get("x-csrf-token") or posted_token
-        if not hmac.compare_digest(sent.encode(), sign_in.csrf_token.encode()):
+        if not hmac.compare_digest(sent.encode(), found.sign_in.csrf_token.encode()):
             raise Forgery
-    return _admitted(request, session, user, secret, sign_in)
+    return _admitted(request, session, secret, found)
 
 
 def _admitted(
     request: Request,
     session: Session,
-    user: User,
     secret: str,
-    sign_in: SignInSession | None = None,
-    known: accounts.KnownToken | None = None,
+    known: accounts.KnownSession | accounts.KnownToken,
 ) -> Visitor:
     """Let somebody in as far as they may, who sees no more than that from here on, and no longer
     than the secret that they came with lets them in.
     """
-    kind, only = (known.kind, known.project) if known else (FULL, None)
-    standing = rights.standing(session, user, kind=kind, only=only)
-    rights.limit(session, standing)
-    admit(request, session, user, kind, only)
+    if isinstance(known, accounts.KnownToken):
+        sign_in, kind, only = None, known.kind, known.project
+    else:
+        sign_in, kind, only = known.sign_in, FULL, None
+    rights.limit(session, known.standing)
+    admit(request, session, known.user, kind, only)
     in_flight: InFlight = request.app.state.in_flight
     kind_of_request = kind_of(request.scope["endpoint"])
-    in_flight.admit(flight_of(request), standing, secret, kind_of_request, _run_id(request))
-    return Visitor(user, standing, sign_in)
+    in_flight.admit(flight_of(request), known.standing, secret, kind_of_request, _run_id(request))
+    return Visitor(known.user, known.standing, sign_in)
 
 
 def _noted(
@@ -233,7 +232,7 @@ def _whose_upload(request: Request, database: Database, token: str | None) -> tu
             return _by_cookie(request, session).user, True
         known = _full_token(session, token)
         request.state.token = known.name
-        visitor = _admitted(request, session, known.user, token, known=known)
+        visitor = _admitted(request, session, token, known)
         return visitor.user, known.is_noted
 
 
@@ -258,9 +257,7 @@ def who_asked(request: Request) -> Visitor | None:
     try:
         with database.reading() as session:
             found = accounts.find_session(session, secret)
-            return (
-                Visitor(found[0], rights.standing(session, found[0]), found[1]) if found else None
-            )
+            return Visitor(found.user, found.standing, found.sign_in) if found else None
     except DBAPIError:
         return None
 

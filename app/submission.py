@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
+from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy.orm import Session
 
@@ -27,6 +28,7 @@ LIMITS = {
     "parent_step": (1, LARGEST_STEP),
     "compared_with": (1, LARGEST_ID),
 }
+PriorityNumber = Annotated[int, Interval(ge=LIMITS["priority"][0], le=LIMITS["priority"][1])]
 LENGTHS = {name: labels.LENGTHS[name] for name in ("name", "tags")}
 LENGTHS["project"] = projects.NAME_CHARACTERS
 

@@ -5,13 +5,11 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PlainSerializer
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.formats import printed
 from db import labels, runs, starvation, waiting, workers
 from db import verdict as verdicts
-from db.database import now
 from db.endings import Ending, ending
 from db.series import json_number
 from db.settings import Settings
@@ -151,20 +149,16 @@ def summarise_all(
     rows: Sequence[tuple[Run, str]],
     settings: Settings,
     queue: Queue | None = None,
-    moment: float | None = None,
 ) -> list[RunSummary]:
     """Sum up runs, given with their owners' names, in a few queries for all of them.
 
-    queue, moment: if they were read already; the latter off the clock that wrote their starts.
+    queue: if it was read already.
     """
     some_runs = [run for run, _owner in rows]
     if queue is None and any(run.status == Status.QUEUED for run in some_runs):
         queue = Queue.read(session)
     judged = verdicts.verdicts(session, some_runs)
-    applied = runs.applied_of(session, some_runs)
-    if moment is None:
-        moment = session.scalars(select(now())).one()
-    durations = runs.durations(session, [run.id for run in some_runs], moment)
+    progress, moment = runs.progress(session, some_runs)  # by the clock that wrote their starts
     return [
         RunSummary(
             **{name: getattr(run, name) for name in _COLUMNS},
@@ -172,10 +166,10 @@ def summarise_all(
             tags=labels.tags_of(run),
             own_steps=run.own_steps,
             is_scaled=verdicts.is_scaled(run.settings),
-            applied=applied[run.id],
-            ending=ending(run, applied[run.id]),
+            applied=progress[run.id].applied,
+            ending=ending(run, progress[run.id].applied),
             verdict=_verdict(judged.get(run.id)),
-            seconds=durations[run.id],
+            seconds=progress[run.id].seconds,
             seconds_left=_seconds_left(run),
             silent_seconds=runs.silent_seconds(run, moment),
             **_throughput(run),

@@ -240,7 +240,15 @@ def start_session(
     return secret, row
 
 
-def find_session(session: Session, secret: str) -> tuple[User, SignInSession] | None:
+class KnownSession(NamedTuple):
+    """Whose sign-in a cookie is, and what they may do."""
+
+    user: User
+    sign_in: SignInSession
+    standing: Standing
+
+
+def find_session(session: Session, secret: str) -> KnownSession | None:
     """Return whom a cookie belongs to, or None if it is unknown or too old."""
     query = (
         select(User, SignInSession)
@@ -248,8 +256,11 @@ def find_session(session: Session, secret: str) -> tuple[User, SignInSession] | 
         .where(SignInSession.token_hash == hash_of(secret), SignInSession.expires_at > now())
         .where(IS_ACTIVE)
     )
-    row = session.execute(query).one_or_none()
-    return None if row is None else (row[0], row[1])
+    rows = session.execute(rights.with_roles(query)).all()
+    if not rows:
+        return None
+    user, sign_in = rows[0][:2]
+    return KnownSession(user, sign_in, rights.standing_of(user, rows))
 
 
 def sign_ins(session: Session, user: User) -> list[SignInSession]:
@@ -345,6 +356,7 @@ class KnownToken(NamedTuple):
     """
 
     user: User
+    standing: Standing
     name: str
     kind: str
     project: str | None
@@ -359,8 +371,12 @@ def find_api_token(session: Session, token: str) -> KnownToken | None:
     query = select(User, *columns, recent).join(ApiToken, ApiToken.user_id == User.id)
     query = query.where(ApiToken.token_hash == hash_of(token), IS_ACTIVE)
     query = query.where(func.coalesce(ApiToken.expires_at > now(), True))
-    row = session.execute(query).one_or_none()
-    return None if row is None else KnownToken(*row[:5], bool(row[5]))
+    rows = session.execute(rights.with_roles(query)).all()
+    if not rows:
+        return None
+    user, name, kind, project, run_id, is_noted = rows[0][:6]
+    standing = rights.standing_of(user, rows, kind=kind, only=project)
+    return KnownToken(user, standing, name, kind, project, run_id, bool(is_noted))
 
 
 def standings(session: Session, hashes: Collection[str]) -> dict[str, Standing]:

@@ -5,11 +5,12 @@ sweeps, the others are as if they were not there. That is a wall behind the one 
 asks before each route whether what it does is allowed.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
 
 from sqlalchemy import ColumnElement, event, false, select
 from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
@@ -130,15 +131,29 @@ RIGHTS_OF_TOKENS: Mapping[str, frozenset[Right]] = MappingProxyType(
 )
 
 
-def standing(
-    session: Session, user: User, *, kind: str = FULL, only: str | None = None
+def standing(session: Session, user: User) -> Standing:
+    """Return what somebody may do."""
+    rights = {} if user.is_operator else held(session, [user.id])[user.id]
+    return Standing(user.id, user.is_operator, rights)
+
+
+def with_roles(query: Any) -> Any:
+    """Return a query of users with their roles, which `standing_of` reads: a row a project."""
+    query = query.add_columns(Membership.project, Membership.role, Project.viewers_download)
+    query = query.outerjoin(Membership, Membership.user_id == User.id)
+    return query.outerjoin(Project, Project.name == Membership.project)
+
+
+def standing_of(
+    user: User, rows: Iterable[Any], *, kind: str = FULL, only: str | None = None
 ) -> Standing:
-    """Return what somebody may do, or by a token of this kind for this project only."""
-    most = RIGHTS_OF_TOKENS[kind]
-    if user.is_operator:
-        return Standing(user.id, is_operator=True, rights={}, most=most, only=only)
-    rights = held(session, [user.id])[user.id]
-    return Standing(user.id, is_operator=False, rights=rights, most=most, only=only)
+    """Return what somebody may do by a token of this kind for this project only, or by all of them.
+
+    rows: whose last columns are those of `with_roles`.
+    """
+    roles = (tuple(row)[-3:] for row in rows if not user.is_operator)
+    rights = {project: _allowed(role, downloads) for project, role, downloads in roles if role}
+    return Standing(user.id, user.is_operator, rights, RIGHTS_OF_TOKENS[kind], only)
 
 
 def held(session: Session, user_ids: Collection[int]) -> dict[int, dict[str, frozenset[Right]]]:
@@ -151,9 +166,12 @@ def held(session: Session, user_ids: Collection[int]) -> dict[int, dict[str, fro
     for user_id, project, role, viewers_download in session.execute(
         query.where(Membership.user_id.in_(user_ids))
     ):
-        also = {Right.DOWNLOAD} if viewers_download else set()
-        found[user_id][project] = RIGHTS_OF[role] | also
+        found[user_id][project] = _allowed(role, viewers_download)
     return found
+
+
+def _allowed(role: str, viewers_download: bool) -> frozenset[Right]:
+    return RIGHTS_OF[role] | ({Right.DOWNLOAD} if viewers_download else set())
 
 
 def seen_by(session: Session, user_ids: Collection[int]) -> dict[int, set[str] | None]:

@@ -18,6 +18,7 @@ DAY_SECONDS = 86_400.0
 #: As a list, an index finds those few.
 UNENDED = [status for status in Status if status not in ENDED]
 IN_BIN = Run.deleted_at.is_not(None) & Run.erased_at.is_(None)
+_CONTENTS = (func.count(Run.id), func.coalesce(func.sum(Run.stored_bytes), 0))
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,18 @@ def restorable(session: Session, run_id: int | None) -> Run | None:
 
 def contents(session: Session) -> Contents:
     """Count what is in the bin."""
-    query = select(func.count(), func.coalesce(func.sum(Run.stored_bytes), 0)).where(IN_BIN)
-    count, size = session.execute(query).one()
+    count, size = session.execute(select(*_CONTENTS).where(IN_BIN)).one()
     return Contents(count, int(size))
+
+
+def newest_and_contents(session: Session) -> tuple[int, float, Contents]:
+    """Return the id of the newest run that is not in the bin, 0 if there is none, the database's
+    time, and what is in the bin.
+    """
+    newest = select(func.coalesce(func.max(Run.id), 0)).where(runs.KEPT).scalar_subquery()
+    binned = (select(each).where(IN_BIN).scalar_subquery() for each in _CONTENTS)
+    newest_id, moment, count, size = session.execute(select(newest, now(), *binned)).one()
+    return newest_id, moment, Contents(count, int(size))
 
 
 def listed(session: Session, *, after: str = "", limit: int) -> Page:

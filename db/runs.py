@@ -1,10 +1,10 @@
 """Runs from the side of the people who submit them: submit, and look."""
 
 import math
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from sqlalchemy import func, select, tuple_, update
+from sqlalchemy import ColumnElement, case, func, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from db import notifications, pyramid, run_settings
@@ -31,6 +31,17 @@ SILENCE_SECONDS = 30.0
 KEPT = Run.deleted_at.is_(None)
 IN_THE_BIN = "Run {} was deleted. It is in the bin, from where it can be restored."
 GONE = "Run {} was deleted for good."
+
+
+class Progress(NamedTuple):
+    """How far a run has come.
+
+    applied: own steps that changed the weights, not skipped or retried in fp32.
+    seconds: for how long it has gone on, pauses left out; None before the start.
+    """
+
+    applied: int
+    seconds: float | None
 
 
 def submit(
@@ -211,14 +222,8 @@ def newest(
     conditions: all of them hold.  sort: one of ORDERS, or the name of a setting or metric,
     downwards with "-" before it.  before: a run id, to page: those that come after it.
     """
-    order = Order.of(session, sort)
-    query = _matching(select(Run.id), conditions, order)
-    if before is not None:
-        last, keys = _keys_of(session, before, order), tuple_(*order.keys)
-        if last is None:
-            return []
-        query = query.where(keys < tuple_(*last) if order.falls else keys > tuple_(*last))
-    return _read(session, session.scalars(_ordered(query, order).limit(limit)).all())
+    rows = _page(session, conditions, sort, before, limit)
+    return [(run, owner) for run, owner in rows]
 
 
 def newest_and_count(
@@ -234,13 +239,14 @@ def newest_and_count(
     A first page is filtered once for both. Without a filter all runs are counted by an index, and
     the newest of them are read without a look at the others.
     """
+    total: ColumnElement[int] = func.count().over()
     if before is not None or not conditions:
-        rows = newest(session, conditions=conditions, sort=sort, before=before, limit=limit)
-        return rows, count(session, conditions)
-    order = Order.of(session, sort)
-    query = _matching(select(Run.id, func.count().over()), conditions, order)
-    found = session.execute(_ordered(query, order).limit(limit)).all()
-    return _read(session, [run_id for run_id, _total in found]), found[0][1] if found else 0
+        of_all = _matching(select(func.count()), conditions)
+        total = of_all.correlate(None).scalar_subquery()
+    rows = _page(session, conditions, sort, before, limit, total.label("total"))
+    if not rows:
+        return [], 0 if before is None else count(session, conditions)
+    return [(run, owner) for run, owner, _total in rows], rows[0].total
 
 
 def count(session: Session, conditions: Filter = ()) -> int:
@@ -253,14 +259,35 @@ def stored_bytes(session: Session) -> int:
     return int(session.scalar(select(func.sum(Run.stored_bytes)).where(KEPT)) or 0)
 
 
-def _read(session: Session, run_ids: Sequence[int]) -> list[tuple[Run, str]]:
-    """Read runs in this order. Their rows are long: only those that are shown are."""
-    rows = {run.id: (run, owner) for run, owner in with_owners(session, run_ids)}
-    return [rows[run_id] for run_id in run_ids]
+def _page(
+    session: Session,
+    conditions: Filter,
+    sort: str,
+    before: int | None,
+    limit: int,
+    *more: ColumnElement[Any],
+) -> Sequence[Any]:
+    """Read runs in their order, each with its owner's name and what more is asked for.
+
+    Their rows are long: only those of the page are read, and not while runs are compared.
+    """
+    order = Order.of(session, sort)
+    keys = [key.label(f"key_{n}") for n, key in enumerate(order.keys)]
+    query = _matching(select(Run.id.label("run_id"), *keys, *more), conditions, order)
+    if before is not None:
+        last, place = _keys_of(session, before, order), tuple_(*order.keys)
+        if last is None:
+            return []
+        query = query.where(place < tuple_(*last) if order.falls else place > tuple_(*last))
+    shown = _ordered(query, order.keys, falls=order.falls).limit(limit).subquery()
+    rows = select(Run, User.name, *(shown.c[each.name] for each in more))
+    rows = rows.join(shown, shown.c.run_id == Run.id).join(User, User.id == Run.owner_id)
+    keys_shown = [shown.c[key.name] for key in keys]
+    return session.execute(_ordered(rows, keys_shown, falls=order.falls)).all()
 
 
-def _ordered(query: Any, order: Order) -> Any:
-    return query.order_by(*(key.desc() if order.falls else key for key in order.keys))
+def _ordered(query: Any, keys: Iterable[ColumnElement[Any]], *, falls: bool) -> Any:
+    return query.order_by(*(key.desc() if falls else key for key in keys))
 
 
 def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | None:
@@ -332,17 +359,13 @@ def silent_seconds(run: Any, moment: float) -> int:
     return int(seconds // unit * unit)
 
 
-def newest_and_now(session: Session) -> tuple[int, float]:
-    """Return the id of the newest run, 0 if there is none, and the database's time."""
-    query = select(func.coalesce(func.max(Run.id), 0), now()).where(KEPT)
-    newest, moment = session.execute(query).one()
-    return newest, moment
-
-
-def durations(session: Session, run_ids: Collection[int], moment: float) -> dict[int, float | None]:
-    """Return for how many seconds runs have gone on, pauses left out; None before the start."""
-    query = select(Run.id, seconds_until(moment)).where(Run.id.in_(run_ids))
-    return {row[0]: row[1] for row in session.execute(query)}
+def progress(session: Session, some_runs: Collection[Run]) -> tuple[dict[int, Progress], float]:
+    """Return how far runs have come, and the database's time."""
+    query = select(Run.id, _retried(some_runs), seconds_until(now()), now())
+    unskipped = _unskipped(some_runs)
+    rows = session.execute(query.where(Run.id.in_(unskipped))).all()
+    found = {row[0]: Progress(unskipped[row[0]] + row[1], row[2]) for row in rows}
+    return found, rows[0][3] if rows else 0.0
 
 
 def ends(session: Session, run_ids: Collection[int]) -> list[tuple[float, int]]:
@@ -373,16 +396,31 @@ def applied(session: Session, run: Run) -> int:
 
 def applied_of(session: Session, some_runs: Collection[Run]) -> dict[int, int]:
     """Return it of each run, in one query."""
-    retrying = [run.id for run in some_runs if run.settings.get("scaler", {}).get("retry_in_fp32")]
-    retried: dict[int, int] = {}
-    if retrying:
-        query = select(Diagnosis.run_id, func.count()).join(Run, Run.id == Diagnosis.run_id)
-        query = query.where(Diagnosis.run_id.in_(retrying), Diagnosis.kind == "retry")
-        # The spool brings a retry before its step.
-        query = query.where(Diagnosis.content["applied"].as_boolean(), Diagnosis.step <= Run.step)
-        rows = session.execute(query.group_by(Diagnosis.run_id))
-        retried = {row[0]: row[1] for row in rows}
-    return {run.id: run.own_steps - run.skipped + retried.get(run.id, 0) for run in some_runs}
+    retrying = _retrying(some_runs)
+    query = select(Run.id, _retried(some_runs)).where(Run.id.in_(retrying))
+    retried = {row[0]: row[1] for row in session.execute(query)} if retrying else {}
+    unskipped = _unskipped(some_runs)
+    return {run_id: steps + retried.get(run_id, 0) for run_id, steps in unskipped.items()}
+
+
+def _unskipped(some_runs: Iterable[Run]) -> dict[int, int]:
+    return {run.id: run.own_steps - run.skipped for run in some_runs}
+
+
+def _retrying(some_runs: Iterable[Run]) -> list[int]:
+    """Return those of these runs that try a skipped step again in fp32."""
+    return [run.id for run in some_runs if run.settings.get("scaler", {}).get("retry_in_fp32")]
+
+
+def _retried(some_runs: Iterable[Run]) -> ColumnElement[int]:
+    """Return how many skipped steps of a run were applied after all, for a query of these runs."""
+    if not (retrying := _retrying(some_runs)):
+        return literal(0)
+    mine = (Diagnosis.run_id == Run.id, Diagnosis.kind == "retry")
+    # The spool brings a retry before its step.
+    applied = Diagnosis.content["applied"].as_boolean() & (Diagnosis.step <= Run.step)
+    count = select(func.count()).select_from(Diagnosis).where(*mine, applied).correlate(Run)
+    return case((Run.id.in_(retrying), count.scalar_subquery()), else_=0)
 
 
 def set_status(

@@ -1,11 +1,11 @@
 """Whether the loss scaling of a run is well: one word, and the figures that led to it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, select
+from sqlalchemy import and_, null, select, union_all
 from sqlalchemy.orm import Session
 
 from db.scales import in_words
@@ -155,7 +155,7 @@ def figures(session: Session, run: Run) -> Figures:
 
 
 def figures_of(session: Session, some_runs: Collection[Run]) -> dict[int, Figures]:
-    """Read the figures of runs: two queries, a few rows each of the index that holds skips alone,
+    """Read the figures of runs: one query of a few rows each of the index that holds skips alone,
     however many and long the runs.
     """
     latest, found = _latest_skips(session, some_runs), {}
@@ -191,14 +191,11 @@ def _latest_skips(session: Session, some_runs: Collection[Run]) -> _Latest:
     skipped = and_(Step.run_id == Run.id, FLAGGED["skipped"])
     # Left alone, SQLite would read all steps rather than the index that holds just these.
     recent = (
-        select(Run.id, Step.step)
+        select(Run.id, Step.step, *[null()] * 4)
         .join(Step, skipped & (Step.step > Run.step - WINDOW))
         .with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
         .where(mine)
     )
-    steps: dict[int, list[int]] = {}
-    for run_id, step in session.execute(recent):
-        steps.setdefault(run_id, []).append(step)
 
     def newest(column: Any) -> Any:
         skips = select(column).with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
@@ -217,11 +214,17 @@ def _latest_skips(session: Session, some_runs: Collection[Run]) -> _Latest:
         .scalar_subquery()
     )
     columns = (newest(Step.step), newest(Step.elapsed_ms), end, by_hand)
-    ends = session.execute(select(Run.id, *columns).where(mine))
-    return _Latest(
-        {run_id: sorted(found) for run_id, found in steps.items()},
-        {run_id: tuple(rest) for run_id, *rest in ends},
-    )
+    ends = select(Run.id, null(), *columns).where(mine)
+    latest = _Latest({}, {})
+    rows: Iterable[Any] = session.execute(union_all(recent, ends))
+    for run_id, step, *end in rows:
+        if step is None:
+            latest.ends[run_id] = end
+        else:
+            latest.steps.setdefault(run_id, []).append(step)
+    for steps in latest.steps.values():
+        steps.sort()
+    return latest
 
 
 def count(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.utils._pytree import tree_map_only
 
 from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import RunConfig
@@ -97,22 +98,21 @@ def load(
     path: Path,
     sha256: str | None = None,
     *,
-    is_mapped: bool = False,
     is_checked: bool = False,
     make: Make = torch.empty,
 ) -> dict[str, Any]:
-    """Read a checkpoint to the CPU, after checking that every byte of it is as it was saved.
+    """Read a checkpoint, after checking that every byte of it is as it was saved.
 
-    is_mapped: leave the tensors in the file, for what goes to a GPU need not lie in host memory in
-    between.  is_checked: somebody else has looked at the bytes.  make: what tensors that lie in
-    shards are read into.
+    Its tensors stay in the file, for what is copied to where it belongs need not lie in memory in
+    between: keep none of them (`in_memory`).  is_checked: somebody else has looked at the bytes.
+    make: what tensors that lie in shards are read into.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist")
     if not is_checked:
         _check(path, sha256)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(state, dict) or state.get("format") not in (FORMAT, FORMAT_OF_SHARDS):
@@ -221,9 +221,11 @@ def restore(
             optimizer.load_state_dict(parts_of_optimizer(state["optimizers"][name], optimizer))
             for group, own in zip(optimizer.param_groups, settings, strict=True):
                 group.update(own)
+            for parameter, values in optimizer.state.items():
+                optimizer.state[parameter] = in_memory(values)
             lay_out_as_weights(optimizer)
         if state.get("recipe_state"):
-            recipe.load_state_dict(state["recipe_state"])
+            recipe.load_state_dict(in_memory(state["recipe_state"]))
     except (KeyError, RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint, of recipe {state['recipe']}, does not fit recipe {recipe.name} "
@@ -247,6 +249,11 @@ def restore(
         notes.append("training.deterministic is off: algorithms may give other last bits")
     saved = state["progress"]
     return Progress(**{name: saved[name] for name in Progress._fields if name in saved}), notes
+
+
+def in_memory(state: Any) -> Any:
+    """Return a state that outlives the file of a checkpoint: what lies in host memory is copied."""
+    return tree_map_only(torch.Tensor, lambda each: each.clone() if each.is_cpu else each, state)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

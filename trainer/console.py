@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -139,13 +140,15 @@ def print_event(event: Event) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = argparse.ArgumentParser(
         prog="python -m trainer.train",
         description="Train a recipe in mixed precision, here and now: no server, no database.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
     )
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("recipe", help="one of those below, or path/to/file.py:Class")
+    parser.add_argument("--help", "-h", action=_Help, help="of a recipe: what it is set to, too")
     parser.add_argument("--precision", choices=["fp16", "bf16", "fp32", "fp8"])
     parser.add_argument(
         "--set",
@@ -162,16 +165,34 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
-    """Loads all recipes when it is asked for help, and not for each training."""
+class _Help(argparse.Action):
+    """Loads a recipe, or all, when asked for help, and not for each training."""
 
-    def format_help(self) -> str:
-        """Return the help, with every field of every recipe."""
-        self.epilog = _fields_help()
-        return super().format_help()
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002 - argparse calls it so
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object
+    ) -> None:
+        """Print the help with every field of the recipe that stands before it, or else of all."""
+        try:
+            parser.epilog = _help_of(namespace.recipe) if namespace.recipe else _help_of_all()
+        except (ConfigError, UnknownRecipeError, MissingRequirementError, RecipeError) as error:
+            parser.exit(2, f"error: {error}\n")
+        parser.print_help()
+        parser.exit()
 
 
-def _fields_help() -> str:
+def _help_of(name: str) -> str:
+    """Return all fields of a recipe, with the defaults that they have for it."""
+    recipe = load_recipe(name)
+    groups = config_schema(recipe)["properties"]
+    text = f"recipe {recipe.name}: {recipe.description}\n"
+    text += f"  precision = {json.dumps(groups['precision']['default'])}\n"
+    return text + _groups_help({"recipe": groups["recipe"], **groups})
+
+
+def _help_of_all() -> str:
     """Return every recipe with its fields and defaults, then the fields that all share."""
     text, shared = "", config_schema(_AnyRecipe)["properties"]
     for name in known_recipes():
@@ -182,11 +203,23 @@ def _fields_help() -> str:
             continue
         groups = config_schema(recipe)["properties"]
         text += f"recipe {name}: {recipe.description}\n" + _group_help("recipe", groups["recipe"])
-        overridden = [f"{g}.{f}={v}" for g, fs in recipe.defaults.items() for f, v in fs.items()]
-        text += textwrap.indent(f"defaults of its own: {', '.join(overridden)}\n\n", "  ")
-    text += "fields of every recipe (defaults may differ, see above):\n"
-    groups = {name: group for name, group in shared.items() if "properties" in group}
-    return text + "".join(_group_help(n, group) for n, group in groups.items() if n != "recipe")
+        own = ", ".join(_assigned(recipe.defaults)) or "none"
+        text += textwrap.indent(f"defaults of its own: {own}\n\n", "  ")
+    text += "fields of every recipe (defaults may differ, see above, or NAME --help):\n"
+    return text + _groups_help({name: shared[name] for name in shared if name != "recipe"})
+
+
+def _assigned(defaults: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield what a recipe overrides as --set takes it: training.max_grad_norm=null."""
+    for name, value in defaults.items():
+        if isinstance(value, Mapping):
+            yield from _assigned(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _groups_help(groups: Mapping[str, Any]) -> str:
+    return "".join(_group_help(n, group) for n, group in groups.items() if "properties" in group)
 
 
 class _AnyRecipe:

@@ -67,6 +67,7 @@ class Job:
                 started_at=job["started_at"],
                 seconds_before=job.get("seconds_before", 0.0),
                 ranks=ranks,
+                is_checked=True,  # by the supervisor, which knows its SHA-256
             )
 
     def _control(self) -> Control:

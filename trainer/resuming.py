@@ -27,14 +27,19 @@ def go_on_from(
     ranks: Ranks,
     *,
     is_fork: bool,
+    is_checked: bool,
 ) -> tuple[Progress, Mapping[str, Any], list[str]]:
     """Put a checkpoint's state in place; return how far it was, and its parts (inherited_parts).
+
+    is_checked: somebody has compared the file's bytes with its SHA-256 just now.
 
     The notes say why the run may not go on bit-exactly; none is a proof that it does, as far as
     one can be had: the same settings, software and device, and the same batch comes next.
     """
-    state, progress, notes = restored(resume, recipe, modules, config, device, ranks)
-    batches.go_on_at(progress.position, state.get("data"))
+    state, progress, notes = restored(
+        resume, recipe, modules, config, device, ranks, is_checked=is_checked
+    )
+    batches.go_on_at(progress.position, checkpoint.in_memory(state.get("data")))
     fingerprints = state.get("next_batch", [])
     if len(fingerprints) != ranks.world_size:
         notes.append("which batch came next is not known")
@@ -81,12 +86,14 @@ def restored(
     config: RunConfig[Any],
     device: torch.device,
     ranks: Ranks,
+    *,
+    is_checked: bool = False,
 ) -> tuple[dict[str, Any], Progress, list[str]]:
-    """Load a checkpoint and put it in place; return it, and what checkpoint.restore does."""
-    # One rank's check is enough, and each reads the file once.
-    # (On a CPU mapped tensors would go on lying in the file, so there they are read.)
-    is_cuda = device.type == "cuda"
-    state = checkpoint.load(path, is_mapped=is_cuda, is_checked=ranks.rank > 0, make=maker(modules))
+    """Load a checkpoint and put it in place; return it, and what checkpoint.restore does.
+
+    is_checked: its bytes are known to be as they were saved; if they are not, one rank looks.
+    """
+    state = checkpoint.load(path, is_checked=is_checked or ranks.rank > 0, make=maker(modules))
     progress, notes = checkpoint.restore(
         state, recipe, modules, config, device, ranks.rank, ranks.world_size
     )
@@ -120,4 +127,6 @@ def load_parts(parts: Mapping[str, Any], inherited: Mapping[str, Any]) -> None:
     """Put the states of what counts on in place, as far as a checkpoint has them."""
     for name, part in parts.items():
         if inherited.get(name):
-            part.load_state_dict(inherited[name])
+            # An average, as large as its model, is copied where it belongs.
+            own = inherited[name] if name == "ema" else checkpoint.in_memory(inherited[name])
+            part.load_state_dict(own)

@@ -151,6 +151,7 @@ def train(
     started_at: float | None = None,
     seconds_before: float = 0.0,
     ranks: Ranks | None = None,
+    is_checked: bool = False,
 ) -> Outcome:
     """Train until the last step or until told to stop, which leaves a checkpoint as well.
 
@@ -158,7 +159,7 @@ def train(
     started_at: when the run was first started, by halfstep.clock.  seconds_before: that earlier
     attempts have trained.  checkpoint_folder: None saves nothing.
     weights: files to start from where there is nothing to resume, see load_weights; None: what
-    weights.path names.
+    weights.path names.  is_checked: what to resume is known to be as it was saved.
     Raises ConfigError, RecipeError, CheckpointError or WeightsError for what the user can put
     right.
     """
@@ -226,9 +227,10 @@ def train(
     inherited: Mapping[str, Any] = {}
     if resume is not None:
         is_fork = checkpoint_folder is not None and resume.parent != checkpoint_folder
-        # The checkpoint itself, as large as the model, is let go of in there.
         progress, inherited, notes = go_on_from(
-            resume, recipe, modules, config, device, batches, ranks, is_fork=is_fork
+            *(resume, recipe, modules, config, device, batches, ranks),
+            is_fork=is_fork,
+            is_checked=is_checked,
         )
         on_event({"event": "resumed", "step": progress.step, "exact": not notes, "notes": notes})
     step, retried = progress.step, progress.retried
@@ -249,6 +251,7 @@ def train(
     if ema is not None:
         parts["ema"] = ema
     load_parts(parts, inherited)
+    del inherited  # the last of the checkpoint, which is let go of before the first step
     is_restored = config.scaler.restore_buffers and scaler.is_enabled()
     buffer_rule = BufferRule(modules, is_on=is_restored)
     saver = Saver(

@@ -11,7 +11,7 @@ from app.auth import SignedIn
 from app.context import Db
 from app.formats import count, duration, memory, number, size
 from app.parameters import LARGEST_STEP, Text
-from app.submission import LIMITS
+from app.submission import LIMITS, PriorityNumber
 from db import estimates, workers
 from db.estimates import Estimate
 
@@ -60,7 +60,7 @@ def estimate(
     batch_size: Annotated[int | None, Query(ge=1, le=LARGEST_STEP)] = None,
     nodes: Annotated[int, Query(ge=1, le=LIMITS["nodes"][1])] = 1,
     devices_per_node: Annotated[int, Query(ge=1, le=LIMITS["devices_per_node"][1])] = 1,
-    priority: Annotated[int, Query(ge=-100, le=100)] = 0,
+    priority: PriorityNumber = 0,
     every_steps: Annotated[
         Steps, Query(description="Between checkpoints, all of them kept")
     ] = None,

@@ -12,7 +12,7 @@ from app.configuration import Setting
 from app.context import Db, TheSettings
 from app.parameters import RunId, Sort, Text, flaws
 from app.rights import check_project
-from app.submission import Submission, submit
+from app.submission import PriorityNumber, Submission, submit
 from app.summary import Number, RunSummary, summarise, summarise_all
 from db import labels, projects, runs, steering, sweeps
 from db.conditions import ORDERS
@@ -99,7 +99,7 @@ class Place(BaseModel):
 class Priority(BaseModel):
     """Higher starts sooner."""
 
-    priority: Annotated[int, Field(ge=-100, le=100)]
+    priority: PriorityNumber
 
 
 class Destination(BaseModel):

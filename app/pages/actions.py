@@ -13,6 +13,7 @@ from app.auth import SignedIn, local_path
 from app.context import Db, Posted
 from app.parameters import RunId, Text, as_run_id
 from app.rights import check, check_project
+from app.submission import PriorityNumber
 from db import projects, runs, steering
 from db.rights import Right
 from db.tables import User
@@ -51,7 +52,7 @@ def set_priority(
     session: Db,
     posted: Posted,
     visitor: SignedIn,
-    priority: Annotated[int, Form(ge=-100, le=100)],
+    priority: Annotated[PriorityNumber, Form()],
 ) -> RedirectResponse:
     """Let a waiting run start sooner or later than others."""
     steering.set_priority(session, run_id, priority, visitor.user)

@@ -23,6 +23,7 @@ from db import (
     histograms,
     history,
     ingest,
+    projects,
     runs,
     series,
     sweeps,
@@ -59,12 +60,13 @@ def show_run(
     run, owner = runs.get_with_owner(session, run_id)
     tab = request.query_params.get("tab", "")
     last = runs.last_change(session, run_id)
+    seen = (each.name for each in projects.listed(session, visitor.standing.projects))
     return page(
         request,
         "run.html",
         visitor=visitor,
         may=visitor.rights(run),
-        destinations=[*filter(run.project.__ne__, visitor.destinations(session))],
+        destinations=[*filter(run.project.__ne__, visitor.destinations(seen))],
         sharing=sharing_of(session, visitor, [run]),
         tabs=TABS.items(),
         tab=tab if tab in TABS else next(iter(TABS)),

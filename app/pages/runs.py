@@ -67,7 +67,7 @@ def list_runs(
             session, conditions=terms, sort=sort, before=before, limit=PAGE_SIZE
         )
         followed = rows
-    (newest, moment), queue = runs.newest_and_now(session), Queue.read(session)
+    (newest, moment, binned), queue = run_bin.newest_and_contents(session), Queue.read(session)
     marks = waiting.marks([run for run, _owner in followed], queue, moment)
     lines = series.sparklines(session, [run for run, _owner in rows])
     values = columns.values(session, [run.id for run, _owner in rows], shown)
@@ -90,7 +90,7 @@ def list_runs(
         visitor=visitor,
         rows=[
             (summary, lines[summary.id], values[summary.id])
-            for summary in summarise_all(session, rows, settings, queue, moment)
+            for summary in summarise_all(session, rows, settings, queue)
         ],
         older=rows[-1][0].id if len(rows) == PAGE_SIZE else None,
         newest=newest,
@@ -104,7 +104,7 @@ def list_runs(
         columns=shown,
         others=[each for each in BUILT_IN.values() if each not in shown],
         chosen=columns.address(shown),
-        destinations=visitor.destinations(session),
+        destinations=visitor.destinations(queue.usage.shares),
         group=group,
         groups=found,
         narrowed_filters=[
@@ -120,7 +120,7 @@ def list_runs(
         ended=ended,
         deleted=run_bin.restorable(session, deleted),
         days=settings.bin_days,
-        bin=run_bin.contents(session),
+        bin=binned,
         disk=disk(settings),
     )
 

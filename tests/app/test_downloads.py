@@ -198,3 +198,22 @@ def test_weights_and_their_average_have_names_of_their_own(
     name = f"digits-fp16-run1-step400{ending}.safetensors"
     assert f"<td>{words}</td>" in page
     assert f"{module}.load_state_dict(safetensors.torch.load_file(&#39;{name}&#39;))" in page
+
+
+def test_the_page_says_how_a_learnt_model_is_loaded(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """By from_pretrained, of the recipe that learns one; every run leads to the help on files."""
+    file = {"kind": "weights", "path": "p", "size_bytes": 1, "sha256": SHA256}
+    event = {"step": 400, "reason": "end", "files": [file]}
+    line = "AutoModelForCausalLM.from_pretrained(&#39;huggingface&#39;)"
+    guide = browser.get("/help/recipes").text
+    assert 'id="loading-what-a-run-has-saved"' in guide
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, running.attempt, event, ["key"])
+    page = browser.get("/runs/1").text
+    assert "/help/recipes#loading-what-a-run-has-saved" in page
+    assert line not in page
+    with database.writing() as session:
+        session.get_one(Run, running.id).recipe = "finetune"
+    assert line in browser.get("/runs/1").text

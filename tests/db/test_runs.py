@@ -84,14 +84,14 @@ def test_a_pause_is_no_part_of_a_runs_duration(database: Database, running: Run,
             time = began + seconds
             session.add(RunStatus(run_id=running.id, attempt=1, status=status, time=time))
         other = submit(session, ada)
-    with database.reading() as session:
-        seconds = runs.durations(session, [running.id, other.id], began + 9000)
-        assert seconds == {running.id: pytest.approx(200), other.id: None}
-        assert seconds == runs.durations(session, [running.id, other.id], began + 9999)
     with database.writing() as session:  # now, after all of that
         session.execute(update(RunStatus).values(time=RunStatus.time - 1000))
         session.execute(update(Run).values(started_at=Run.started_at - 1000))
     with database.reading() as session:
+        rows = [session.get_one(Run, run_id) for run_id in (running.id, other.id)]
+        progress, _now = runs.progress(session, rows)
+        assert progress[running.id].seconds == pytest.approx(200)
+        assert progress[other.id].seconds is None
         for sign, value, found in ((">", 199.0, [running.id]), (">", 201.0, [])):
             longer = Term(Compared("duration", sign, value, ""))
             listed = runs.newest(session, conditions=[longer], sort="-duration")

@@ -19,6 +19,7 @@ import transformers
 from halfstep.run_config import ConfigError, parse_config
 from tests.frameworks.tiny_model import TEXT, write_model
 from tests.trainer.conftest import CPU, assert_same_bits, run_loop  # noqa: F401 - a fixture
+from tests.trainer.test_docs import LINES
 from trainer.diagnosis.check import check
 from trainer.recipes import token_file
 from trainer.recipes.finetune import Finetune
@@ -98,6 +99,7 @@ def test_whole_models_load_by_from_pretrained(
     text: Path,
     tmp_path: Path,
     is_tied: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was unzipped, with the checkpoint's weights beside it, is a model and its tokenizer."""
     write_model(tmp_path / "model", is_tied=is_tied)
@@ -105,9 +107,11 @@ def test_whole_models_load_by_from_pretrained(
     run = run_loop(Finetune, values, folder=tmp_path / "checkpoints")
     folder = unzipped(tmp_path, 5)
     shutil.copy(tmp_path / "checkpoints/step-00000005.safetensors", folder / "model.safetensors")
-    loaded, told = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, output_loading_info=True
-    )
+    _, told = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    folder = folder.rename(tmp_path / "huggingface")
+    monkeypatch.chdir(tmp_path)
+    exec(LINES[-1][1], names := {"transformers": transformers})
+    loaded = names["model"]
     assert not any(told.values())
     assert_same_bits(dict(loaded.state_dict()), dict(run.recipe.network.state_dict()))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

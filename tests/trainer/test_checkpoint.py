@@ -1,14 +1,18 @@
 import hashlib
+import weakref
 from copy import deepcopy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer import checkpoint
 from trainer.checkpoint import CheckpointError
+from trainer.ranks import Ranks
 from trainer.recipes.digits import Digits
 from trainer.weights import write_weights
 
@@ -260,3 +264,76 @@ def test_a_checkpoint_of_a_version_with_fewer_settings_is_gone_on_from_exactly(
     assert told["exact"], told["notes"]
     [told] = run_loop(Regression, values | {"spike": {"threshold": 5.0}}, resume=old).of("resumed")
     assert told["notes"] == ["spike.threshold was 10.0, is 5.0"]
+
+
+def test_what_is_resumed_stays_in_its_file_and_is_let_go_of(run_loop, tmp_path, monkeypatch):
+    """While it is put in place its bytes are no memory of this process; at the first step nothing
+    of it is left, neither of optimizers, averages nor what the recipe keeps. The bits are those of
+    a run that went straight on.
+    """
+    states, seen = [], []
+    load = checkpoint.load
+
+    def noted(path, **options):
+        state = load(path, **options)
+        states.extend(weakref.ref(leaf) for leaf in tree_leaves(state) if torch.is_tensor(leaf))
+        return state
+
+    class Keeping(Pair):
+        def __init__(self, config, device):
+            super().__init__(config, device)
+            self.kept = torch.zeros(1)
+
+        def state_dict(self):
+            return {"kept": self.kept}
+
+        def load_state_dict(self, state):
+            seen.append(private_bytes(half))
+            self.kept = state["kept"]
+
+        def training_step(self, batch):
+            if len(seen) == 1:
+                seen.append(private_bytes(half))
+                seen.append(sum(each() is not None for each in states))
+            self.kept = self.kept + 1
+            yield from super().training_step(batch)
+
+    values = {"training": {"steps": 20, "ema_decay": 0.9}, "checkpoints": {"every_steps": 10}}
+    half = tmp_path / "a/step-00000010.pt"
+    straight = run_loop(Keeping, values, folder=tmp_path / "a")
+    seen.clear()
+    monkeypatch.setattr(checkpoint, "load", noted)
+    resumed = run_loop(Keeping, values, folder=tmp_path / "b", resume=half)
+    assert len(states) > 20
+    assert seen[:3] == [0, None, 0]
+    assert_same_bits(resumed.weights(), straight.weights())
+    ends = [load(tmp_path / side / "step-00000020.pt") for side in "ab"]
+    assert_same_bits(*ends)
+
+
+def private_bytes(path):
+    """How much of a file this process maps is its own by now; None if it does not map it."""
+    found = None
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            is_it = rest[-1:] == [str(path)]
+            found = found or 0 if is_it else found
+        elif is_it and first in ("Private_Dirty:", "Anonymous:"):
+            found += 1024 * int(rest[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rank", "is_checked", "times"), [(0, False, 1), (1, False, 0), (0, True, 0)]
+)
+def test_what_is_resumed_is_checked_once(run_loop, saved, monkeypatch, rank, is_checked, times):
+    """By the first rank alone, and not where a supervisor has."""
+    ranks = Ranks()
+    ranks.rank, ranks.world_size = rank, rank + 1
+    checks = []
+    monkeypatch.setattr(checkpoint, "_check", lambda *arguments: checks.append(arguments))
+    run_loop(
+        Regression, {"training": {"steps": 4}}, resume=saved, is_checked=is_checked, ranks=ranks
+    )
+    assert len(checks) == times

@@ -1,6 +1,13 @@
+import json
+import re
+
 import pytest
 
+from halfstep.run_config import config_model
+from halfstep.run_settings import Training
+from tests.trainer.conftest import Regression
 from trainer.console import main
+from trainer.registry import load_recipe
 
 
 def test_help_lists_recipes_and_fields(capsys):
@@ -12,6 +19,43 @@ def test_help_lists_recipes_and_fields(capsys):
     for part in ("recipe digits", "recipe mlp", "training.steps = ", "recipe.dropout = 0.0"):
         assert part in text
     assert "scaler.init_scale=16777216.0" in text
+    assert f"training.max_grad_norm = {json.dumps(Training().max_grad_norm)}\n" in text
+
+
+@pytest.mark.parametrize("name", ["digits", "gpt", "wgan-gp"])
+def test_help_of_a_recipe_tells_its_own_defaults(capsys, name):
+    """Of every field, one that all share too, and of no other recipe."""
+    with pytest.raises(SystemExit) as left:
+        main([name, "--help"])
+    assert left.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = dict(line.strip().split(" = ") for line in lines if re.match(r"  [a-z_.0-9]+ = ", line))
+    recipe = load_recipe(name)
+    config = config_model(recipe).model_construct().model_dump(mode="json")
+    expected = {"precision": config["precision"]} | {
+        f"{group}.{field}": value
+        for group, fields in config.items()
+        if isinstance(fields, dict)
+        for field, value in fields.items()
+    }
+    assert {name: json.loads(text) for name, text in told.items()} == expected
+    for group, fields in recipe.defaults.items():
+        for field, value in fields.items():
+            assert expected[f"{group}.{field}"] == value
+    assert not [line for line in lines if line.startswith("recipe ")][1:]
+
+
+def test_help_of_a_recipe_that_overrides_a_single_value(capsys, monkeypatch):
+    """A precision of its own stands among its defaults, and an unknown name is a sentence."""
+    monkeypatch.setattr("trainer.console.known_recipes", lambda: ["tests.Regression"])
+    monkeypatch.setattr("trainer.console.load_recipe", lambda name: Regression)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert (
+        "precision=fp32, training.steps=5, training.batch_size=8, training.max_grad_norm=null"
+        in text
+    )
 
 
 def test_a_run_prints_its_story(capsys, tmp_path):
@@ -41,6 +85,7 @@ def test_a_run_prints_its_story(capsys, tmp_path):
             ["digit"],
             'there is no recipe "digit"; known are digits, erfnet, finetune, gpt, images, mlp',
         ),
+        (["digit", "--help"], 'there is no recipe "digit"; known are digits'),
         (["digits", "--set", "training.steps=0"], "training.steps is 0: Input should be greater"),
         (["digits", "--set", "training.stepz=1"], "training.stepz is 1: Extra inputs"),
         (["digits", "--set", "training.steps"], "write it as FIELD=VALUE"),

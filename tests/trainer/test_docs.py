@@ -2,8 +2,13 @@ import re
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
+from torch import nn
+
+from halfstep.recipe import Loss
+from tests.trainer.conftest import Pair, Regression, assert_same_bits
 
 SNIPPETS = re.findall(
     r"## ([^\n]+)\n(?:(?!\n## ).)*?```python\n(.*?)```", Path("docs/amp.md").read_text(), re.S
@@ -34,3 +39,69 @@ def test_a_snippet_of_the_guide_runs(snippet):
 def test_the_guide_has_a_snippet_for_each_pattern_with_code():
     """No snippet is missed: as many are run as the guide has."""
     assert len(SNIPPETS) == Path("docs/amp.md").read_text().count("```python") >= 12
+
+
+LOADING = Path("docs/recipes.md").read_text().partition("## Loading what a run has saved\n")[2]
+LINES = re.findall(
+    r"^([A-Z][^\n]*)\n\n```python\n(.*?)```", LOADING.partition("\n## ")[0], re.M | re.S
+)
+
+
+class Adversaries(Pair):
+    """Two networks, called as the guide calls them."""
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.modules = dict(zip(("generator", "critic"), self.modules.values(), strict=True))
+
+    def training_step(self, batch):
+        inputs, targets = batch
+        output = self.modules["generator"](inputs)
+        yield Loss(F.mse_loss(output, targets), "sgd")
+        yield Loss(F.mse_loss(self.modules["critic"](output.detach()), targets), "adam")
+
+
+class Tied(Regression):
+    """Its first and its last layer have one weight."""
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.modules["model"] = model = nn.Sequential(
+            nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6, bias=False), nn.Linear(6, 1)
+        ).to(device)
+        model[2].weight = model[0].weight
+        self.optimizers = {"sgd": torch.optim.SGD(model.parameters(), lr=0.1)}
+
+
+@pytest.mark.parametrize(
+    ("begins", "recipe", "names"),
+    [
+        ("One module", Regression, {"model": "model"}),
+        ("Several modules", Adversaries, {"generator": "generator", "critic": "critic"}),
+        ("Tied weights", Tied, {"tied": "model"}),
+        ("The moving average", Regression, {"model": "model"}),
+        ("The whole state", Regression, {"model": "model"}),
+    ],
+)
+def test_what_a_run_has_saved_loads_as_the_guide_says(
+    run_loop, tmp_path, monkeypatch, begins, recipe, names
+):
+    """Each line of the guide puts the weights that were trained into modules drawn anew."""
+    decay = 0.5 if begins == "The moving average" else None
+    values = {"training": {"steps": 400, "ema_decay": decay}, "evaluation": {"every_steps": None}}
+    run = run_loop(recipe, values, folder=tmp_path)
+    drawn = recipe(run.recipe.config, torch.device("cpu"))
+    modules = {name: drawn.modules[own] for name, own in names.items()}
+    [code] = [code for paragraph, code in LINES if paragraph.startswith(begins)]
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"torch": torch, "safetensors": safetensors, **modules})
+    state = torch.load("step-00000400.pt", weights_only=True)
+    trained = state["parts"]["ema"]["weights"] if decay else state["modules"]
+    for name, own in names.items():
+        assert_same_bits(dict(modules[name].state_dict()), dict(trained[own]))
+
+
+def test_every_way_of_loading_is_tried():
+    """None is missed; that of a Hugging Face model is by tests/frameworks/test_finetune.py."""
+    assert len(LINES) == 6
+    assert LINES[-1][0].startswith("A Hugging Face model")

@@ -414,9 +414,14 @@ def weights_of(recipe_class, **training):
           on_steps=lambda records: None, on_event=lambda event: None, ranks=ranks)
     return kept[-1].state_dict()
 
+def memory(tensors):
+    return len({tensor.untyped_storage().data_ptr() for tensor in tensors if tensor is not None})
+
 kept = []
 with joined(torch.device("cpu")) as (ranks, device):
     found = {"static": weights_of(Partial)}
+    parameters = list(kept[-1].parameters())
+    found["memory"] = memory(parameters), memory(each.grad for each in parameters)
     found["other"] = weights_of(Partial, static_graph=False, unused_parameters=True)
     try:
         weights_of(Penalty)
@@ -427,12 +432,14 @@ with joined(torch.device("cpu")) as (ranks, device):
 
 
 def test_ranks_train_a_static_graph(tmp_path):
-    """A parameter that is never used costs no search; the weights are those of one. A gradient
-    that is differentiated again, which DDP would leave on its rank, is refused in words.
+    """A parameter that is never used costs no search; the weights are those of one, and gradients
+    lie where they are averaged, once. A gradient that is differentiated again, which DDP would
+    leave on its rank, is refused in words.
     """
     run_ranks(tmp_path, STATIC)
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
     assert_same_bits(first, second)
+    assert first["memory"] == (5, 1)  # the gradients of all parameters lie in one bucket
     assert_same_bits(first["static"], first["other"])
     assert "training.static_graph is on, and gradients are not averaged" in first["refusal"]
 

@@ -1,0 +1,131 @@
+"""No file that somebody brings runs code: a pickle is read for its tensors, or refused."""
+
+import ast
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.conftest import Regression
+from trainer.checkpoint import CheckpointError
+from trainer.weight_files import WeightsError
+
+OURS = (
+    "app",
+    "benchmarks",
+    "db",
+    "deploy",
+    "examples",
+    "halfstep",
+    "migrations",
+    "trainer",
+    "worker",
+)
+#: Modules that make what bytes describe, by whatever function.
+TRUSTING = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+READING = {"load", "loads", "Unpickler", "open"}
+#: From one process of a run to another, by a pipe; and a reader that makes tensors alone.
+KNOWN = {
+    ("trainer/data/examples.py", "pickle.loads"),
+    ("trainer/shard_files.py", "pickle.Unpickler"),
+}
+
+
+class Evil:
+    """Would leave a file where a pickle is trusted."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return Path.touch, (self.trace,)
+
+
+@pytest.fixture
+def evil(tmp_path):
+    """A file of torch.save that holds code, and the file that this code would leave."""
+    path, trace = tmp_path / "step-00000002.pt", tmp_path / "executed"
+    torch.save({"format": 1, "state_dict": {"0.weight": torch.ones(1)}, "more": Evil(trace)}, path)
+    torch.load(path, weights_only=False)
+    assert trace.exists()  # it would
+    trace.unlink()
+    return path, trace
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_checkpoint_with_code_is_refused(run_loop, evil, is_checked):
+    """Whoever has compared its bytes: what was saved may have been written by somebody else."""
+    path, trace = evil
+    with pytest.raises(CheckpointError, match=r"step-00000002\.pt cannot be read"):
+        run_loop(Regression, resume=path, is_checked=is_checked)
+    assert not trace.exists()
+
+
+def test_weights_with_code_are_refused(run_loop, evil):
+    """Named by a path, and brought by a worker as those that were uploaded."""
+    path, trace = evil
+    uploaded = {"upload": f"{sha256(path.read_bytes()).hexdigest()}/{path.name}"}
+    for wanted, brought in (({"path": str(path)}, None), (uploaded, {"": path})):
+        with pytest.raises(WeightsError, match=r"step-00000002\.pt .* holds more than tensors"):
+            run_loop(Regression, {"weights": wanted}, weights=brought)
+        assert not trace.exists()
+
+
+def test_no_source_of_ours_trusts_a_pickle():
+    """torch.load is told that only weights are wanted, and nothing else unpickles: no import of
+    other loggers' runs, no server, no worker.
+    """
+    sources = [path for folder in OURS for path in Path(folder).rglob("*.py")]
+    assert len(sources) > 200
+    found = {(str(path), name) for path in sources for name in trusting(path.read_text())}
+    assert found == KNOWN
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.load(path)",
+        "import torch\ntorch.load(path, weights_only=False)",
+        "import torch as t\nt.load(path, weights_only=wish)",
+        "from torch import load\nload(path)",
+        "import torch\nread = torch.load\nread(path)",
+        "import pickle\npickle.load(file)",
+        "import pickle as p\np.loads(data)",
+        "from pickle import loads\nloads(data)",
+        "import joblib\njoblib.load(path)",
+        "import numpy as np\nnp.load(path, allow_pickle=True)",
+    ],
+)
+def test_what_trusts_a_pickle_is_found(source):
+    """By whatever name it goes."""
+    assert list(trusting(source))
+    assert not list(trusting("import torch\ntorch.load(path, weights_only=True)"))
+
+
+def trusting(source):
+    """Yield what in a source reads pickles as code, by the names of their modules."""
+    tree = ast.parse(source)
+    modules, sound = {}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {each.asname or each.name: each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for each in node.names:
+                if (node.module == "torch" and each.name == "load") or (
+                    node.module in TRUSTING and each.name in READING
+                ):
+                    yield f"{node.module}.{each.name}"
+        elif isinstance(node, ast.Call):
+            given = {each.arg: ast.unparse(each.value) for each in node.keywords}
+            if given.get("weights_only") == "True":
+                sound.add(node.func)
+            if given.get("allow_pickle", "False") != "False":
+                yield f"{ast.unparse(node.func)}, allow_pickle"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = modules.get(node.value.id)
+            if module in TRUSTING and node.attr in READING:
+                yield f"{module}.{node.attr}"
+            if module == "torch" and node.attr == "load" and node not in sound:
+                yield "torch.load"
