@@ -219,7 +219,7 @@ def measure(
             added = _added(taken[name], taken["telemetry" if is_looking else "bare"])
             added /= MORE_OFTEN if is_looking else 1
             if name == "all":
-                added += costs["telemetry"].added
+                added += max(costs["telemetry"].added, 0.0)  # below it is chance
             costs[name] = Cost(added, added / step, _is_same(copy.model, bare.model))
     return step, len(taken["bare"]), costs
 
