@@ -91,6 +91,7 @@ def page(browser: TestClient, run_id: int) -> str:
             "Traceback (most recent call last):",
         ),
     ],
+    ids=["raised", "killed"],
 )
 def test_what_ends_a_data_worker_stands_on_the_runs_page(
     site: Site, browser: TestClient, recipes: str, kind: str, why: str, traceback: str

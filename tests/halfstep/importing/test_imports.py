@@ -315,6 +315,7 @@ def test_wandbs_histograms_and_tables(imported: Import) -> None:
         (b"[" * 100_000, "table-file"),
         (b"[]", "joined-table"),
     ],
+    ids=["a list", "cut short", "wide row", "no row", "deep", "of another kind"],
 )
 def test_a_table_that_is_none_is_counted(tmp_path: Path, content: bytes, kind: str) -> None:
     """As is one that lies elsewhere, by its path, by a link, or in a folder that is one."""
