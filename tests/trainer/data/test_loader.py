@@ -3,6 +3,7 @@
 import faulthandler
 import mmap
 import multiprocessing
+import multiprocessing.connection
 import os
 import resource
 import signal
@@ -358,3 +359,28 @@ def test_while_a_step_is_made_the_next_batch_is_read_and_brought(run_loop, monke
     training = {"steps": 4, "batch_size": 4, "shuffle": False}
     run = run_loop(Held, {"training": training, "data": {"workers": 1, "prefetch": 1}})
     assert len(run.records) == 4
+
+
+def test_a_worker_that_has_closed_its_files_is_waited_for_until_it_is_dead():
+    """As the kernel closes those of a process that is killed, before anyone gets its exit code."""
+    fork = multiprocessing.get_context("fork")
+    crew, may_die = Crew(1), fork.Event()
+
+    def work():
+        crew.join(0)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        may_die.wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = fork.Process(target=work)
+    process.start()
+    crew.remember([process])
+    assert multiprocessing.connection.wait([process.sentinel], 60)
+    assert process.exitcode is None
+    dying = threading.Timer(0.5, may_die.set)
+    dying.start()
+    crew.wait(60)
+    with pytest.raises(DataError, match="was killed by SIGKILL"):
+        crew.check()
+    dying.join()
+    crew.end()
