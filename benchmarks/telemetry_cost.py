@@ -1,27 +1,32 @@
 """What telemetry costs: the loop's own step beside PyTorch's documented one, on a tiny GPT.
 
-    python -m benchmarks.telemetry_cost [--steps 400] [--seconds 100] [--precision fp16]
+    python -m benchmarks.telemetry_cost [--steps 400] [--seconds 200] [--precision fp16]
 
-Two copies of the model train on the same batches in one process, one step each in turn, so that
-what else the machine does hits both. The bare step is the one of PyTorch's AMP examples: forward,
-backward, unscale, clip, step, update. The other is `train_step` with the row in the ring, the
-flags, the counts, the records and the spool written to a file. Printed is the mean of the
-differences of neighbours, without the tenth at either end, as a share of the median bare step. (A
-mean, because the ring is drained in one step of some.) On a CPU the time is the thread's own, which
-other processes do not lengthen; on a GPU it is the clock's, to the device's last kernel. Telemetry
-drains by a clock that counts the measured steps alone: in turn with the others, it would drain
-twice as often as in a run. A processor without fp16 arithmetic takes ten times as long for a step:
-it measures as many as there is time for. The headroom, which is looked at in one step of a hundred,
-has a share of its own.
+Copies of the model train on the same batches in one process, a few steps each in turn, so that
+what else the machine does hits all. The bare step is the one of PyTorch's AMP examples: forward,
+backward, unscale, clip, step, update. The others are `train_step` with the row in the ring, the
+flags, the counts, the records and the spool written to a file: one without any diagnosis, one with
+each of those that look every so many steps, one with all of them. These look 50 times as often as
+by default, and what that adds is divided by 50: a turn is as many steps as the rarest look takes.
+Printed is the mean of the differences of neighbours, without the tenth at either end, as a share of
+the median bare step. (A mean, because the ring is drained in one step of some.) Telemetry stands
+beside the bare step; a diagnosis beside telemetry alone; "all" is telemetry and the copy with all
+of them, each at its interval. Every copy ends with the bare one's weights, bit by bit.
+
+On a CPU the time is the thread's own, which other processes do not lengthen; on a GPU it is the
+clock's, to the device's last kernel. Telemetry drains by a clock that counts each copy's own steps
+alone: in turn with the others, it would drain more often than in a run. A processor without fp16
+arithmetic takes ten times as long for a step: it measures as many as there is time for.
 """
 
 import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +44,19 @@ from trainer.ranks import Ranks
 from trainer.schedule import make_schedule, peak_rates
 from trainer.train import make_autocast, make_rig, make_scaler, train_step
 
-LEAST_STEPS = 20
+LEAST_TURNS = 12
+WARM_UP_TURNS = 5
+#: How much more often than by default diagnoses look here.
+MORE_OFTEN = 50
+DIAGNOSES = {
+    "headroom": ("headroom_every_steps",),
+    "layer norms": ("layer_norms_every_steps",),
+    "histogram": ("histogram_every_steps",),
+}
+DIAGNOSES["all"] = tuple(name for names in DIAGNOSES.values() for name in names)
+DEFAULT = {name: getattr(Diagnosis(), name) for name in DIAGNOSES["all"]}
+TURN_STEPS = max(DEFAULT.values()) // MORE_OFTEN
+MOST_SHARE = 0.01  # of a step
 WIDTH, LAYERS, HEADS, CONTEXT, VOCABULARY = 128, 2, 4, 64, 256
 
 
@@ -101,6 +118,7 @@ class BareLoop:
 
     def __init__(self, config: RunConfig[Any], device: torch.device) -> None:
         torch.manual_seed(0)
+        self.seconds = 0.0  # that its steps took
         self.recipe = TinyGPT(config, device)
         self.model = self.recipe.modules["model"]
         self.optimizer = self.recipe.optimizers["adamw"]
@@ -123,7 +141,9 @@ class MeasuredLoop:
 
     def __init__(self, config: RunConfig[Any], device: torch.device, folder: Path) -> None:
         torch.manual_seed(0)
+        self.seconds = 0.0  # that its steps took
         recipe = TinyGPT(config, device)
+        self.model = recipe.modules["model"]
         self.spool = SpoolWriter(folder, 1)
         self.schedule = make_schedule(
             config.training, recipe.optimizers, peak_rates(recipe.optimizers), device
@@ -148,105 +168,148 @@ class MeasuredLoop:
         self.rig.observers.after_step(result)
         self.telemetry.tick()
 
+    def close(self) -> None:
+        """Have all that was measured written."""
+        self.rig.observers.drain()
+        self.spool.close()
 
-def headroom_share(precision: str, device: torch.device, clock: Callable[[], float]) -> float:
-    """Return what a look at the headroom adds to a step, over its default interval.
 
-    It is taken in every other step here, and the medians of both kinds are compared.
+class Cost(NamedTuple):
+    """added: seconds a step.  share: of the bare step.  is_same: the weights are the bare ones."""
+
+    added: float
+    share: float
+    is_same: bool
+
+
+def measure(
+    precision: str, device: torch.device, folder: Path, *, turns: int, seconds: float
+) -> tuple[float, int, dict[str, Cost]]:
+    """Train all copies in turn; return the bare step's seconds, how many turns, and the costs.
+
+    turns: at most; LEAST_TURNS are measured if there is less time than that.
     """
-    diagnosis = {"headroom_every_steps": 2, "histogram_every_steps": 0, "replay_skips": 0}
-    config = parse_config(TinyGPT, {"precision": precision, "diagnosis": diagnosis})
-    with tempfile.TemporaryDirectory() as folder:
-        loop = MeasuredLoop(config, device, Path(folder))
-        seconds: list[list[float]] = [[], []]
-        for number in range(1, 2 * LEAST_STEPS + 5):
-            batch = loop.rig.recipe.text[torch.randint(1024, (8,))]
+    clock = time.perf_counter if device.type == "cuda" else time.thread_time
+    bare = BareLoop(_config(precision, ()), device)
+    copies: dict[str, BareLoop | MeasuredLoop] = {"bare": bare}
+    for name, looks in {"telemetry": (), **DIAGNOSES}.items():
+        with _time_of(lambda: 0.0):
+            copies[name] = MeasuredLoop(_config(precision, looks), device, folder / name)
+    taken: dict[str, list[float]] = {name: [] for name in copies}  # a step, by turns
+    until = time.perf_counter() + seconds
+    order = list(copies)
+    for turn in range(turns + WARM_UP_TURNS):
+        if len(taken["bare"]) >= LEAST_TURNS and time.perf_counter() > until:
+            break
+        batches = [bare.recipe.text[torch.randint(1024, (8,))] for _ in range(TURN_STEPS)]
+        order.append(order.pop(0))  # nobody always comes after the same one, nor first
+        for name in order if turn % 2 else reversed(order):
+            before = copies[name].seconds
+            _train(copies[name], turn * TURN_STEPS + 1, batches, clock)
+            if turn >= WARM_UP_TURNS:
+                taken[name].append((copies[name].seconds - before) / TURN_STEPS)
+    for copy in copies.values():
+        if isinstance(copy, MeasuredLoop):
+            copy.close()
+    step = statistics.median(taken["bare"])
+    costs = {}
+    for name, copy in copies.items():
+        if name != "bare":
+            is_looking = name in DIAGNOSES
+            added = _added(taken[name], taken["telemetry" if is_looking else "bare"])
+            added /= MORE_OFTEN if is_looking else 1
+            if name == "all":
+                added += max(costs["telemetry"].added, 0.0)  # below it is chance
+            costs[name] = Cost(added, added / step, _is_same(copy.model, bare.model))
+    return step, len(taken["bare"]), costs
+
+
+def _config(precision: str, looks: tuple[str, ...]) -> RunConfig[Any]:
+    every = {name: DEFAULT[name] // MORE_OFTEN if name in looks else 0 for name in DEFAULT}
+    return parse_config(
+        TinyGPT, {"precision": precision, "diagnosis": {**every, "replay_skips": 0}}
+    )
+
+
+def _train(
+    copy: BareLoop | MeasuredLoop, first: int, batches: list[Tensor], clock: Callable[[], float]
+) -> None:
+    """Take a turn's steps, and add up their time."""
+    with _time_of(lambda: copy.seconds):
+        for number, batch in enumerate(batches, start=first):
             started = clock()
-            loop.step(number, batch)
-            if device.type == "cuda":
+            copy.step(number, batch)
+            if batch.is_cuda:
                 torch.cuda.synchronize()
-            if number > 4:
-                seconds[number % 2].append(clock() - started)
-    looked, bare = map(statistics.median, seconds)
-    return (looked - bare) / bare / Diagnosis().headroom_every_steps
+            copy.seconds += clock() - started
+
+
+@contextmanager
+def _time_of(seconds: Callable[[], float]) -> Iterator[None]:
+    """Have a ring go by this clock meanwhile."""
+    own, ring.clock = ring.clock, seconds
+    try:
+        yield
+    finally:
+        ring.clock = own
+
+
+def _added(seconds: list[float], without: list[float]) -> float:
+    """Return the mean of the differences, without the tenth at either end."""
+    differences = sorted(b - a for a, b in zip(without, seconds, strict=True))
+    tenth = len(differences) // 10
+    return statistics.mean(differences[tenth : len(differences) - tenth])
+
+
+def _is_same(one: nn.Module, other: nn.Module) -> bool:
+    weights: Mapping[str, Tensor] = other.state_dict()
+    return all(torch.equal(weight, weights[key]) for key, weight in one.state_dict().items())
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--seconds", type=float, default=100.0, help="at most, for all steps")
+    parser.add_argument("--seconds", type=float, default=200.0, help="at most, for all steps")
     parser.add_argument("--precision", default="fp16", choices=["fp16", "bf16", "fp32"])
-    parser.add_argument("--histogram", type=int, default=0, help="every … steps; 0: none")
     options = parser.parse_known_args()[0]
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    clock = time.perf_counter if device.type == "cuda" else time.thread_time
-    config = parse_config(
-        TinyGPT,
-        {
-            "precision": options.precision,
-            "diagnosis": {
-                "histogram_every_steps": options.histogram,
-                "headroom_every_steps": 0,
-                "replay_skips": 0,
-            },
-        },
-    )
-    own_time = [0.0]
-    ring.clock = lambda: own_time[0]
     with tempfile.TemporaryDirectory() as folder:
-        loops = [BareLoop(config, device), MeasuredLoop(config, device, Path(folder))]
-        seconds: list[list[float]] = [[], []]
-        until = time.perf_counter() + options.seconds
-        for number in range(1, options.steps + 21):
-            if len(seconds[0]) >= LEAST_STEPS and time.perf_counter() > until:
-                break
-            batch = loops[0].recipe.text[torch.randint(1024, (8,))]
-            for which in (0, 1) if number % 2 else (1, 0):  # neither is always the second
-                started = clock()
-                loops[which].step(number, batch)
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
-                taken = clock() - started
-                if which == 1:
-                    own_time[0] += taken
-                if number > 20:  # the first ones warm up
-                    seconds[which].append(taken)
-    weights = [
-        loops[0].model.state_dict(),
-        loops[1].rig.recipe.modules["model"].state_dict(),
-    ]
-    same = all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-    bare, measured = map(statistics.median, seconds)
-    differences = sorted(b - a for a, b in zip(*seconds, strict=True))
-    tenth = len(differences) // 10
-    added = statistics.mean(differences[tenth:-tenth])
-    share = added / bare
-    headroom = headroom_share(options.precision, device, clock)
+        step, turns, costs = measure(
+            options.precision,
+            device,
+            Path(folder),
+            turns=options.steps // TURN_STEPS,
+            seconds=options.seconds,
+        )
+    is_same = all(cost.is_same for cost in costs.values())
     report(
         "telemetry_cost",
-        "≤ 1 % of a step, the headroom likewise, the weights bit-identical",
-        (
-            *("step", "bare, ms", "with telemetry, ms", "added, µs, mean of pairs", "share"),
-            *("headroom, every 100th", "weights"),
-        ),
+        "telemetry, headroom, layer norms, histogram and all of them each ≤ 1 % of a step at "
+        "their default intervals, the weights bit-identical",
+        ("what", "looks every … steps", "added, µs a step", "of a step", "weights"),
         [
             (
-                f"tiny GPT: width {WIDTH}, {LAYERS} layers, context {CONTEXT}, batch 8, "
-                f"{options.precision}, {machine.device_name(device)}, 1 thread, "
-                f"torch {torch.__version__}, {len(differences)} pairs",
-                f"{bare * 1e3:.2f}",
-                f"{measured * 1e3:.2f}",
-                f"{added * 1e6:.0f}",
-                f"{share:.2%}",
-                f"{headroom:.2%}",
-                "bit-identical" if same else "DIFFERENT",
+                name,
+                _intervals(name),
+                f"{cost.added * 1e6:.0f}",
+                f"{cost.share:.3%}",
+                "bit-identical" if cost.is_same else "DIFFERENT",
             )
+            for name, cost in costs.items()
         ],
-        measured=f"{share:.2%}, headroom {headroom:.2%}, {'identical' if same else 'DIFFERENT'}",
-        passed=max(share, headroom) <= 0.01 and same,
+        measured=f"{', '.join(f'{name} {cost.share:.2%}' for name, cost in costs.items())}, "
+        f"{'identical' if is_same else 'DIFFERENT'}; a bare step is {step * 1e3:.2f} ms, of a tiny "
+        f"GPT: width {WIDTH}, {LAYERS} layers, context {CONTEXT}, batch 8, {options.precision}, "
+        f"{machine.device_name(device)}, 1 thread, torch {torch.__version__}, "
+        f"{turns} turns of {TURN_STEPS} steps",
+        passed=max(cost.share for cost in costs.values()) <= MOST_SHARE and is_same,
     )
+
+
+def _intervals(name: str) -> str:
+    return ", ".join(str(DEFAULT[each]) for each in DIAGNOSES.get(name, ())) or "–"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,16 @@
-"""What several benchmarks begin with: a run that they record."""
+"""What several benchmarks begin with; and what one of them, whose figures matter most, measures."""
 
-from benchmarks import synthetic
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import synthetic, telemetry_cost
 from db import runs
 from db.database import Database
+from halfstep.spool import SpoolReader
+
+TOLD = {"headroom": "headroom", "layer norms": "layer_norms", "histogram": "histogram"}
 
 
 def test_the_run_that_benchmarks_record_takes_steps(database: Database) -> None:
@@ -13,3 +21,27 @@ def test_the_run_that_benchmarks_record_takes_steps(database: Database) -> None:
     with database.reading() as session:
         run = runs.get(session, run_id)
     assert (run.step, run.skipped) == (1000, 2)
+
+
+def test_telemetrys_cost_is_that_of_each_diagnosis_and_no_bit_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copy tells of what it is to look at, in every turn, and ends with the same weights."""
+    turns = 2
+    monkeypatch.setattr(telemetry_cost, "WARM_UP_TURNS", 1)
+    _, measured, costs = telemetry_cost.measure(
+        "fp32", torch.device("cpu"), tmp_path, turns=turns, seconds=1000
+    )
+    assert measured == turns
+    assert list(costs) == ["telemetry", *TOLD, "all"]
+    assert all(cost.is_same for cost in costs.values())
+    all_turns = turns + telemetry_cost.WARM_UP_TURNS
+    for name in costs:
+        told = [
+            each["event"] for each in SpoolReader(tmp_path / name).poll() if isinstance(each, dict)
+        ]
+        looks = TOLD.values() if name == "all" else [TOLD[name]] if name in TOLD else []
+        per_turn = {"layer_norms": telemetry_cost.TURN_STEPS}
+        assert {kind: told.count(kind) for kind in set(told)} == {
+            kind: all_turns * per_turn.get(kind, 1) for kind in looks
+        }

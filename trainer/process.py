@@ -24,6 +24,7 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.walls import Wall
 from trainer.gang import Place, start_ranks
 from trainer.guard import Guard
+from trainer.sockets import shorten
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -69,6 +70,7 @@ def tie_to_parent() -> None:
 def run_attempt(files: AttemptFiles) -> int:
     """Train as job-<attempt>.json says; return the exit code. What failed is in the outcome."""
     signals = Signals()
+    shorten()
     # Only now what loads torch, which takes seconds: a signal in that time is not lost.
     from trainer.job import Job
 

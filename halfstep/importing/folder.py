@@ -2,7 +2,7 @@
 
 A row of a step stands where the loss was logged; what else has a column joins it there: the norm
 of the same step, the last scale and learning rate so far. All other numbers are logged numbers;
-pictures and sounds are files of the run.
+pictures, sounds, histograms, tables and other files are files of the run.
 """
 
 import hashlib
@@ -192,10 +192,11 @@ class _Writing:
         return numbers
 
     def _keep(self, spool: SpoolWriter, told: Media, step: int) -> None:
-        """Write a picture or a sound as a file of the run, unless there are too many of them."""
-        suffix = media.suffix_of(told.content)
+        """Write what was logged as a file of the run, unless there are too many of them."""
+        suffix = told.suffix or media.suffix_of(told.content)
         if suffix is None or len(told.content) > MOST_BYTES:
-            self._found.left_out["file that is no PNG, JPEG or WAV up to 32 MiB"] += 1
+            kind = f"{suffix} over 32 MiB" if told.suffix else "file that is no PNG, JPEG or WAV"
+            self._found.left_out[kind if told.suffix else f"{kind} up to 32 MiB"] += 1
             return
         if len(self._media) == media.MOST:
             self._found.left_out[f"{suffix} beyond the first {media.MOST:,} files"] += 1

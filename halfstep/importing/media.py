@@ -1,13 +1,24 @@
-"""Pictures and sounds of other loggers: what kind a file is, and which files may be read."""
+"""What other loggers log beside numbers: which files may be read, and what they become."""
 
+import csv
+import io
+import json
+import math
+import re
+import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from halfstep.logged import MOST_BYTES
+from halfstep.logged import MOST_BINS, MOST_BYTES
 
 #: By how a file begins: what browsers show of what loggers write.
 BEGINNINGS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpg", b"RIFF": "wav"}
 #: Of one run.
 MOST = 1000
+SUFFIX = re.compile(r"[A-Za-z0-9]{1,16}")
+#: By how much of their mean width a histogram's bins may differ: edges are written rounded.
+ROUNDED = 1e-3
 
 
 def suffix_of(content: bytes) -> str | None:
@@ -17,13 +28,71 @@ def suffix_of(content: bytes) -> str | None:
     return None if suffix == "wav" and content[8:12] != b"WAVE" else suffix
 
 
+def named_suffix_of(path: str, content: bytes) -> str:
+    """Return the suffix that a file's name has, or its content calls for, or else "bin"."""
+    suffix = Path(path).suffix.removeprefix(".")
+    return suffix if SUFFIX.fullmatch(suffix) else suffix_of(content) or "bin"
+
+
+def histogram_of(edges: Any, counts: Any) -> bytes | None:
+    """Return a histogram as `halfstep.Histogram` is kept; None of what is none.
+
+    edges: one more than counts, evenly spaced: ours knows no other.
+    """
+    if not (isinstance(edges, list) and isinstance(counts, list)):
+        return None
+    if not 1 <= len(counts) <= MOST_BINS or len(edges) != len(counts) + 1:
+        return None
+    if not all(map(_is_finite, [*edges, *counts])) or min(counts) < 0:
+        return None
+    width = (edges[-1] - edges[0]) / len(counts)
+    if not all(abs(b - a - width) <= ROUNDED * width for a, b in pairwise(edges)) or width <= 0:
+        return None
+    told = {"lowest": float(edges[0]), "highest": float(edges[-1])}
+    whole = [int(count) if count == int(count) else float(count) for count in counts]
+    return json.dumps(told | {"counts": whole, "nonfinite": 0}).encode()
+
+
+def table_of(columns: Any, rows: Any) -> bytes | None:
+    """Return a table as CSV; None of what is none. A cell that is no plain value is JSON."""
+    if not (isinstance(columns, list) and isinstance(rows, list)):
+        return None
+    if not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
+        return None
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(map(_cell, columns))
+    writer.writerows(map(_cell, row) for row in rows)
+    return text.getvalue().encode(errors="backslashreplace")
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict | list) else value
+
+
+def _is_finite(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max and math.isfinite(value)
+
+
 def read(folder: Path, path: str) -> bytes | None:
     """Return a file of a run's own folder; None if it is elsewhere, too large, or not there."""
-    root = folder.resolve()
     try:
-        place = (root / path).resolve()
-        if not (place.is_relative_to(root) and place.is_file()):
+        place = inside(folder, path)
+        if place is None or not place.is_file():
             return None
         return place.read_bytes() if place.stat().st_size <= MOST_BYTES else None
+    except OSError:
+        return None
+
+
+def inside(folder: Path, path: str) -> Path | None:
+    """Return where a path of a folder leads; None if that is elsewhere.
+
+    A folder that is itself a link leads elsewhere.
+    """
+    try:
+        root, place = folder.resolve(), (folder / path).resolve()
     except (OSError, ValueError, RuntimeError):  # a name too long, a NUL, a loop of links
         return None
+    return place if place.is_relative_to(root) and not folder.is_symlink() else None

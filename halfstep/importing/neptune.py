@@ -1,7 +1,12 @@
 """Runs that Neptune's exporter wrote: Parquet files `<run>_part_<n>.parquet`, a row a value.
 
 Their columns: project_id, run_id, attribute_path, attribute_type (float, int, string, bool,
-datetime, string_set, float_series, and others), step, timestamp, and a column of values a type.
+datetime, string_set, float_series, file, file_series, histogram_series, and others), step,
+timestamp, and a column of values a type. Files lie beside the data:
+
+    data/<project>/<run>_part_<n>.parquet
+    files/<project>/<path>      path: that of the column file_value; of a file_set, a folder's
+
 https://github.com/neptune-ai/neptune-exporter. Read with `pyarrow` (the extra `neptune`).
 """
 
@@ -10,13 +15,15 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 from pyarrow import parquet
 
-from halfstep.importing.source import Damaged, Found, Point, nested
+from halfstep.importing.media import MOST, histogram_of, inside, named_suffix_of, read
+from halfstep.importing.source import Damaged, Found, Media, Point, nested
 
 ROWS = 20_000
 PART = re.compile(r"(?P<run>.*?)_part_(?P<number>\d+)")
@@ -30,6 +37,10 @@ VALUES = {
     "string_set": "string_set_value",
 }
 COLUMNS = ["attribute_path", "attribute_type", "step", "timestamp"]
+PAYLOADS = ["float_value", "file_value", "histogram_value"]
+#: Kinds of files: neptune2's artifact is a list of what lies elsewhere, its file_set a folder.
+FILE_SET = "file_set"
+FILES = ("file", "file_series", "artifact", FILE_SET)
 
 
 def runs(path: Path) -> Iterator[Found | Damaged]:
@@ -76,18 +87,55 @@ def _found(files: list[Path]) -> Found:
     )
 
 
-def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point]:
+def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point | Media]:
     left_out.clear()
-    for row in _rows(files, [*COLUMNS, "float_value"]):
-        kind, step, time = row["attribute_type"], row["step"], row["timestamp"]
+    project = files[0].parent
+    own = project.parent.parent / "files" / project.name
+    for row in _rows(files, [*COLUMNS, *PAYLOADS]):
+        kind, name, step = row["attribute_type"], row["attribute_path"], row["step"]
+        time = row["timestamp"].timestamp() if row["timestamp"] is not None else None
+        if kind in VALUES:
+            continue
+        if step is not None and step % 1:
+            left_out["value between two steps"] += 1
+            continue
         if kind == "float_series" and row["float_value"] is not None and step is not None:
-            if step % 1:
-                left_out["value between two steps"] += 1
+            yield Point(name, int(step), time, row["float_value"])
+            continue
+        found = list(_made(row, own))
+        for called, content, suffix in filter(None, found):
+            yield Media(called, int(step or 0), time, content, suffix)
+        if lacking := found.count(None) if found else 1:
+            left_out[kind] += lacking
+
+
+def _made(row: dict[str, Any], own: Path) -> Iterator[tuple[str, bytes, str] | None]:
+    """Yield name, content and suffix of each file that a value becomes; None for one that cannot be
+    had.
+    """
+    name, histogram, file = row["attribute_path"], row["histogram_value"], row["file_value"]
+    if isinstance(histogram, dict) and histogram.get("type") == "COUNTING":
+        content = histogram_of(histogram.get("edges"), histogram.get("values"))
+        yield (name, content, "histogram.json") if content else None
+    elif isinstance(file, dict) and row["attribute_type"] in FILES:
+        path = str(file.get("path"))
+        for each in _below(own, path) if row["attribute_type"] == FILE_SET else [path]:
+            content = None if own.parent.is_symlink() else read(own, each)
+            if content is None:
+                yield None
                 continue
-            seconds = time.timestamp() if time is not None else None
-            yield Point(row["attribute_path"], int(step), seconds, row["float_value"])
-        elif kind not in VALUES:
-            left_out[kind] += 1
+            suffix = named_suffix_of(each, content)
+            below = each.removeprefix(path)  # of a folder's file
+            yield f"{name}{below}".removesuffix(f".{suffix}"), content, suffix
+
+
+def _below(own: Path, path: str) -> list[str]:
+    """Return the paths of the files in a folder, at most as many as are kept."""
+    folder = inside(own, path)
+    if folder is None:
+        return [path]
+    files = islice((each for each in folder.rglob("*") if not each.is_dir()), MOST)
+    return sorted(f"{path}/{each.relative_to(folder).as_posix()}" for each in files)
 
 
 def _rows(

@@ -17,12 +17,15 @@ class Point(NamedTuple):
 
 
 class Media(NamedTuple):
-    """A picture or a sound, as the file that it is."""
+    """A file that was logged. suffix: what a source knows that it is; None: a picture or a sound,
+    if its content says so.
+    """
 
     name: str
     step: int
     time: float | None
     content: bytes
+    suffix: str | None = None
 
 
 class Damaged(Exception):

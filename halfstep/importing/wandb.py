@@ -17,7 +17,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, BinaryIO
 
-from halfstep.importing.media import read
+from halfstep.importing.media import histogram_of, read, table_of
 from halfstep.importing.protobuf import double, fields, signed, zigzag
 from halfstep.importing.source import Damaged, Found, Media, Point
 
@@ -28,6 +28,7 @@ WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 #: Kinds of values that are files, below `files` in the run's folder.
 MEDIA = ("image-file", "images/separated", "audio-file")
+TABLES = ("table-file", "incremental-table-file")
 
 HISTORY, SUMMARY, CONFIG, RUN, EXIT = 2, 3, 5, 17, 18  # of Record
 
@@ -101,13 +102,18 @@ def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point | Med
 def _row(
     history: dict[int, list[Any]], files: Path, left_out: "Counter[str]"
 ) -> Iterator[Point | Media]:
-    """Yield the numbers of one row of a run's history, and its pictures and sounds."""
+    """Yield the numbers of one row of a run's history, and what else it has."""
     items = dict(_item(fields(item)) for item in history.get(1, []))
     told = fields(history[2][0]) if 2 in history else {}
     step = int(items.get(("_step",), signed(told.get(1, [0])[0])))
     time = items.get(("_timestamp",))
     kinds = {path[:-1]: value for path, value in items.items() if path[-1] == "_type"}
     for path, kind in kinds.items():
+        own = {at[-1]: value for at, value in items.items() if at[:-1] == path}
+        if made := _made(kind, own, files):
+            suffix, content = made
+            yield Media(".".join(path), step, time, content, suffix)
+            continue
         named = items.get((*path, "filenames"), [items.get((*path, "path"))])
         is_read = kind in MEDIA and isinstance(named, list)
         contents = [read(files, str(each)) for each in named] if is_read else [None]
@@ -122,6 +128,22 @@ def _row(
             yield Point(".".join(path), step, time, float(value))
         else:
             left_out["text" if isinstance(value, str) else "list"] += 1
+
+
+def _made(kind: Any, value: dict[str, Any], files: Path) -> tuple[str, bytes] | None:
+    """Return the suffix and content of what a histogram or a table becomes; None of all else."""
+    content = None
+    if kind == "histogram":
+        content = histogram_of(value.get("bins"), value.get("values"))
+        return ("histogram.json", content) if content else None
+    if kind in TABLES and (read_ := read(files, str(value.get("path")))):
+        try:
+            told = json.loads(read_)
+        except (ValueError, RecursionError):
+            return None
+        if isinstance(told, dict):
+            content = table_of(told.get("columns"), told.get("data"))
+    return ("csv", content) if content else None
 
 
 def _item(item: dict[int, list[Any]]) -> tuple[tuple[str, ...], Any]:

@@ -1,6 +1,7 @@
 """The same run in several precisions: what is queued, and what stands side by side."""
 
 import math
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -262,6 +263,47 @@ def test_a_fork_with_a_module_in_fp32_is_one_click_away(
     assert 'href="/groups/1"' in browser.get("/runs/1").text
 
 
+def test_the_comparison_says_what_a_module_in_fp32_cost_and_saved(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """The finding says that it will; then page and answer have the time of a step and the skips of
+    both runs, here a time and a half for two skips saved."""
+    lost = [3, 7]
+    replay = make_replay(7, direction="forward")
+    steps = make_steps([1.0] * 9, skipped=lost)
+    steps["step_us"] = 100_000
+    record(database, running, steps, events=[*make_events(lost), replay])
+    [finding] = browser.get("/api/v1/runs/1/findings").json()["findings"]
+    promised = "what that costs in time and saves in skips."
+    assert finding["module"] == "model.head"
+    assert finding["text"].endswith(promised)
+    assert promised in browser.get("/runs/1").text
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FINISHED)
+
+    fork = {"compared_with": "1", "modules.fp32": "model.head"}
+    assert browser.post("/runs", data=FORM | fork).headers["location"] == "/runs/2"
+    with database.writing() as session:
+        offer: dict[str, Any] = {"recipes": ["digits"], "precisions": ["fp16"]}
+        claimed = claiming.claim(session, 1, lease_seconds=60.0, free_devices=(0,), **offer)
+        assert claimed is not None
+        queue.start(session, claimed.id, claimed.attempt)
+    steps = make_steps([1.0] * 9)
+    steps["step_us"] = 150_000
+    record(database, claimed, steps)
+
+    group = browser.get("/api/v1/groups/1").json()
+    assert [each["label"] for each in group["runs"]] == ["fp16", "fp16, model.head in fp32"]
+    times = [each["figures"]["run/step_ms"] for each in group["runs"]]
+    assert times == [{"value": 100, "ratio": 1}, {"value": 150, "ratio": 1.5}]
+    assert [each["run"]["skipped"] for each in group["runs"]] == [2, 0]
+    for address in ("/groups/1", "/runs/1", "/runs/2"):
+        page = browser.get(address).text
+        time, skipped = (_cells(page, row) for row in ("run/step_ms", "skipped"))
+        assert time == ["Time a step", "100 ms the best × 1.00", "150 ms × 1.50"]
+        assert skipped == ["Skipped", "2 22.2 % of its steps", "0 the best"]
+
+
 def test_without_a_checkpoint_the_fork_trains_anew(running: Run, browser: TestClient) -> None:
     """A pattern that is there already stays."""
     form = browser.get("/runs/new?from=1&fp32=model.head&before=7").text
@@ -285,6 +327,13 @@ def test_what_a_run_cannot_be_laid_beside_is_named(
     monkeypatch.setattr("db.groups.MOST_COMPARED", 2)
     assert answer(2) == "201"
     assert answer(2) == "run 2 has 2 beside it; allowed: fewer"
+
+
+def _cells(page: str, row: str) -> list[str]:
+    """Return the texts of a row of the comparison's table."""
+    [inside] = re.findall(rf'<tr data-key="{row}">(.*?)</tr>', page, re.DOTALL)
+    cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", inside, re.DOTALL)
+    return [" ".join(re.sub(r"<[^>]*>", " ", cell).split()) for cell in cells]
 
 
 def _train(

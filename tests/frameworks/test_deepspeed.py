@@ -1,6 +1,7 @@
 """DeepSpeed's ZeRO in fp16 with `halfstep.deepspeed.watch`, beside the same loop without."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,22 +21,28 @@ import halfstep.deepspeed  # noqa: E402
 
 @pytest.fixture(autouse=True, scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One process, on a CPU that is said to train in fp16, as few can."""
+    """One process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "0")
-        patch.setattr(type(deepspeed.get_accelerator()), "is_fp16_supported", lambda _: True)
-        backend = sys.modules["deepspeed.comm.torch"]
-        patch.setattr(backend, "build_shm_op", lambda: None)  # else compiled for minutes
+        have_it_train_on_a_cpu(patch)
         store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("meet") / "store"), 1)
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         yield
         torch.distributed.destroy_process_group()
 
 
+def have_it_train_on_a_cpu(patch: pytest.MonkeyPatch) -> None:
+    """Say that the CPU trains in fp16, as few can."""
+    patch.setattr(type(deepspeed.get_accelerator()), "is_fp16_supported", lambda _: True)
+    backend = sys.modules["deepspeed.comm.torch"]
+    patch.setattr(backend, "build_shm_op", lambda: None)  # else compiled for minutes
+
+
 def train(
-    folder: Path | None, *, stage: int, clip: float, accumulation: int
+    folder: Path | None, *, stage: int, clip: float, accumulation: int, epochs: int = 2
 ) -> tuple[list[Any], list[Any]]:
-    """Train two epochs; note what the engine says of each step."""
+    """Train on this rank's batches; note what the engine says of each step."""
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     config = {
@@ -58,8 +65,8 @@ def train(
     x, y = (each.half() for each in samples())
     told = []
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
-    for _ in range(2):
-        for batch, wanted in zip(x.split(8), y.split(8), strict=True):
+    for _ in range(epochs):
+        for batch, wanted in zip(x.split(8)[rank::ranks], y.split(8)[rank::ranks], strict=True):
             loss = (engine(batch) - wanted).float().square().mean()
             engine.backward(loss)
             scale, is_step = engine.optimizer.cur_scale, engine.is_gradient_accumulation_boundary()
@@ -90,7 +97,31 @@ def test_deepspeed_tells_the_truth(
     watched, with_us = train(tmp_path, stage=stage, clip=clip, accumulation=accumulation)
     assert watched == bare
     assert all(map(torch.equal, with_us, without))
-    steps, events = written(tmp_path)
+    check(tmp_path, watched)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_two_ranks_of_deepspeed_tell_the_truth(tmp_path: Path, stage: int) -> None:
+    """The first one writes: the scales and skips of both, and the culprits of its partition."""
+    ranks = Path(__file__).with_name("deepspeed_ranks.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = os.environ | {"PYTHONPATH": str(ranks.parents[2]), "OMP_NUM_THREADS": "1"}
+    environment.pop("LOCAL_RANK", None)
+    command = [*torchrun, str(ranks), str(tmp_path), str(stage)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert ended.returncode == 0, ended.stderr
+    found = torch.load(tmp_path / "rank-0.pt")
+    assert found["watched"] == found["bare"]
+    assert all(map(torch.equal, found["with_us"], found["without"]))
+    other = torch.load(tmp_path / "rank-1.pt")["watched"]
+    assert [step[:2] for step in found["watched"]] == [step[:2] for step in other]
+    assert [names for *_, names in found["watched"]] != [names for *_, names in other]
+    check(tmp_path / "run", found["watched"])
+
+
+def check(folder: Path, watched: list[Any]) -> None:
+    """Hold what was written against what the engine said of each step."""
+    steps, events = written(folder)
     skipped = [overflow for _, overflow, _ in watched]
     assert 2 <= sum(skipped) < len(skipped)
     assert steps["scale"].tolist() == [scale for scale, _, _ in watched]

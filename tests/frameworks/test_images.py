@@ -14,7 +14,7 @@ from tests.trainer.conftest import CPU, assert_same_bits, run_loop  # noqa: F401
 from trainer.data.examples import DataError
 from trainer.diagnosis.check import check
 from trainer.recipes.digit_files import write_digits
-from trainer.recipes.images import Images
+from trainer.recipes.images import NETWORKS, Images
 
 Values = dict[str, Any]
 
@@ -102,6 +102,27 @@ def test_the_networks_operations_are_counted(few: Path) -> None:
     """ResNet-18 at 224 pixels has 1.8 billion multiplications, thrice for a step."""
     recipe = Images(parse_config(Images, {"recipe": {"folder": str(few), "size": 224}}), CPU)
     assert recipe.flops() == pytest.approx(6 * 1.82e9, rel=0.05)
+
+
+def test_the_deeper_network_trains(run_loop: Any, few: Path) -> None:  # noqa: F811
+    """ResNet-50 takes two steps, of two images each, whose last features are 1 × 1 pixels."""
+    own: Values = {"network": "resnet50"}
+    run = run_loop(Images, of(few, 2, training={"batch_size": 2}, recipe=own))
+    assert run.records["loss"].shape == (2,)
+    assert torch.isfinite(torch.from_numpy(run.records["loss"])).all()
+    assert (run.records["flags"] == 0).all()
+    blocks = [run.recipe.modules["model"].get_submodule(f"layer{n}") for n in range(1, 5)]
+    assert [len(block) for block in blocks] == [3, 4, 6, 3]  # 3 layers each, and 2 others: 50
+
+
+@pytest.mark.parametrize(("network", "millions"), [("resnet18", 11.7), ("resnet50", 25.6)])
+def test_the_networks_have_the_published_sizes(network: str, millions: float) -> None:
+    """With ImageNet's thousand classes."""
+    with torch.device("meta"):
+        made = NETWORKS[network](num_classes=1000)
+    assert sum(each.numel() for each in made.parameters()) / 1e6 == pytest.approx(
+        millions, abs=0.05
+    )
 
 
 def test_the_check_finds_no_mistake(few: Path) -> None:

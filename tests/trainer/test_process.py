@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -522,3 +523,17 @@ def test_ranks_have_modules_of_their_own_precision_by_their_plain_names(tmp_path
     weights = state["modules"]["model"]
     assert state["parts"]["ema"]["weights"]["model"].keys() == weights.keys()
     assert "2.weight" in weights
+
+
+def test_data_workers_meet_the_training_however_deep_its_folder_lies(tmp_path, monkeypatch):
+    """Sockets have paths of 107 bytes at most; what lies there goes with the temporary folder."""
+    deep = tmp_path / "deep" / ("d" * 120)
+    deep.mkdir(parents=True)
+    monkeypatch.setenv("TMPDIR", str(deep))
+    config = {"training": {"steps": 4, "batch_size": 4}, "data": {"workers": 2}}
+    recipe = f"{Path(__file__).parents[1]}/reading.py:Reading"
+    write_job(tmp_path, recipe=recipe, config=config)
+    code, errors = finish(start(tmp_path))
+    assert code == 0, errors
+    outcome, records, _ = read(tmp_path)
+    assert (outcome["status"], len(records)) == ("finished", 4)

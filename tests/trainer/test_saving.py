@@ -6,15 +6,18 @@ import signal
 import subprocess
 import sys
 from copy import deepcopy
+from pathlib import Path
 from threading import Event
 
 import pytest
+import torch
 
 from halfstep.run_config import parse_config
 from tests import warm
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
 from tests.trainer.test_process import write_job
 from trainer import checkpoint
+from trainer.files import checksum
 from trainer.ranks import Control
 from trainer.train import train
 
@@ -142,3 +145,33 @@ def test_a_kill_in_the_middle_of_a_write_keeps_the_one_before(tmp_path):
     whole = sorted(path.name for path in folder.iterdir() if path != pipe)
     assert whole == ["step-00000010.pt", "step-00000010.safetensors"]
     assert checkpoint.load(folder / "step-00000010.pt")["progress"]["step"] == 10
+
+
+def bytes_read():
+    """How much this process has read so far, by whichever call, from files and pipes."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_what_is_saved_is_not_read_back_to_be_hashed(run_loop, tmp_path):
+    """While two saves write 128 MiB each, the process reads not one of them."""
+    before = []
+
+    class Large(Regression):
+        def __init__(self, config, device):
+            super().__init__(config, device)
+            self.modules["model"].register_buffer("large", torch.ones(2**24))  # 64 MiB
+
+        def training_step(self, batch):
+            if saved := sorted(tmp_path.glob("step-*.safetensors")):
+                before.append((len(saved), bytes_read()))  # what a save imports is imported
+            yield from super().training_step(batch)
+
+    values = {"training": {"steps": 4}, "checkpoints": {"every_steps": 1}}
+    run = run_loop(Large, values, folder=tmp_path)
+    after = bytes_read()
+    saved_before, read_before = before[0]
+    written = [sum(file["size_bytes"] for file in each["files"]) for each in run.of("checkpoint")]
+    assert sum(written[saved_before:]) >= 2 * 2**27
+    assert after - read_before < 2**20
+    checksum(tmp_path / "step-00000004.pt")
+    assert bytes_read() - after >= 2**26

@@ -74,8 +74,14 @@ class Crew:
                 raise DataError(f"{self._named(process)} {_death(process.exitcode)}")
 
     def wait(self, seconds: float) -> None:
-        """Wait until a worker is dead, or for so long."""
-        wait([process.sentinel for process in self._processes], seconds)
+        """Wait until a worker is dead, or for so long.
+
+        One that is being killed has closed its files a while before its exit code is to be had.
+        """
+        closed = wait([process.sentinel for process in self._processes], seconds)
+        for process in self._processes:
+            if process.sentinel in closed:
+                process.join(seconds)
 
     def stacks(self) -> str:
         """Have all workers tell where they stand; return it, after STACK_SECONDS at most."""

@@ -1,6 +1,8 @@
 """What other loggers recorded, in our folders: every number, once."""
 
+import csv
 import hashlib
+import io
 import json
 import shutil
 import sqlite3
@@ -24,7 +26,7 @@ from halfstep import commands
 from halfstep.importing import media, wandb
 from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Media
-from halfstep.logged import as_file
+from halfstep.logged import Histogram, as_file
 from halfstep.run_folder import read_run
 from tests.halfstep.watch_made import Written
 
@@ -63,7 +65,7 @@ def test_a_wandb_run(imported: Import) -> None:
     """Its loss, rate and scale are columns of the steps, which are counted from 1."""
     [told] = imported("wandb", RECORDED / "wandb")
     assert (told["steps"], told["numbers"]) == (12, 14)
-    assert told["left_out"] == {"histogram": 1, "text": 1}
+    assert (told["media"], told["left_out"]) == (1, {"text": 1})
     run = read_run(Path(told["folder"]))
     assert (run["name"], run["project"], run["tags"]) == ("swift-lynx", "digits", ["fp16", "tried"])
     expected = {"lr": 0.01, "layers": [8, 4], "optimizer": {"name": "adamw"}, "late": 3}
@@ -280,6 +282,84 @@ def test_wandbs_pictures(tmp_path: Path) -> None:
     assert left_out == {"images/separated": 1, "image-file": 1, "table-file": 1}
 
 
+def test_wandbs_histograms_and_tables(imported: Import) -> None:
+    """As wandb wrote them: counts as ours are kept, tables as CSV; what ours cannot be is counted.
+
+    A histogram of uneven bins has no place in ours.
+    """
+    [told] = imported("wandb", RECORDED / "wandb-media")
+    assert (told["media"], told["left_out"]) == (3, {"histogram": 1})
+    kept = files(told)
+    assert sorted(kept) == [
+        "artifacts/step-00000001/weights.histogram.json",
+        "artifacts/step-00000002/weights.histogram.json",
+        "artifacts/step-00000003/val.sample.csv",
+    ]
+    table = kept["artifacts/step-00000003/val.sample.csv"].decode()
+    cells = [["id", "text", "score"], ["1", 'a, "b"', "0.5"], ["2", "ü", ""], ["3", "=1+1", "nan"]]
+    assert list(csv.reader(io.StringIO(table))) == cells
+    histogram = json.loads(kept["artifacts/step-00000001/weights.histogram.json"])
+    assert histogram.keys() == json.loads(as_file(Histogram([1.0, 2.0]))[1]).keys()
+    assert histogram["counts"] == [2, 8, 11, 21, 22, 14, 12, 10]
+    assert histogram["lowest"] == pytest.approx(-2.3250307746)
+    assert histogram["highest"] == pytest.approx(2.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"[1, 2]", "table-file"),
+        (b"{", "table-file"),
+        (b'{"columns": ["a"], "data": [[1, 2]]}', "table-file"),
+        (b'{"columns": ["a"], "data": [1]}', "table-file"),
+        (b"[" * 100_000, "table-file"),
+        (b"[]", "joined-table"),
+    ],
+    ids=["a list", "cut short", "wide row", "no row", "deep", "of another kind"],
+)
+def test_a_table_that_is_none_is_counted(tmp_path: Path, content: bytes, kind: str) -> None:
+    """As is one that lies elsewhere, by its path, by a link, or in a folder that is one."""
+    folder, left_out = tmp_path / "files", Counter[str]()
+    (folder / "media").mkdir(parents=True)
+    (folder / "media/a.table.json").write_bytes(content)
+    whole = b'{"columns": ["a"], "data": [[1]]}'
+    (tmp_path / "secret.json").write_bytes(whole)
+    (folder / "media/link.json").symlink_to(tmp_path / "secret.json")
+    (tmp_path / "linked").symlink_to(tmp_path)
+    secret = str(tmp_path / "secret.json")
+    paths = ["media/a.table.json", "../secret.json", secret, "media/link.json", "a\0b", "x" * 5000]
+
+    def row(path: str) -> dict[int, list[Any]]:
+        return {1: [item(("it", name), value) for name, value in (("_type", kind), ("path", path))]}
+
+    for path in paths:
+        assert list(wandb._row(row(path), folder, left_out)) == []
+    assert list(wandb._row(row("secret.json"), tmp_path / "linked", left_out)) == []
+    assert left_out == {kind: len(paths) + 1}
+
+
+@pytest.mark.parametrize(
+    ("edges", "counts"),
+    [
+        ([0, 1], [1, 2]),
+        ([0, 1, 1.5], [1, 2]),
+        ([1, 1, 1], [1, 2]),
+        ([2, 1, 0], [1, 2]),
+        ([0, 1, "NaN"], [1, 2]),
+        ([0, 1, 2], [1, -2]),
+        ([0, 1, 2], [1, True]),
+        ([0, 1, 2], [1, 10**400]),
+        ([0], []),
+        (list(range(514)), [1] * 513),
+        (None, {"a": 1}),
+    ],
+)
+def test_a_histogram_that_is_none_becomes_none(edges: Any, counts: Any) -> None:
+    """Whatever somebody else's file says that it is."""
+    assert media.histogram_of(edges, counts) is None
+    assert media.histogram_of([0, 1, 2], [1, 2.5]) is not None
+
+
 def item(path: tuple[str, ...], value: Any) -> bytes:
     """Return an item of W&B's history."""
     texts = [(2, part.encode()) for part in path] + [(16, json.dumps(value).encode())]
@@ -348,6 +428,16 @@ SCHEMA = pyarrow.schema(
         ("datetime_value", pyarrow.timestamp("ms", tz="UTC")),
         ("string_set_value", pyarrow.list_(pyarrow.string())),
         ("file_value", pyarrow.struct([("path", pyarrow.string())])),
+        (
+            "histogram_value",
+            pyarrow.struct(
+                [
+                    ("type", pyarrow.string()),
+                    ("edges", pyarrow.list_(pyarrow.float64())),
+                    ("values", pyarrow.list_(pyarrow.float64())),
+                ]
+            ),
+        ),
     ]
 )
 
@@ -403,6 +493,71 @@ def test_neptunes_runs(imported: Import, tmp_path: Path) -> None:
     assert sorted(named["metrics/accuracy"]) == [(s, 1 / s) for s in range(1, 5)]
     outcome = json.loads((Path(told["folder"]) / "outcome-1.json").read_text())
     assert outcome["status"] == "failed"
+
+
+def test_neptunes_files(imported: Import, tmp_path: Path) -> None:
+    """They lie beside the data, by project; a file without a step stands at step 0.
+
+    What leads out of the project's folder is left out, as is what the exporter did not bring.
+    """
+    own = tmp_path / "files" / "digits-1a"
+    run = own / "ada/digits/RUN-1"
+    (run / "samples").mkdir(parents=True)
+    (run / "source_code/deep").mkdir(parents=True)
+    (run / "samples/3_000000.png").write_bytes(PNG)
+    (run / "model").write_bytes(b"weights")
+    (run / "notes.txt").write_text("a note")
+    (run / "source_code/deep/train.py").write_text("pass")
+    (tmp_path / "secret").write_text("secret")
+    (run / "source_code/link").symlink_to(tmp_path / "secret")
+    (run / "out").symlink_to(tmp_path)
+
+    def value(kind: str, path: str, file: str, step: Any = None) -> dict[str, Any]:
+        named = {"attribute_path": path, "attribute_type": kind, "file_value": {"path": file}}
+        return named | {"step": step}
+
+    inside = "ada/digits/RUN-1"
+    histogram = {"type": "COUNTING", "edges": [0.0, 0.5, 1.0], "values": [3.0, 4.0]}
+    of_series = {"attribute_path": "weights", "attribute_type": "histogram_series"}
+    rows = [
+        value("file_series", "val/samples", f"{inside}/samples/3_000000.png", Decimal(3)),
+        value("file", "model", f"{inside}/model"),
+        value("file", "notes.txt", f"{inside}/notes.txt"),
+        value("file_set", "source_code", f"{inside}/source_code"),
+        of_series | {"step": Decimal(2), "histogram_value": histogram},
+        of_series | {"step": Decimal(3), "histogram_value": histogram | {"type": "DENSITY"}},
+        *(value("file", "bad", path) for path in ("../../secret", str(tmp_path / "secret"))),
+        *(value("file", "bad", path) for path in (f"{inside}/out/secret", f"{inside}/gone", "")),
+        value("file_set", "bad", f"{inside}/out"),
+        value("file_set", "bad", "../.."),
+    ]
+    export_of_neptune(tmp_path / "data" / "digits-1a", "RUN-1", rows)
+    [told] = imported("neptune", tmp_path / "data")
+    assert told["left_out"] == {"file": 5, "file_set": 3, "histogram_series": 1}
+    kept = files(told)
+    assert {path: each for path, each in kept.items() if not path.endswith("json")} == {
+        "artifacts/step-00000000/model.bin": b"weights",
+        "artifacts/step-00000000/notes.txt": b"a note",
+        "artifacts/step-00000000/source_code-deep-train.py": b"pass",
+        "artifacts/step-00000003/val-samples.png": PNG,
+    }
+    assert json.loads(kept["artifacts/step-00000002/weights.histogram.json"]) == {
+        "lowest": 0.0,
+        "highest": 1.0,
+        "counts": [3, 4],
+        "nonfinite": 0,
+    }
+
+
+def test_neptunes_files_behind_a_link_are_left_out(imported: Import, tmp_path: Path) -> None:
+    """An export that somebody else made names no folder of this machine."""
+    (tmp_path / "private" / "digits-1a").mkdir(parents=True)
+    (tmp_path / "private" / "digits-1a" / "key").write_text("secret")
+    (tmp_path / "files").symlink_to(tmp_path / "private")
+    row = {"attribute_path": "it", "attribute_type": "file", "file_value": {"path": "key"}}
+    export_of_neptune(tmp_path / "data" / "digits-1a", "RUN-1", [row])
+    [told] = imported("neptune", tmp_path / "data")
+    assert (told["media"], told["left_out"]) == (0, {"file": 1})
 
 
 def test_the_same_twice_is_one_run(imported: Import, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from sqlalchemy import select
 
 from db import accounts
 from db.database import Database
-from db.tables import Metric, Run, Status, Step, User
+from db.tables import Artifact, Metric, Run, Status, Step, User
 from halfstep import commands
 from tests.halfstep.importing.test_imports import RECORDED, event_file, scalar
 
@@ -41,6 +41,20 @@ def test_an_imported_run_stands_on_the_server_once(
         assert 0 <= run.ended_at - run.started_at < 60
         assert session.scalars(select(Step.step)).all() == list(range(1, 13))
         assert len(session.scalars(select(Metric)).all()) == 14
+
+
+def test_what_became_files_stands_on_the_server(
+    server: None, database: Database, tmp_path: Path
+) -> None:
+    """W&B's histograms and its table, at their steps."""
+    import_into(tmp_path / "halfstep", "wandb", RECORDED / "wandb-media")
+    with database.reading() as session:
+        found = session.execute(select(Artifact.step, Artifact.name).order_by(Artifact.step)).all()
+        assert [tuple(row) for row in found] == [
+            (1, "weights.histogram.json"),
+            (2, "weights.histogram.json"),
+            (3, "val.sample.csv"),
+        ]
 
 
 def test_a_run_without_a_loss_has_its_numbers(

@@ -1,10 +1,13 @@
 """Datasets that workers read: the same bits whoever reads them, and however often it is resumed."""
 
 import faulthandler
+import mmap
 import multiprocessing
+import multiprocessing.connection
 import os
 import resource
 import signal
+import threading
 import traceback
 from multiprocessing.process import BaseProcess
 
@@ -18,6 +21,7 @@ from tests.reading import EXAMPLES, Noisy, Reading
 from tests.trainer.conftest import CPU, Regression, assert_same_bits
 from trainer.data.crew import Crew
 from trainer.data.examples import DataError
+from trainer.data.to_device import ToDevice
 from trainer.train import make_recipe
 
 STEPS = 11
@@ -319,4 +323,64 @@ def test_all_workers_are_asked_for_their_stacks_at_once(monkeypatch):
     os.kill(first.pid, signal.SIGSTOP)
     crew.remember([first, second])
     assert crew.stacks().count("in deep") >= 190
+    crew.end()
+
+
+def test_while_a_step_is_made_the_next_batch_is_read_and_brought(run_loop, monkeypatch):
+    """A step that ends only once the next batch is on its way to the device ends."""
+    read = mmap.mmap(-1, EXAMPLES)  # the worker's examples, counted from 1, in its order
+    brought, is_one_more = [], threading.Condition()
+
+    class Noted(Noisy):
+        def __getitem__(self, index):
+            read.write_byte(index + 1)
+            return super().__getitem__(index)
+
+    class Told(ToDevice):
+        def begin(self, batch):
+            on_the_way = super().begin(batch)
+            with is_one_more:
+                brought.append(batch)
+                is_one_more.notify()
+            return on_the_way
+
+    class Held(reading(Noted)):
+        step = 0
+
+        def training_step(self, batch):
+            self.step += 1
+            ahead = min(self.step + 1, 4)  # the last one has none
+            with is_one_more:
+                assert is_one_more.wait_for(lambda: len(brought) >= ahead, timeout=60)
+            assert read[: 4 * ahead] == bytes(range(1, 4 * ahead + 1))
+            yield from super().training_step(batch)
+
+    monkeypatch.setattr("trainer.data.loader.ToDevice", Told)
+    training = {"steps": 4, "batch_size": 4, "shuffle": False}
+    run = run_loop(Held, {"training": training, "data": {"workers": 1, "prefetch": 1}})
+    assert len(run.records) == 4
+
+
+def test_a_worker_that_has_closed_its_files_is_waited_for_until_it_is_dead():
+    """As the kernel closes those of a process that is killed, before anyone gets its exit code."""
+    fork = multiprocessing.get_context("fork")
+    crew, may_die = Crew(1), fork.Event()
+
+    def work():
+        crew.join(0)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        may_die.wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = fork.Process(target=work)
+    process.start()
+    crew.remember([process])
+    assert multiprocessing.connection.wait([process.sentinel], 60)
+    assert process.exitcode is None
+    dying = threading.Timer(0.5, may_die.set)
+    dying.start()
+    crew.wait(60)
+    with pytest.raises(DataError, match="was killed by SIGKILL"):
+        crew.check()
+    dying.join()
     crew.end()
