@@ -68,8 +68,12 @@ _TABLE: dict[str, str] = {
         api.projects.list_projects api.projects.list_members api.projects.set_role
         api.projects.take_role api.projects.change_project
         pages.presets.save_preset pages.presets.delete_preset
+        api.presets.list_presets api.presets.save_preset api.presets.delete_preset
         pages.charts.show_chart pages.notes.edit_note pages.notes.write_note
+        api.notes.read_note api.notes.write_note
         pages.retention.show_rules pages.retention.set_rule pages.retention.end_rule
+        api.retention.list_rules api.retention.preview_rule api.retention.set_rule
+        api.retention.end_rule
         pages.links.make_link pages.links.revoke_link
         api.links.list_links api.links.make_link api.links.revoke_link
         api.docs.openapi api.docs.docs api.unversioned.redirect

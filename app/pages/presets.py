@@ -11,8 +11,9 @@ from app.context import Db, Posted
 from app.pages import new_run
 from app.pages.new_run import RUN_FIELDS
 from app.parameters import RowId
+from app.presets import save
 from app.rights import check_project
-from app.submission import Submission, check, usual_project
+from app.submission import Submission
 from db import presets, workers
 from db.errors import Invalid
 from db.rights import Right
@@ -27,20 +28,17 @@ def save_preset(request: Request, session: Db, posted: Posted, visitor: SignedIn
     schema = workers.recipe(session, recipe)["schema"]
     values = {name: str(posted.get(name, "")).strip() for name in (*RUN_FIELDS, "preset")}
     config = forms.read(schema, posted)
-    project = values["project"] or usual_project(session, visitor.user)
-    check_project(session, Right.SUBMIT, project)
     try:
         place, errors = new_run.numbers(values, posted)
         kept: dict[str, Any] = {name: place[name] for name in presets.PLACE if name in place}
         kept["tags"] = values["tags"]
-        wanted = Submission(recipe=recipe, config=config, project=project, **kept)
-        if wrong := errors | check(session, wanted).errors:
-            raise Invalid(wrong)
-        changed, _none = forms.carried(schema, schema, config)
-        of: dict[str, Any] = {"recipe": recipe, "config": changed, "place": kept}
-        saved = presets.save(session, visitor.user, project, values["preset"], **of)
+        kept["project"] = values["project"] or None
+        wanted = Submission(recipe=recipe, config=config, **kept)
+        saved = save(session, visitor.user, values["preset"], wanted, known=errors)
     except Invalid as error:
-        return new_run.form(request, session, visitor, recipe, config, values, error.errors)
+        # Of the form `name` is the run's, which no preset keeps.
+        wrong = {"preset" if each == "name" else each: text for each, text in error.errors.items()}
+        return new_run.form(request, session, visitor, recipe, config, values, wrong)
     return RedirectResponse(f"/runs/new?preset={saved.id}", status_code=303)
 
 
