@@ -39,7 +39,10 @@ _FIELDS = {
     """,
     "name new_name": "api.projects.rename_project",
     "project new_name": "pages.projects.rename_project",
-    "project": "pages.projects.delete_project pages.actions.move_to_project api.runs.move_run",
+    "project": """
+        pages.projects.delete_project pages.actions.move_to_project api.runs.move_run
+        pages.sweeps.move_to_project api.sweeps.move_sweep
+    """,
     "name viewers_download": "api.projects.change_project",
     "project viewers_download": "pages.projects.change_project",
     "name devices queued stored_gib share": "api.projects.set_quota",

@@ -20,6 +20,7 @@ from app.rendering import fragment
 from app.summary import RunSummary, summarise, summarise_all
 from db import artifacts, checkpoints, history, rights, runs, series, waiting, windows
 from db.database import Database
+from db.errors import NotFound
 from db.rights import Standing
 from db.settings import Settings
 from db.spikes import spikes
@@ -81,7 +82,10 @@ def of_run(
         with database.reading() as session:
             if standing is not None:
                 rights.limit(session, standing)
-            run = runs.get(session, run_id)
+            try:
+                run = runs.get(session, run_id)
+            except NotFound:  # it was moved away, and app.in_flight ends the stream
+                return None
             if run.status != Status.QUEUED:
                 mark, marked_at = silence, -math.inf
             elif clock() - marked_at >= PLACES_SECONDS:

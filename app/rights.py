@@ -114,7 +114,10 @@ _TABLE: dict[str, str] = {
         pages.run_bin.delete_run pages.run_bin.restore_run pages.run_bin.erase_run
         api.run_bin.delete_run api.run_bin.restore_run api.run_bin.erase_run
     """,
-    Right.MOVE: "pages.actions.move_to_project api.runs.move_run",
+    Right.MOVE: """
+        pages.actions.move_to_project api.runs.move_run
+        pages.sweeps.move_to_project api.sweeps.move_sweep
+    """,
     COMMAND: """
         pages.new_command.new_command pages.new_command.submit_command
         pages.secrets.show_secrets api.secrets.list_secrets

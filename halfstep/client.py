@@ -426,6 +426,10 @@ class Client(AlertCalls, ShelfCalls):
         """Add runs to a sweep; to a grid, more values of its settings."""
         return self._post(f"/api/v1/sweeps/{sweep_id}/extension", {"runs": runs, "space": space})
 
+    def move_sweep(self, sweep_id: int, *, project: str) -> dict[str, Any]:
+        """Let a sweep and all of its runs belong to another project."""
+        return self._put(f"/api/v1/sweeps/{sweep_id}/project", {"project": project})
+
     def pause_sweep(self, sweep_id: int) -> dict[str, Any]:
         """Submit no more runs of a sweep for now; those under way go on."""
         return self._post(f"/api/v1/sweeps/{sweep_id}/pause")
@@ -455,7 +459,7 @@ class Client(AlertCalls, ShelfCalls):
             return dict(content(self._http.patch("/api/v1/projects/name", json=wanted)))
 
     def delete_project(self, name: str) -> None:
-        """Delete a project that has no runs and no sweeps. For operators."""
+        """Delete a project that has no runs, with its sweeps. For operators."""
         self._delete("/api/v1/projects", {"name": name})
 
     def workers(self) -> Iterator[dict[str, Any]]:

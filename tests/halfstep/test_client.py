@@ -321,6 +321,10 @@ def test_sweeps_by_the_client_and_the_command(
     assert client.resume_sweep(1)["status"] == "running"
     assert "of 3 runs" in typed("extend", "1", "--search", "training.batch_size=[64]")
     assert client.extend_sweep(2, runs=1)["runs_total"] == 4
+    with database.writing() as session:
+        projects.make(session, "vision")
+    assert client.move_sweep(2, project="vision")["project"] == "vision"
+    assert json.loads(typed("move", "2", "--project", "", "--json"))["project"] == ""
     assert "cancelled" in typed("cancel", "2")
     assert client.wait_for_sweep(2)["status"] == "cancelled"
     assert [each["status"] for each in client.trials(2)] == ["cancelled"] * 2
