@@ -3,8 +3,9 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Form, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 
+from app.announcing import back_to
 from app.auth import SignedIn, Visitor
 from app.context import Db
 from app.notes import subject_of
@@ -48,7 +49,7 @@ def write_note(
     try:
         if not problem:
             notes.write(session, visitor.user, subject, note, seen)
-            return RedirectResponse(back, status_code=303)
+            return back_to(back, "The note is saved.")
     except Invalid as error:
         problem = error.errors["note"]
     except Changed:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
 from app import forms
+from app.announcing import back_to
 from app.auth import SignedIn
 from app.context import Db, Posted
 from app.pages import new_run
@@ -39,7 +40,7 @@ def save_preset(request: Request, session: Db, posted: Posted, visitor: SignedIn
         # Of the form `name` is the run's, which no preset keeps.
         wrong = {"preset" if each == "name" else each: text for each, text in error.errors.items()}
         return new_run.form(request, session, visitor, recipe, config, values, wrong)
-    return RedirectResponse(f"/runs/new?preset={saved.id}", status_code=303)
+    return back_to(f"/runs/new?preset={saved.id}", f"The preset {saved.name} is saved.")
 
 
 @router.post("/{preset_id}/deletion")
@@ -48,4 +49,4 @@ def delete_preset(preset_id: RowId, session: Db, _visitor: SignedIn) -> Redirect
     preset = presets.get(session, preset_id)
     check_project(session, Right.SUBMIT, preset.project)
     session.delete(preset)
-    return RedirectResponse(f"/runs/new?recipe={preset.recipe}", status_code=303)
+    return back_to(f"/runs/new?recipe={preset.recipe}", f"The preset {preset.name} is deleted.")

@@ -3,10 +3,11 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Form, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from sqlalchemy.orm import Session
 
 from app import deeds
+from app.announcing import back_to
 from app.auth import SignedIn, Visitor
 from app.context import Db, Posted
 from app.parameters import Text
@@ -46,14 +47,14 @@ def set_rule(
         preview = retention.preview(session, project, rules)
         return _page(request, session, visitor, typed, preview=preview, said=said)
     retention.set_rule(session, visitor.user, project, rules)
-    return RedirectResponse("/retention", status_code=303)
+    return back_to("/retention", "The rule is set.")
 
 
 @router.post("/deletion")
 def end_rule(session: Db, visitor: SignedIn, scope: Scope = "") -> Response:
     """Let nothing more be deleted by a rule."""
     retention.end_rule(session, project_of(session, visitor.standing, scope))
-    return RedirectResponse("/retention", status_code=303)
+    return back_to("/retention", "The rule has ended.")
 
 
 def _page(
