@@ -173,7 +173,7 @@ ASKING = MappingProxyType(
 def kind_of(endpoint: object) -> str:
     """Return as what a request counts that may last, or nothing."""
     name = name_of(endpoint)
-    if name.startswith("api.") and ".watch_" in name:
+    if name.startswith("api.") and ".stream_" in name:
         return STREAM
     if ".export_" in name:
         return EXPORT
