@@ -39,7 +39,10 @@ _FIELDS = {
     """,
     "name new_name": "api.projects.rename_project",
     "project new_name": "pages.projects.rename_project",
-    "project": "pages.projects.delete_project pages.actions.move_to_project api.runs.move_run",
+    "project": """
+        pages.projects.delete_project pages.actions.move_to_project api.runs.move_run
+        pages.sweeps.move_to_project api.sweeps.move_sweep
+    """,
     "name viewers_download": "api.projects.change_project",
     "project viewers_download": "pages.projects.change_project",
     "name devices queued stored_gib share": "api.projects.set_quota",
@@ -48,14 +51,16 @@ _FIELDS = {
         pages.projects.set_role api.projects.set_role
         pages.projects.take_role api.projects.take_role
     """,
-    "scope checkpoint_days log_days": "pages.retention.set_rule",
-    "scope": "pages.retention.end_rule",
-    "project runs": "pages.notes.write_note",
+    "scope checkpoint_days log_days": "pages.retention.set_rule api.retention.set_rule",
+    "scope": "pages.retention.end_rule api.retention.end_rule",
+    "project runs": "pages.notes.write_note api.notes.write_note",
     "preset recipe project": "pages.presets.save_preset",
+    "name recipe project": """
+        api.runs.submit_run api.sweeps.begin_sweep api.presets.save_preset
+    """,
     "name kind project run_id days": "pages.account.make_token api.tokens.make_token",
     "runs days": "pages.links.make_link api.links.make_link",
     "action tag project": "api.bulk.act_on_runs",
-    "name recipe project": "api.runs.submit_run api.sweeps.begin_sweep",
     "name tags": "api.runs.edit_run",
     "stop": "pages.workers.drain api.workers.drain_worker",
     "priority": "pages.actions.set_priority api.runs.set_priority",

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -157,7 +158,19 @@ def recipe_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
+def linked(text: str, named: Iterable[Any]) -> Markup:
+    """Return a text with links to the runs that it names; each has an id and a label, in order."""
+    found = Markup()
+    for each in named:
+        before, label, text = text.partition(each.label)
+        found += before
+        if label:
+            found += Markup('<a href="/runs/{}">{}</a>').format(each.id, label)
+    return found + text
+
+
 FILTERS = {
+    "linked": linked,
     "recipe_name": recipe_name,
     "quoted": quoted,
     "number": number,

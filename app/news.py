@@ -20,6 +20,7 @@ from app.rendering import fragment
 from app.summary import RunSummary, summarise, summarise_all
 from db import artifacts, checkpoints, history, rights, runs, series, waiting, windows
 from db.database import Database
+from db.errors import NotFound
 from db.rights import Standing
 from db.settings import Settings
 from db.spikes import spikes
@@ -60,8 +61,10 @@ def of_run(
     run_id: int,
     clock: Callable[[], float] = time.monotonic,
     parts: Collection[str] = PARTS,
+    standing: Standing | None = None,
 ) -> Look:
-    """Return what looks for news of one run. parts: those that are told.
+    """Return what looks for news of one run. parts: those that are told.  standing: of whoever sees
+    it; None: everything.
 
     A message holds what changed, row by row; whole tables only where rows were taken back. What a
     queued run waits for is looked up every few seconds.
@@ -77,7 +80,12 @@ def of_run(
         if is_training and (revision, silence) == (since.revision, since.waiting):
             return None
         with database.reading() as session:
-            run = runs.get(session, run_id)
+            if standing is not None:
+                rights.limit(session, standing)
+            try:
+                run = runs.get(session, run_id)
+            except NotFound:  # it was moved away, and app.in_flight ends the stream
+                return None
             if run.status != Status.QUEUED:
                 mark, marked_at = silence, -math.inf
             elif clock() - marked_at >= PLACES_SECONDS:
@@ -104,7 +112,7 @@ def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
         return runs.state(session, run.id)[2]
     queue = Queue.read(session)
     reason = waiting.reason(run, queue, **settings.per_user)
-    return waiting.mark(reason, queue.places.get(run.id, 0))
+    return waiting.mark(reason.text, queue.places.get(run.id, 0))
 
 
 def _message(

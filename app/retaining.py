@@ -1,15 +1,47 @@
-"""Delete what rules of retention let go: run by run, each in a transaction of its own."""
+"""Rules of retention: whose they are, and that what they let go is deleted, run by run, each in a
+transaction of its own.
+"""
 
 import logging
 from threading import Event
 
+from sqlalchemy.orm import Session
+
 from app.downloads import RETRY_SECONDS
-from db import pruning, retention, runs
+from app.rights import Forbidden, check_project
+from db import projects, pruning, retention, runs
 from db.database import Database, is_outage
+from db.errors import Invalid
+from db.rights import Right, Standing
 from db.settings import Settings
 from db.storage import open_store
 
 logger = logging.getLogger(__name__)
+
+#: Of a rule, whose runs: all projects' without a rule of their own, or in:NAME.
+ALL, OF_PROJECT = "all", "in:"
+
+
+def scope_of(project: str | None) -> str:
+    """Return what whose runs a rule is about is called."""
+    return ALL if project is None else f"{OF_PROJECT}{project}"
+
+
+def project_of(session: Session, standing: Standing, scope: str) -> str | None:
+    """Return whose runs a rule is about, for who may set it; None: the instance's.
+
+    Raises NotFound, Forbidden, Invalid.
+    """
+    if scope == ALL:
+        if standing.projects is not None or Right.MANAGE not in standing.most:
+            raise Forbidden("Only an operator of this server may do this.")
+        return None
+    if not scope.startswith(OF_PROJECT):
+        text = f"{scope[:100]!r} is not allowed; allowed: all, or in: and a project"
+        raise Invalid({"scope": text})
+    project = scope.removeprefix(OF_PROJECT)
+    check_project(session, Right.MANAGE, project)
+    return projects.get(session, project).name
 
 
 def look(settings: Settings, database: Database, stopping: Event) -> None:

@@ -68,8 +68,12 @@ _TABLE: dict[str, str] = {
         api.projects.list_projects api.projects.list_members api.projects.set_role
         api.projects.take_role api.projects.change_project
         pages.presets.save_preset pages.presets.delete_preset
+        api.presets.list_presets api.presets.save_preset api.presets.delete_preset
         pages.charts.show_chart pages.notes.edit_note pages.notes.write_note
+        api.notes.read_note api.notes.write_note
         pages.retention.show_rules pages.retention.set_rule pages.retention.end_rule
+        api.retention.list_rules api.retention.preview_rule api.retention.set_rule
+        api.retention.end_rule
         pages.links.make_link pages.links.revoke_link
         api.links.list_links api.links.make_link api.links.revoke_link
         api.docs.openapi api.docs.docs api.unversioned.redirect
@@ -110,7 +114,10 @@ _TABLE: dict[str, str] = {
         pages.run_bin.delete_run pages.run_bin.restore_run pages.run_bin.erase_run
         api.run_bin.delete_run api.run_bin.restore_run api.run_bin.erase_run
     """,
-    Right.MOVE: "pages.actions.move_to_project api.runs.move_run",
+    Right.MOVE: """
+        pages.actions.move_to_project api.runs.move_run
+        pages.sweeps.move_to_project api.sweeps.move_sweep
+    """,
     COMMAND: """
         pages.new_command.new_command pages.new_command.submit_command
         pages.secrets.show_secrets api.secrets.list_secrets
@@ -166,7 +173,7 @@ ASKING = MappingProxyType(
 def kind_of(endpoint: object) -> str:
     """Return as what a request counts that may last, or nothing."""
     name = name_of(endpoint)
-    if name.startswith("api.") and ".watch_" in name:
+    if name.startswith("api.") and ".stream_" in name:
         return STREAM
     if ".export_" in name:
         return EXPORT

@@ -95,6 +95,7 @@ def submit(
     if errors:
         raise Invalid(errors)
     project = _project(session, standing, submission)
+    projects.hold(session, project)
     quotas.check_submission(session, user, project)
     name = cleaned(submission.name)
     place: dict[str, Any] = {

@@ -38,6 +38,13 @@ class DataWait(BaseModel):
     per_cent: Annotated[int, Field(description="Of the steps, those that waited")]
 
 
+class NamedRun(BaseModel):
+    """A run that another one waits for. label: what it is called there."""
+
+    id: int
+    label: str
+
+
 class RunSummary(BaseModel):
     """Where a run is."""
 
@@ -86,6 +93,9 @@ class RunSummary(BaseModel):
     ]
     seconds_left: Annotated[float | None, Field(description="Estimate, at the present speed")]
     waiting: Annotated[str | None, Field(description="What a queued run waits for")]
+    waiting_for: Annotated[
+        list[NamedRun], Field(description="The runs that `waiting` names, in its order")
+    ] = []
     ahead: Annotated[int | None, Field(description="Queued runs that start before this one")]
     silent_seconds: Annotated[
         int, Field(description="Without news of a watched run, 0 while there are")
@@ -184,9 +194,10 @@ _COLUMNS = RunSummary.model_fields.keys() & (set(Run.__table__.columns.keys()) -
 
 def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, Any]:
     if run.status != Status.QUEUED or queue is None:
-        return {"waiting": None, "ahead": None}
+        return {"waiting": None, "waiting_for": [], "ahead": None}
     reason = waiting.reason(run, queue, **settings.per_user)
-    return {"waiting": reason, "ahead": queue.places.get(run.id, 0)}
+    named = [NamedRun(**each._asdict()) for each in reason.named]
+    return {"waiting": reason.text, "waiting_for": named, "ahead": queue.places.get(run.id, 0)}
 
 
 def _throughput(run: Run) -> dict[str, float | None]:

@@ -16,7 +16,7 @@ from app.schemas import Schema
 from app.search import BY_OPTUNA, GRID, KINDS, TPE, Space
 from app.submission import LENGTHS, Submission, submit, usual_project
 from app.submission import check as check_run
-from db import quotas, sweeps, workers
+from db import projects, quotas, sweeps, workers
 from db.database import Database, is_outage
 from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.idempotency import made_by
@@ -182,10 +182,12 @@ def begin(
     checked = check(session, given)
     if checked.errors:
         raise Invalid(checked.errors)
+    project = usual_project(session, user) if given.project is None else given.project
+    projects.hold(session, project)
     sweep = Sweep(
         name=cleaned(given.name) or f"{given.recipe} by {search.name_of(checked.space)}"[:100],
         owner_id=user.id,
-        project=usual_project(session, user) if given.project is None else given.project,
+        project=project,
         recipe=given.recipe,
         config=checked.config,
         space=checked.space,

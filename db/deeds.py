@@ -1,6 +1,6 @@
 """What was written down of who changed what; app.deeds writes what requests do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -17,6 +17,18 @@ def note_typed(session: Session, command: str, *words: str) -> None:
     """Write down what was typed on the server's machine, by whoever may sit there."""
     detail = " ".join(filter(None, words))[:DETAIL_CHARACTERS]
     session.add(Deed(deed=f"halfstep {command}", detail=detail, address=TERMINAL))
+
+
+def note_recipes(session: Session, worker: str, before: Set[str], after: Set[str]) -> None:
+    """Write down which files of recipes a worker offers that it did not, and which no more.
+
+    `halfstep recipe add` and `remove` know no database: the worker tells what came of them.
+    """
+    changes = {"recipe offered": after - before, "recipe withdrawn": before - after}
+    for deed, references in changes.items():
+        for reference in sorted(references):
+            detail = f"by worker {worker}: {reference}"[:DETAIL_CHARACTERS]
+            session.add(Deed(deed=deed, detail=detail, address=TERMINAL))
 
 
 def listed(

@@ -110,6 +110,8 @@ def _check_project(session: Session, owner: User, project: str) -> None:
             projects.found_or_made(session, project)
     elif not rights.standing(session, owner).may(Right.SUBMIT, project):
         raise Invalid({"project": f"{project[:100]!r} lets you send no runs; ask its maintainers"})
+    else:
+        projects.hold(session, project)
 
 
 def _start(session: Session, run: Run, attempt: int, host: str, versions: dict[str, Any]) -> None:

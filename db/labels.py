@@ -57,7 +57,12 @@ def checked_note(text: str) -> tuple[str, str]:
 
 def tags_of(run: Run) -> list[str]:
     """List a run's tags."""
-    return _parts(run.tags.split(","))
+    return parted(run.tags)
+
+
+def parted(tags: str) -> list[str]:
+    """List tags that have commas between them."""
+    return _parts(tags.split(","))
 
 
 def _retag(session: Session, run_id: int, user: User, tag: str, *, is_wanted: bool) -> Run:

@@ -13,6 +13,8 @@ from db.tables import Preset, Project, User
 
 #: Of one project.
 MOST, NAME_CHARACTERS = 50, 60
+#: Of all projects, that are listed at once.
+MOST_LISTED = 500
 #: Of what is asked of every run, what a preset keeps.
 PLACE = ("tags", "priority", "nodes", "devices_per_node")
 
@@ -21,6 +23,14 @@ def listed(session: Session, names: Collection[str], recipe: str) -> Sequence[Pr
     """List a recipe's presets of these projects, by name."""
     query = select(Preset).where(Preset.project.in_(names), Preset.recipe == recipe)
     return session.scalars(query.order_by(Preset.name, Preset.project).limit(MOST)).all()
+
+
+def found(session: Session, names: Collection[str], *, name: str | None = None) -> Sequence[Preset]:
+    """List the presets of these projects by name. name: those that are called so."""
+    query = select(Preset).where(Preset.project.in_(names))
+    if name is not None:
+        query = query.where(Preset.name == name)
+    return session.scalars(query.order_by(Preset.name, Preset.project).limit(MOST_LISTED)).all()
 
 
 def get(session: Session, preset_id: int) -> Preset:
@@ -44,10 +54,7 @@ def save(
 
     config: the settings that are not the recipe's defaults.
     """
-    try:
-        name = checked_name(name, most=NAME_CHARACTERS)
-    except Invalid as error:
-        raise Invalid({"preset": error.errors["name"]}) from error
+    name = checked_name(name, most=NAME_CHARACTERS)
     projects.get(session, project)
     # Of two at once the second waits.
     session.execute(select(Project.name).where(Project.name == project).with_for_update())
@@ -55,7 +62,7 @@ def save(
         select(Preset).where(Preset.project == project, Preset.name == name)
     ) or Preset(project=project, name=name)
     if preset.id is None and _count(session, project) >= MOST:
-        raise Invalid({"preset": f"this project has {MOST} presets; allowed: no more"})
+        raise Invalid({"name": f"this project has {MOST} presets; allowed: no more"})
     preset.recipe, preset.config, preset.user_id = recipe, dict(config), user.id
     preset.place = {field: place[field] for field in PLACE if place.get(field)}
     session.add(preset)

@@ -6,10 +6,11 @@ from sqlalchemy import delete, inspect, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from db import notes, quotas, rights, runs
+from db import notes, quotas, rights, runs, sweeps
 from db.errors import Conflict, Invalid, NotFound
 from db.names import checked_name, key_of
 from db.rights import ROLES
+from db.sweeps import RUNNING as SWEEPING
 from db.tables import (
     ACTIVE,
     WATCH,
@@ -40,6 +41,17 @@ def get(session: Session, name: str) -> Project:
     return project
 
 
+def hold(session: Session, name: str) -> None:
+    """See that there is a project, and let nobody rename or delete it before the commit, of whoever
+    is about to make something of it. Raises Invalid.
+    """
+    query = select(Project.name).where(Project.name == name)
+    held = session.scalar(query.with_for_update(read=True, key_share=True))
+    if held is None and name != DEFAULT:
+        text = f"{name[:100]!r} was renamed or deleted meanwhile; allowed: one that there is"
+        raise Invalid({"project": text})
+
+
 def listed(session: Session, names: Sequence[str] | None = None) -> list[Project]:
     """List projects by name. names: these alone."""
     query = select(Project).order_by(Project.name)
@@ -57,6 +69,7 @@ def make(session: Session, name: str) -> Project:
 def rename(session: Session, name: str, new_name: str) -> Project:
     """Call a project otherwise, with all that is of it. Raises Invalid, NotFound."""
     project = _own(session, name)
+    _keep_others_off(session, name)
     new_name = _new_name(session, new_name, but=name)
     columns = inspect(Project).column_attrs.keys()
     kept = {each: getattr(project, each) for each in columns if each != "name"}
@@ -74,14 +87,23 @@ def rename(session: Session, name: str, new_name: str) -> Project:
 
 
 def delete_empty(session: Session, name: str) -> None:
-    """Delete a project of which there is no run, in the bin neither, and no sweep, with its roles,
-    tokens, rules, presets and note. Raises Conflict, Invalid, NotFound.
+    """Delete a project of which there is no run, in the bin neither, with its roles, tokens, rules,
+    presets and note, and its sweeps, of which no run is left. Raises Conflict, Invalid, NotFound.
     """
     _own(session, name)
+    _keep_others_off(session, name)
+    going_on = (Sweep.status == SWEEPING, Sweep.submitted < Sweep.runs_total)
     with rights.unlimited(session):
-        for table, what in ((Run, "runs, those in the bin included"), (Sweep, "sweeps")):
-            if session.scalar(select(table.id).where(table.project == name).limit(1)) is not None:
-                raise Conflict(f"The project {name!r} has {what}: only an empty one is deleted.")
+        if session.scalar(select(Run.id).where(Run.project == name).limit(1)) is not None:
+            text = "runs, those in the bin included: only an empty one is deleted"
+            raise Conflict(f"The project {name!r} has {text}.")
+        query = select(Sweep.id).where(Sweep.project == name, *going_on).order_by(Sweep.id)
+        if (sweep_id := session.scalar(query.limit(1))) is not None:
+            text = f"The project {name!r} has sweep {sweep_id}, which is to submit more runs"
+            raise Conflict(f"{text}: cancel or move it first.")
+    its_sweeps = select(Sweep.id).where(Sweep.project == name)
+    session.execute(delete(Trial).where(Trial.sweep_id.in_(its_sweeps)))
+    session.execute(delete(Sweep).where(Sweep.project == name))
     session.execute(update(AlertRule).where(AlertRule.project == name).values(is_on=False))
     for its in (Membership, ApiToken, Preset, RetentionRule):
         session.execute(delete(its).where(its.project == name))
@@ -94,6 +116,7 @@ def move(session: Session, run_id: int, user: User, project: str) -> Run:
     OverQuota.
     """
     get(session, project)
+    hold(session, project)
     run = runs.get(session, run_id, lock=True)
     if run.project == project:
         return run
@@ -101,15 +124,60 @@ def move(session: Session, run_id: int, user: User, project: str) -> Run:
         raise Conflict(f"Run {run_id} has devices of its project: move it once it has ended.")
     trial_of = session.scalar(select(Trial.sweep_id).where(Trial.run_id == run_id))
     if trial_of is not None:
-        raise Conflict(f"Run {run_id} is a trial of sweep {trial_of}, and stays with the others.")
+        text = f"Run {run_id} is a trial of sweep {trial_of}, and stays with the others"
+        raise Conflict(f"{text}: move the sweep.")
     if run.status == Status.QUEUED:
         quotas.check_submission(session, session.get_one(User, run.owner_id), project)
     if run.stored_bytes:
         quotas.check_storage(session, project, run.stored_bytes)
+    _move(session, run, user, project)
+    return run
+
+
+def move_sweep(session: Session, sweep_id: int, user: User, project: str) -> Sweep:
+    """Let a sweep and all of its runs, those in the bin too, belong to another project, whose
+    limits hold for them. Raises Conflict, NotFound, OverQuota.
+    """
+    get(session, project)
+    hold(session, project)
+    sweep = sweeps.get(session, sweep_id, lock=True)
+    if sweep.project == project:
+        return sweep
+    query = select(Run).join(Trial, Trial.run_id == Run.id).where(Trial.sweep_id == sweep_id)
+    query = query.where(Run.erased_at.is_(None)).order_by(Run.id).with_for_update(of=Run)
+    trials = session.scalars(query.execution_options(populate_existing=True)).all()
+    training = [run.id for run in trials if run.status in ACTIVE]
+    if training:
+        named = f"run {training[0]}" if len(training) == 1 else f"{len(training)} runs"
+        text = f"Sweep {sweep_id} has {named} with devices of its project"
+        raise Conflict(f"{text}: move it once they have ended, or pause them.")
+    if stored_bytes := sum(run.stored_bytes for run in trials):
+        quotas.check_storage(session, project, stored_bytes)
+    for run in trials:
+        if run.status == Status.QUEUED:
+            quotas.check_submission(session, session.get_one(User, run.owner_id), project)
+        _move(session, run, user, project)
+    sweep.project = project
+    sweep.revision += 1
+    session.flush()
+    return sweep
+
+
+def _move(session: Session, run: Run, user: User, project: str) -> None:
     before, run.project = run.project, project
     called = f"from {quotas.called(before)} to {quotas.called(project)}"
     runs.remark(session, run, f"moved by {user.name}, {called}")
-    return run
+
+
+def _keep_others_off(session: Session, name: str) -> None:
+    """Wait for who holds a project, and let nobody hold it: what is of it by then goes along."""
+    # Its sweeps come first, as for whoever submits a run of one.
+    query = select(Sweep.id).where(Sweep.project == name).order_by(Sweep.id).with_for_update()
+    with rights.unlimited(session):
+        session.execute(query)
+    found = select(Project.name).where(Project.name == name).with_for_update()
+    if session.scalar(found) is None:
+        raise NotFound(f"There is no project {name[:100]!r}.")
 
 
 def _own(session: Session, name: str) -> Project:
@@ -132,6 +200,7 @@ def _new_name(session: Session, name: str, but: str = DEFAULT) -> str:
 def found_or_made(session: Session, name: str) -> Project:
     """Return a project, made now if there is none. Raises Invalid."""
     if (project := session.get(Project, name)) is not None:
+        hold(session, name)
         return project
     project = Project(name=checked_name(name, most=NAME_CHARACTERS))
     try:

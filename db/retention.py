@@ -63,7 +63,7 @@ def checked(typed: Mapping[str, str]) -> Rules:
     return Rules(**days)
 
 
-def set_rule(session: Session, user: User, project: str | None, rules: Rules) -> None:
+def set_rule(session: Session, user: User, project: str | None, rules: Rules) -> RetentionRule:
     """Set the rule of a project, or of the instance, in place of the one before."""
     if project is not None:
         projects.get(session, project)
@@ -74,6 +74,7 @@ def set_rule(session: Session, user: User, project: str | None, rules: Rules) ->
     rule.user_id = user.id
     session.add(rule)
     session.flush()
+    return rule
 
 
 def end_rule(session: Session, project: str | None) -> None:

@@ -3,10 +3,11 @@
 import math
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from sqlalchemy import select
@@ -15,48 +16,104 @@ from sqlalchemy.orm import Session, aliased
 from db import rights, runs, workers
 from db.database import now
 from db.quotas import GIB, Usage
-from db.tables import ACTIVE, COMMAND, ENDED, Placement, Run, Status, Worker
+from db.tables import ACTIVE, COMMAND, ENDED, Placement, Run, RunNode, Status, Worker
 
 #: Made once: each alias makes all of its columns anew.
 _EARLIER = aliased(Run)
+#: Other runs that a reason names at most, and characters of the name of each.
+MOST_NAMED, NAME_CHARACTERS = 3, 40
+
+
+class OtherRun(NamedTuple):
+    """A run that another one waits for. is_seen: whether whoever is told may see it."""
+
+    id: int
+    name: str
+    is_seen: bool
+
+    @property
+    def label(self) -> str:
+        """What it is called in a reason."""
+        is_long = len(self.name) > NAME_CHARACTERS
+        return f"{self.id} ({self.name[: NAME_CHARACTERS - 1] + '…' if is_long else self.name})"
+
+
+class Named(NamedTuple):
+    """A run that a reason names, and what it calls it."""
+
+    id: int
+    label: str
+
+
+class Reason(NamedTuple):
+    """Why a queued run waits. named: the runs that it names, in their order."""
+
+    text: str
+    named: tuple[Named, ...] = ()
 
 
 @dataclass(frozen=True)
 class Queue:
     """What queued runs wait for, read once for all that are shown together.
 
-    workers: those that are up.  places: of each queued run, 0 for the next.  awaited: runs that
-    have not ended, and whose end others wait for.  training: runs in training by owner.
-    reserving: queued runs that devices
-    may be kept for, next first.  placed: of runs that a cluster was asked for, what it says.
+    workers: those that are up.  places: of each queued run, 0 for the next.  first: the next of
+    those that may be named.  awaited: runs that have not ended, and whose end others wait for.
+    training: runs in training by owner.  using: those that have devices, by worker.  reserving:
+    queued runs that devices may be kept for, next first.  placed: of runs that a cluster was asked
+    for, what it says.  seen: the projects whose runs may be named; None: all.
     """
 
     workers: list[Worker]
     places: dict[int, int]
-    awaited: set[int]
+    first: list[OtherRun]
+    awaited: dict[int, OtherRun]
     training: Counter[int]
+    using: dict[int, list[OtherRun]]
     reserving: list[Any]
     placed: dict[int, str]
     usage: Usage
+    seen: frozenset[str] | None
 
     @classmethod
     def read(cls, session: Session) -> "Queue":
-        """Read it: three queries, however many runs and workers there are."""
+        """Read it: three queries, however many runs and workers there are.
+
+        Named are runs that whoever has the session may see.
+        """
+        standing = rights.limits(session)
+        is_limited = standing is not None and standing.projects is not None
+        seen = frozenset(standing.projects or ()) if standing and is_limited else None
         with rights.unlimited(session):  # others wait in the same queue
-            return cls._read(session)
+            return cls._read(session, seen)
 
     @classmethod
-    def _read(cls, session: Session) -> "Queue":
+    def _read(cls, session: Session, seen: frozenset[str] | None) -> "Queue":
+        def other(row_id: int, name: str, project: str) -> OtherRun:
+            return OtherRun(row_id, name, seen is None or project in seen)
+
         usage = Usage.read(session)
         unended = _queued(session, and_training=True)
         queued = usage.in_turn(row for row in unended if row.status == Status.QUEUED)
+        shown = (row for row in queued if seen is None or row.project in seen)
+        training = {row.id: row for row in unended if row.status != Status.QUEUED}
+        using: dict[int, list[OtherRun]] = defaultdict(list)
+        for row in unended:
+            if row.worker_id is not None:
+                using[row.worker_id].append(other(row.id, row.name, row.project))
         return cls(
             workers=workers.alive(session),
             places={row.id: place for place, row in enumerate(queued)},
-            awaited={row.awaited for row in queued if row.awaited is not None},
-            training=Counter(row.owner_id for row in unended if row.status != Status.QUEUED),
+            first=[other(row.id, row.name, row.project) for row in islice(shown, MOST_NAMED)],
+            awaited={
+                row.awaited: other(row.awaited, row.awaited_name, row.awaited_project)
+                for row in queued
+                if row.awaited is not None
+            },
+            training=Counter(row.owner_id for row in training.values()),
+            using=using,
             placed={row.id: row.placed for row in queued if row.placed is not None},
             usage=usage,
+            seen=seen,
             reserving=[row for row in queued if row.reservation and row.awaited is None],
         )
 
@@ -66,7 +123,8 @@ class Queue:
         free = [(each.id, self.free(each), each.drained_at) for each in self.workers]
         kept = [(row.id, row.reservation) for row in self.reserving]
         limits = sorted(self.usage.limits.items())
-        return f"{crc32(repr((free, sorted(self.awaited), kept, limits)).encode()) % 0xFFFF:x}"
+        named = self.first, sorted(self.awaited.items()), sorted(self.using.items())
+        return f"{crc32(repr((free, kept, limits, named)).encode()) % 0xFFFF:x}"
 
     def free(self, worker: Worker) -> int:
         """Return how many devices of a worker are in no use."""
@@ -92,24 +150,37 @@ def places(session: Session) -> dict[int, int]:
 
 def _queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
     """List queued runs, next first, each with the run whose end it waits for; and those in training
-    too, if asked for.
+    too, if asked for, once for each of their nodes, with its worker.
     """
     columns = (
-        *(Run.id, Run.owner_id, Run.project, Run.status, Run.priority),
+        *(Run.id, Run.name, Run.owner_id, Run.project, Run.status, Run.priority),
         *(Run.nodes, Run.devices_per_node, Run.reservation),
     )
     placed = Placement.reason.label("placed")
-    query = select(*columns, _EARLIER.id.label("awaited"), placed)
+    awaited = (
+        _EARLIER.id.label("awaited"),
+        _EARLIER.name.label("awaited_name"),
+        _EARLIER.project.label("awaited_project"),
+    )
+    query = select(*columns, *awaited, placed, RunNode.worker_id)
     query = query.where(Run.status.in_((Status.QUEUED, *(ACTIVE if and_training else ()))))
     is_awaited = (_EARLIER.id == Run.after_id) & _EARLIER.status.not_in(ENDED)
     query = query.outerjoin(_EARLIER, is_awaited)
     is_next = (Placement.run_id == Run.id) & (Placement.attempt == Run.attempt + 1)
     query = query.outerjoin(Placement, is_next)
-    return session.execute(query.order_by(Run.priority.desc(), Run.position, Run.id)).all()
+    is_training = Run.status.in_(ACTIVE) & RunNode.ended_at.is_(None)
+    query = query.outerjoin(RunNode, (RunNode.run_id == Run.id) & is_training)
+    in_order = (Run.priority.desc(), Run.position, Run.id, RunNode.node)
+    return session.execute(query.order_by(*in_order)).all()
 
 
-def reason(run: Run, queue: Queue, *, runs_per_user: int = 0, devices_per_user: int = 0) -> str:
+def reason(run: Run, queue: Queue, *, runs_per_user: int = 0, devices_per_user: int = 0) -> Reason:
     """Say in words what a queued run waits for, the hardest obstacle first."""
+    found = _reason(run, queue, runs_per_user, devices_per_user)
+    return found if isinstance(found, Reason) else Reason(found)
+
+
+def _reason(run: Run, queue: Queue, runs_per_user: int, devices_per_user: int) -> Reason | str:
     if not queue.workers:
         return "no worker reports at the moment"
     able, obstacle = _able(run, queue.workers)
@@ -124,7 +195,7 @@ def reason(run: Run, queue: Queue, *, runs_per_user: int = 0, devices_per_user: 
         return f"it waits for workers that are drained: {', '.join(drained[:3])}{more}"
     able = taking
     if run.after_id in queue.awaited:
-        return f"it waits for the end of run {run.after_id}"
+        return _of_one("it waits for the end of {}", queue.awaited[run.after_id])
     if runs_per_user and queue.training[run.owner_id] >= runs_per_user:
         return f"its owner has {runs_per_user} runs in training, as many as are allowed"
     if limited := queue.usage.obstacle(run, devices_per_user):
@@ -141,16 +212,56 @@ def reason(run: Run, queue: Queue, *, runs_per_user: int = 0, devices_per_user: 
     if kept is not None and roomy and queue.places[kept.id] < ahead:
         others = [each for each in roomy if each.id not in kept.reservation["worker_ids"]]
         if len(others) < run.nodes:
-            return f"devices are kept for run {kept.id}, which needs {_needed(kept)}"
+            is_seen = queue.seen is None or kept.project in queue.seen
+            other = OtherRun(kept.id, kept.name, is_seen)
+            return _of_one(f"devices are kept for {{}}, which needs {_needed(kept)}", other)
     if ahead:
-        return f"{ahead} ahead of it"
+        first = [each for each in queue.first if queue.places[each.id] < ahead]
+        text = "1 run is ahead" if ahead == 1 else f"{ahead} runs are ahead"
+        return _named(f"{text}:", first, ahead) if first else Reason(text)
     if any(worker.placement for worker in able):
         return "it is next: the cluster is about to be asked for workers"
     if len(roomy) >= run.nodes:
         return "it is next: a worker is about to take it"
     if run.nodes > 1:
         return f"it is next: it needs {_needed(run)}, and {len(roomy) or 'none'} can be had"
-    return "it is next: no device is free"
+    return _used(queue, able)
+
+
+def _used(queue: Queue, able: list[Worker]) -> Reason:
+    """Say which runs have the devices of these workers."""
+    devices = sum(len(worker.devices) for worker in able)
+    used = devices - sum(max(queue.free(worker), 0) for worker in able)
+    using = dict.fromkeys(each for worker in able for each in queue.using.get(worker.id, ()))
+    if not using:
+        return Reason("it is next: no device is free")
+    if used == devices:
+        text = "the only device is" if devices == 1 else f"all {devices} devices are"
+    else:
+        text = f"{used} of {devices} devices are"
+    first = [each for each in using if each.is_seen][:MOST_NAMED]
+    by = f"it is next: {text} used by {'run' if len(using) == 1 else 'runs'}"
+    if not first:
+        of = "of another project" if len(using) == 1 else "of other projects"
+        return Reason(f"{by} {of}")
+    return _named(by, first, len(using))
+
+
+def _of_one(text: str, other: OtherRun) -> Reason:
+    """Name a run in a text, if it may be seen."""
+    if not other.is_seen:
+        return Reason(text.format("a run of another project"))
+    return Reason(text.format(f"run {other.label}"), (Named(other.id, other.label),))
+
+
+def _named(text: str, first: list[OtherRun], count: int) -> Reason:
+    """Name the first of so many runs behind a text, and count the others."""
+    labels = [each.label for each in first]
+    if count > len(labels):
+        told = f"{', '.join(labels)} and {count - len(labels)} more"
+    else:
+        told = " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
+    return Reason(f"{text} {told}", tuple(Named(each.id, each.label) for each in first))
 
 
 def _lacking(run: Run, able: list[Worker]) -> str:

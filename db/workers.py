@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, exists, func, select, update
 from sqlalchemy.orm import Session, defer
 
-from db import notifications
+from db import deeds, notifications
 from db.database import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
@@ -50,8 +50,10 @@ def register(
             "choose another name"
         )
     if worker is None:
-        worker = Worker(name=name)
+        worker = Worker(name=name, recipes=[])
         session.add(worker)
+    if only_run_id is None:  # a cluster's are made by the run, and offer what the others do
+        deeds.note_recipes(session, name, _files_of(worker.recipes), _files_of(recipes))
     worker.host, worker.pid = host, pid
     worker.devices, worker.versions = devices, versions
     worker.precisions = precisions(devices)
@@ -69,7 +71,14 @@ def register(
 def offer(session: Session, worker_id: int, recipes: list[dict[str, Any]]) -> None:
     """Write down what a worker offers now, whose recipes have changed."""
     worker = session.get_one(Worker, worker_id, with_for_update=True)
+    deeds.note_recipes(session, worker.name, _files_of(worker.recipes), _files_of(recipes))
     worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
+
+
+def _files_of(recipes: list[dict[str, Any]]) -> set[str]:
+    """Return the references of recipes that somebody has added, one that is broken just now too."""
+    references = (each.get("reference", each["name"]) for each in recipes)
+    return {reference for reference in references if reference.startswith("/")}
 
 
 def recipe_names(recipes: list[dict[str, Any]]) -> list[str]:

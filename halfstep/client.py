@@ -28,6 +28,8 @@ import httpx2
 from halfstep import credentials
 from halfstep.alert_calls import AlertCalls
 from halfstep.answers import ApiError, content, refusal, spoken
+from halfstep.nesting import merged
+from halfstep.shelf_calls import ShelfCalls
 
 if TYPE_CHECKING:
     from halfstep.series import Series
@@ -41,7 +43,7 @@ PIECE_BYTES = 1 << 20
 MOST_POINTS = 5000  # of a line, that the server thins out
 
 
-class Client(AlertCalls):
+class Client(AlertCalls, ShelfCalls):
     """A connection to one server, as one user. A context manager, which closes it."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
@@ -368,29 +370,6 @@ class Client(AlertCalls):
         """Return the deleted runs that can be restored, newest first."""
         return list(self._pages("/api/v1/bin", "runs"))
 
-    def views(self) -> list[dict[str, Any]]:
-        """Return your saved views of the list of runs, by name."""
-        return list(self._get("/api/v1/views"))
-
-    def save_view(
-        self,
-        name: str,
-        filter: str = "",  # noqa: A002 - as the API calls it
-        *,
-        sort: str = "-id",
-        columns: Sequence[str] = (),
-        group: str = "",
-    ) -> dict[str, Any]:
-        """Save a view, in place of your own of the same name: what `runs` takes, the columns that
-        the page shows (the usual, if none is told), and what runs are grouped by.
-        """
-        view = {"name": name, "filter": filter, "sort": sort, "group": group}
-        return self._post("/api/v1/views", view | {"columns": ",".join(columns)})
-
-    def delete_view(self, view_id: int) -> None:
-        """Delete one of your saved views."""
-        self._delete(f"/api/v1/views/{view_id}")
-
     def storage(self) -> dict[str, Any]:
         """Return what room there is, and what the files of runs take."""
         return dict(self._get("/api/v1/storage"))
@@ -447,6 +426,10 @@ class Client(AlertCalls):
         """Add runs to a sweep; to a grid, more values of its settings."""
         return self._post(f"/api/v1/sweeps/{sweep_id}/extension", {"runs": runs, "space": space})
 
+    def move_sweep(self, sweep_id: int, *, project: str) -> dict[str, Any]:
+        """Let a sweep and all of its runs belong to another project."""
+        return self._put(f"/api/v1/sweeps/{sweep_id}/project", {"project": project})
+
     def pause_sweep(self, sweep_id: int) -> dict[str, Any]:
         """Submit no more runs of a sweep for now; those under way go on."""
         return self._post(f"/api/v1/sweeps/{sweep_id}/pause")
@@ -476,8 +459,8 @@ class Client(AlertCalls):
             return dict(content(self._http.patch("/api/v1/projects/name", json=wanted)))
 
     def delete_project(self, name: str) -> None:
-        """Delete a project that has no runs and no sweeps. For operators."""
-        self._delete(f"/api/v1/projects?name={quote(name, safe='')}")
+        """Delete a project that has no runs, with its sweeps. For operators."""
+        self._delete("/api/v1/projects", {"name": name})
 
     def workers(self) -> Iterator[dict[str, Any]]:
         """Yield the workers, in the order in which they came."""
@@ -562,9 +545,9 @@ class Client(AlertCalls):
         with spoken():
             return content(self._http.get(path, params=query))
 
-    def _delete(self, path: str) -> None:
+    def _delete(self, path: str, query: Mapping[str, Any] | None = None) -> None:
         with spoken():
-            answer = self._http.delete(path)
+            answer = self._http.delete(path, params=query)
         if answer.is_error:
             raise refusal(answer)
 
@@ -572,15 +555,9 @@ class Client(AlertCalls):
         with spoken():
             return dict(content(self._http.post(path, json=body)))
 
-
-def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with changes, group by group."""
-    both = dict(config)
-    for name, value in changes.items():
-        inner = both.get(name)
-        is_group = isinstance(inner, Mapping) and isinstance(value, Mapping)
-        both[name] = merged(inner, value) if is_group else value  # type: ignore[arg-type]
-    return both
+    def _put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        with spoken():
+            return dict(content(self._http.put(path, json=body)))
 
 
 def _name(answer: httpx2.Response) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 
 from halfstep import credentials
 from halfstep.alert_commands import alert
-from halfstep.client import URL, Client, merged
+from halfstep.client import URL, Client
 from halfstep.credentials import Credentials
 from halfstep.exporting.commands import export
 from halfstep.importing.commands import import_
 from halfstep.ingest import Ingest
+from halfstep.nesting import merged
 from halfstep.progress import Progress
 from halfstep.run_commands import (
     compare,
@@ -29,6 +30,7 @@ from halfstep.run_commands import (
     scale,
     series,
 )
+from halfstep.shelf_commands import note, preset, retention
 from halfstep.sweep_commands import sweep
 from halfstep.typed import (
     EXIT_CODES,
@@ -78,8 +80,9 @@ def submit(words: list[str]) -> None:
     parser = parser_of("submit", submit)
     parser.add_argument("recipe", nargs="?", default="")
     add_submission(parser)
-    parser.add_argument("--nodes", type=int, default=1, help="workers that train it together")
-    parser.add_argument("--devices", type=int, default=1, help="of each node")
+    parser.add_argument("--preset", metavar="NAME", help="whose settings the others replace")
+    parser.add_argument("--nodes", type=int, help="workers that train it together; 1")
+    parser.add_argument("--devices", type=int, help="of each node; 1")
     parser.add_argument(
         "--weights", type=Path, metavar="FILE", help="to start from, uploaded: .safetensors or .pt"
     )
@@ -93,14 +96,14 @@ def submit(words: list[str]) -> None:
     command.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     command.add_argument("--secret", action="append", default=[], metavar="NAME")
     options = parser.parse_args(words)
-    if bool(options.recipe) == bool(options.command):
-        parser.error("allowed is one of a recipe and --command")
-    if options.weights and not (options.recipe and options.weights.is_file()):
+    if sum(map(bool, (options.recipe, options.command, options.preset))) != 1:
+        parser.error("allowed is one of a recipe, --preset and --command")
+    if options.weights and (options.command or not options.weights.is_file()):
         parser.error(f"--weights {options.weights}: allowed is a file, for a recipe")
-    further = {"name": options.name, "tags": options.tags}
-    further |= {"nodes": options.nodes, "devices_per_node": options.devices}
-    if options.project is not None:
-        further["project"] = options.project
+    further = {"name": options.name} | ({"tags": options.tags} if options.tags else {})
+    place = {"nodes": options.nodes, "devices_per_node": options.devices}
+    place["project"] = options.project
+    further |= {name: value for name, value in place.items() if value is not None}
     with Client() as client:
         if options.command:
             queued = _submit_command(client, parser, options, further)
@@ -110,7 +113,11 @@ def submit(words: list[str]) -> None:
                 with Progress(options.weights.name, in_bytes=True) as told:
                     upload = client.upload_weights(options.weights, told=told)["upload"]
                 config = merged(config, {"weights": {"upload": upload}})
-            queued = client.submit(options.recipe, config, **further)
+            queued = (
+                client.submit_preset(options.preset, config, **further)
+                if options.preset
+                else client.submit(options.recipe, config, **further)
+            )
         tell_queued(client, queued, options)
 
 
@@ -315,7 +322,10 @@ COMMANDS = {
     "import": import_,
     "login": login,
     "mcp": mcp,
+    "note": note,
+    "preset": preset,
     "projects": projects,
+    "retention": retention,
     "run": run,
     "runs": runs,
     "show": show,

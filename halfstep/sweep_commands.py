@@ -78,6 +78,16 @@ def extend(words: list[str]) -> None:
         tell(client.extend_sweep(options.sweep, runs=options.runs, space=space), options)
 
 
+def move(words: list[str]) -> None:
+    """Let a sweep and all of its runs go to another project, if you maintain both."""
+    parser = parser_of("sweep move", move)
+    parser.add_argument("sweep", type=int)
+    parser.add_argument("--project", required=True, help="'' is the one that there always is")
+    options = parser.parse_args(words)
+    with Client() as client:
+        tell(client.move_sweep(options.sweep, project=options.project), options)
+
+
 def _steering(name: str, method: str, text: str) -> Any:
     def steer(words: list[str]) -> None:
         parser = parser_of(f"sweep {name}", steer)
@@ -95,6 +105,7 @@ SWEEP = {
     "list": sweeps,
     "show": show,
     "extend": extend,
+    "move": move,
     "pause": _steering("pause", "pause_sweep", "Submit no more runs; those under way go on."),
     "resume": _steering("resume", "resume_sweep", "Go on with a paused or failed sweep."),
     "cancel": _steering("cancel", "cancel_sweep", "End a sweep and its runs that wait or train."),
@@ -102,7 +113,7 @@ SWEEP = {
 
 
 def sweep(words: list[str]) -> None:
-    """Begin, list, show, extend, pause, resume or cancel sweeps: runs that search settings."""
+    """Begin, list, show, extend, move, pause, resume, cancel sweeps: runs that search settings."""
     carry_out("sweep", sweep, SWEEP, words)
 
 

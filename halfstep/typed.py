@@ -58,13 +58,18 @@ def carry_out(
 
 
 def add_submission(parser: argparse.ArgumentParser) -> None:
-    """Let a command's words configure a run."""
+    """Let a command's words configure a run, and name it."""
+    add_configuration(parser)
+    parser.add_argument("--name", default="")
+    parser.add_argument("--wait", action="store_true", help=f"until it is over; {EXITS}")
+
+
+def add_configuration(parser: argparse.ArgumentParser) -> None:
+    """Let a command's words say what runs are submitted with."""
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields")
     parser.add_argument("--precision", choices=["fp16", "bf16", "fp32", "fp8"])
-    parser.add_argument("--name", default="")
     parser.add_argument("--project", help="else the first that you may submit to")
     parser.add_argument("--tag", action="append", default=[], dest="tags")
-    parser.add_argument("--wait", action="store_true", help=f"until it is over; {EXITS}")
 
 
 def configuration(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, Any]:

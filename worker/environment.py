@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import subprocess
+import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,9 +33,16 @@ SECRETS = (
     *("HALFSTEP_DATABASE_URL", "HALFSTEP_STORAGE_URL", "HALFSTEP_SMTP_URL"),
     *("PGPASSWORD", "PGPASSFILE"),
 )
-#: Git looks at files, and runs none of what a repository's configuration may name.
 GIT_OPTIONS = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotepath=false")
-DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ".")
+#: In a submodule git would go by a configuration that its script may have written.
+STATUS = ("status", "--porcelain", "--ignore-submodules=dirty", "--", ".")
+DIFF = (
+    *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short"),
+    *("--ignore-submodules=dirty", "HEAD", "--", "."),
+)
+#: Of a repository's own configuration, what says how its files compare and names no program.
+HARMLESS = r"^core\.(autocrlf|eol|filemode|ignorecase|symlinks)$"
+EXCLUDED_BYTES = 100_000
 
 
 @dataclass(frozen=True)
@@ -113,8 +121,10 @@ def _git_of(folder: Path) -> tuple[dict[str, Any] | None, bytes | None]:
     """Return the commit, and the diff if there is one; None where no git is."""
     try:
         commit = _git(folder, "rev-parse", "--verify", "HEAD").decode().strip()
-        changes = _git(folder, "status", "--porcelain", "--", ".").decode(errors="replace")
-        diff = _git(folder, *DIFF)
+        with tempfile.TemporaryDirectory(prefix="halfstep-git-") as own:
+            safely = _repository_of_our_own(folder, Path(own), commit)
+            changes = _git(folder, *STATUS, **safely).decode(errors="replace")
+            diff = _git(folder, *DIFF, **safely)
     except (OSError, _GitSaid) as error:
         is_none = isinstance(error, FileNotFoundError) or "not a git repository" in str(error)
         return (None if is_none else {"error": str(error)[:500]}), None
@@ -129,15 +139,51 @@ def _git_of(folder: Path) -> tuple[dict[str, Any] | None, bytes | None]:
     return git, diff or None
 
 
+def _repository_of_our_own(folder: Path, own: Path, commit: str) -> dict[str, str]:
+    """Make a repository with a folder's objects, index and files, and none of its configuration:
+    that may name programs, as filters and monitors, and a script may have written it.
+
+    Returns the variables by which git takes it. Raises OSError, _GitSaid.
+    """
+    paths = ("--git-path", "objects", "--git-path", "index", "--git-path", "info/exclude")
+    asked = ("--path-format=absolute", "--show-toplevel", "--show-object-format", *paths)
+    told = _git(folder, "rev-parse", *asked).decode(errors="surrogateescape").splitlines()
+    if len(told) != 5:
+        raise _GitSaid("the path of this repository has a line break")
+    files, format_, objects, index, excluded = told
+    for name in ("objects", "refs", "info"):
+        (own / name).mkdir()
+    (own / "HEAD").write_text(f"{commit}\n")
+    text = f"[core]\nrepositoryformatversion = 1\n[extensions]\nobjectFormat = {format_}\n"
+    (own / "config").write_text(text)
+    if Path(excluded).is_file():
+        with Path(excluded).open("rb") as file:
+            (own / "info" / "exclude").write_bytes(file.read(EXCLUDED_BYTES))
+    try:
+        settings = _git(folder, "config", "--null", "--get-regexp", HARMLESS).decode().split("\0")
+    except _GitSaid:  # there are none
+        settings = []
+    for setting in filter(None, settings):
+        name, _, value = setting.partition("\n")
+        _git(folder, "config", name, value or "true", GIT_DIR=str(own))
+    return {
+        "GIT_DIR": str(own),
+        "GIT_WORK_TREE": files,
+        "GIT_OBJECT_DIRECTORY": objects,
+        "GIT_INDEX_FILE": index,
+    }
+
+
 class _GitSaid(Exception):
     """Git refused; the message is its own."""
 
 
-def _git(folder: Path, *words: str) -> bytes:
+def _git(folder: Path, *words: str, **variables: str) -> bytes:
     """Return what git prints, one byte more than is kept at most. Raises OSError, _GitSaid."""
+    environment = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **variables}
     process = subprocess.Popen(
         ["git", "-C", str(folder), *GIT_OPTIONS, *words],
-        env={**run_environment.of_commands(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+        env={**run_environment.of_commands(), **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

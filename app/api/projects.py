@@ -104,7 +104,7 @@ def rename_project(wanted: Rename, session: Db, _visitor: SignedIn) -> ProjectRo
 
 @router.delete("", status_code=204)
 def delete_project(session: Db, _visitor: SignedIn, name: Annotated[Text, Query()]) -> None:
-    """Delete a project without runs and sweeps. For operators."""
+    """Delete a project without runs, with its sweeps. For operators."""
     projects.delete_empty(session, name)
 
 

@@ -69,7 +69,7 @@ async def stream_run(
     database: TheDatabase,
     settings: TheSettings,
     live: TheLive,
-    _visitor: SignedIn,
+    visitor: SignedIn,
     run_id: Annotated[int, Depends(_existing)],
     after: After = "",
     last_event_id: LastEventId = "",
@@ -80,8 +80,8 @@ async def stream_run(
     "steps" replaces all that you have from its first step on: after a resume, steps run again.
     """
     asked = [name for name in news.PARTS if name in parts.split(",")]
-    look = news.of_run(database, settings, run_id, parts=asked)
-    # Viewers of the same parts share a look; all pages ask for the same.
-    subject = " ".join((f"run {run_id}", *asked))
+    look = news.of_run(database, settings, run_id, parts=asked, standing=visitor.standing)
+    # Viewers of the same parts and projects share a look; all pages ask for the same parts.
+    subject = " ".join((f"run {run_id}", *asked, str(visitor.standing.projects)))
     async for event in live.stream(subject, last_event_id or after, look, seconds=RUN_SECONDS):
         yield event

@@ -9,14 +9,17 @@ from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app import search, sweep_news, sweeping, uploads
+from app.api.runs import Destination
 from app.api.streams import After, LastEventId
 from app.auth import SignedIn
 from app.context import Db, TheDatabase, TheLive, TheSettings
 from app.parameters import RowId, Text
+from app.rights import check_project
 from app.summary import Number
 from app.sweeping import MOST_RUNS, SpaceGiven, SweepSubmission
-from db import sweeps
+from db import projects, sweeps
 from db.errors import Invalid
+from db.rights import Right
 from db.sweeps import Tally
 from db.tables import Run, Status, Sweep, Trial, User
 
@@ -48,6 +51,7 @@ class SweepSummary(BaseModel):
     id: int
     name: str
     owner: str
+    project: str
     recipe: str
     kind: str
     space: Annotated[dict[str, str], Field(description="What is tried, by path of a setting")]
@@ -160,6 +164,16 @@ def list_trials(
         trials=trials_of(session, sweep, rows),
         next=after + limit if len(rows) == limit else None,
     )
+
+
+@router.put("/{sweep_id}/project")
+def move_sweep(
+    sweep_id: SweepId, wanted: Destination, session: Db, visitor: SignedIn
+) -> SweepDetail:
+    """Let a sweep and all of its runs belong to another project. For who maintains both."""
+    check_project(session, Right.MOVE, wanted.project)
+    projects.move_sweep(session, sweep_id, visitor.user, wanted.project)
+    return detail(session, sweeps.get(session, sweep_id))
 
 
 @router.post("/{sweep_id}/cancellation")

@@ -8,6 +8,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from app import mail
+from app.announcing import back_to
 from app.auth import SignedIn, Visitor
 from app.context import Db, TheSettings
 from app.parameters import RowId, RunId, Text, as_run_id
@@ -83,7 +84,7 @@ def make_rule(
         typed |= {"value": value, "run_id": run_id}
         entered = Entered(rule={**typed, "channels": channel or []}, errors=error.errors)
         return _alerts(request, session, settings, visitor, entered)
-    return RedirectResponse("/alerts#rules", status_code=303)
+    return back_to("/alerts#rules", "The rule is added.")
 
 
 @router.post("/runs/{run_id}/alerts")
@@ -92,7 +93,7 @@ def make_rule_of_run(
 ) -> RedirectResponse:
     """Make one of a run, in a browser without JavaScript."""
     alerts.make(session, visitor.user, condition=condition, scope=alerts.RUN, run_id=run_id)
-    return RedirectResponse("/alerts#rules", status_code=303)
+    return back_to("/alerts#rules", "The rule is added.")
 
 
 @router.post("/alerts/rules/{rule_id}/switch")
@@ -101,14 +102,16 @@ def switch_rule(
 ) -> RedirectResponse:
     """Switch one on or off."""
     alerts.switch(session, visitor.user, rule_id, is_on=bool(on))
-    return RedirectResponse("/alerts#rules", status_code=303)
+    return back_to(
+        "/alerts#rules", "The rule is switched on." if on else "The rule is switched off."
+    )
 
 
 @router.post("/alerts/rules/{rule_id}/deletion")
 def delete_rule(rule_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Delete one."""
     alerts.delete(session, visitor.user, rule_id)
-    return RedirectResponse("/alerts#rules", status_code=303)
+    return back_to("/alerts#rules", "The rule is deleted.")
 
 
 @router.post("/alerts/notices/reading")
@@ -147,7 +150,7 @@ def make_channel(
         return _alerts(request, session, settings, visitor, entered)
     if secret:
         return _alerts(request, session, settings, visitor, Entered(secret=secret))
-    return RedirectResponse("/alerts#channels", status_code=303)
+    return back_to("/alerts#channels", "The channel is added.")
 
 
 @router.post("/alerts/channels/{channel_id}/switch")
@@ -156,14 +159,16 @@ def switch_channel(
 ) -> RedirectResponse:
     """Switch one on or off."""
     channels.switch(session, visitor.user, channel_id, is_on=bool(on))
-    return RedirectResponse("/alerts#channels", status_code=303)
+    return back_to(
+        "/alerts#channels", "The channel is switched on." if on else "The channel is switched off."
+    )
 
 
 @router.post("/alerts/channels/{channel_id}/deletion")
 def delete_channel(channel_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Delete one."""
     channels.delete(session, visitor.user, channel_id)
-    return RedirectResponse("/alerts#channels", status_code=303)
+    return back_to("/alerts#channels", "The channel is deleted.")
 
 
 @router.post("/alerts/channels/{channel_id}/tests")
@@ -172,7 +177,7 @@ def test_channel(
 ) -> RedirectResponse:
     """Send a test."""
     deliveries.test(session, visitor.user, channel_id, settings.address)
-    return RedirectResponse("/alerts#deliveries", status_code=303)
+    return back_to("/alerts#deliveries", "A test is on its way.")
 
 
 def _number(condition: str, text: str) -> float | None:

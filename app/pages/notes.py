@@ -3,16 +3,15 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Form, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from sqlalchemy.orm import Session
+from fastapi.responses import HTMLResponse, Response
 
-from app import comparison
+from app.announcing import back_to
 from app.auth import SignedIn, Visitor
 from app.context import Db
-from app.parameters import Text, as_run_ids, flaw
+from app.notes import subject_of
+from app.parameters import Text, flaw
 from app.rendering import page
-from app.rights import check_project
-from db import notes, projects, runs
+from db import notes
 from db.errors import Changed, Invalid
 from db.labels import LENGTHS
 from db.rights import Right
@@ -29,7 +28,7 @@ def edit_note(
     runs: Annotated[Text, Query()] = "",
 ) -> HTMLResponse:
     """Show what a note is, to be written anew. project: whose; or runs: of these side by side."""
-    subject, back = _subject(session, project, runs)
+    subject, back = subject_of(session, Right.SUBMIT, project, runs)
     text = notes.read(session, subject)
     return _page(request, visitor, project, runs, back, text=text, seen=text)
 
@@ -45,12 +44,12 @@ def write_note(
     seen: Annotated[str, Form()] = "",
 ) -> Response:
     """Save it, or show what was typed and what is wrong with it."""
-    subject, back = _subject(session, project, runs)
+    subject, back = subject_of(session, Right.SUBMIT, project, runs)
     problem = flaw(note)
     try:
         if not problem:
             notes.write(session, visitor.user, subject, note, seen)
-            return RedirectResponse(back, status_code=303)
+            return back_to(back, "The note is saved.")
     except Invalid as error:
         problem = error.errors["note"]
     except Changed:
@@ -59,20 +58,6 @@ def write_note(
         problem = f"{text} yours in its place."
         return _page(request, visitor, project, runs, back, note, seen, problem, others=seen)
     return _page(request, visitor, project, runs, back, note, seen, problem)
-
-
-def _subject(session: Session, project: str | None, typed: str) -> tuple[str, str]:
-    """Return what a note is on, and the page that shows it. Raises NotFound, Forbidden, Invalid.
-
-    It is written by who may submit to the project, or to that of each of the runs.
-    """
-    if project is not None:
-        check_project(session, Right.SUBMIT, project)
-        return notes.of_project(projects.get(session, project).name), "/projects"
-    ids = as_run_ids("runs", typed, most=comparison.MOST_RUNS)
-    for name in {runs.get(session, run_id).project for run_id in ids}:
-        check_project(session, Right.SUBMIT, name)
-    return notes.of_runs(ids), f"/compare?runs={','.join(map(str, ids))}"
 
 
 def _page(

@@ -6,13 +6,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
 from app import forms
+from app.announcing import back_to
 from app.auth import SignedIn
 from app.context import Db, Posted
 from app.pages import new_run
 from app.pages.new_run import RUN_FIELDS
 from app.parameters import RowId
+from app.presets import save
 from app.rights import check_project
-from app.submission import Submission, check, usual_project
+from app.submission import Submission
 from db import presets, workers
 from db.errors import Invalid
 from db.rights import Right
@@ -27,21 +29,18 @@ def save_preset(request: Request, session: Db, posted: Posted, visitor: SignedIn
     schema = workers.recipe(session, recipe)["schema"]
     values = {name: str(posted.get(name, "")).strip() for name in (*RUN_FIELDS, "preset")}
     config = forms.read(schema, posted)
-    project = values["project"] or usual_project(session, visitor.user)
-    check_project(session, Right.SUBMIT, project)
     try:
         place, errors = new_run.numbers(values, posted)
         kept: dict[str, Any] = {name: place[name] for name in presets.PLACE if name in place}
         kept["tags"] = values["tags"]
-        wanted = Submission(recipe=recipe, config=config, project=project, **kept)
-        if wrong := errors | check(session, wanted).errors:
-            raise Invalid(wrong)
-        changed, _none = forms.carried(schema, schema, config)
-        of: dict[str, Any] = {"recipe": recipe, "config": changed, "place": kept}
-        saved = presets.save(session, visitor.user, project, values["preset"], **of)
+        kept["project"] = values["project"] or None
+        wanted = Submission(recipe=recipe, config=config, **kept)
+        saved = save(session, visitor.user, values["preset"], wanted, known=errors)
     except Invalid as error:
-        return new_run.form(request, session, visitor, recipe, config, values, error.errors)
-    return RedirectResponse(f"/runs/new?preset={saved.id}", status_code=303)
+        # Of the form `name` is the run's, which no preset keeps.
+        wrong = {"preset" if each == "name" else each: text for each, text in error.errors.items()}
+        return new_run.form(request, session, visitor, recipe, config, values, wrong)
+    return back_to(f"/runs/new?preset={saved.id}", f"The preset {saved.name} is saved.")
 
 
 @router.post("/{preset_id}/deletion")
@@ -50,4 +49,4 @@ def delete_preset(preset_id: RowId, session: Db, _visitor: SignedIn) -> Redirect
     preset = presets.get(session, preset_id)
     check_project(session, Right.SUBMIT, preset.project)
     session.delete(preset)
-    return RedirectResponse(f"/runs/new?recipe={preset.recipe}", status_code=303)
+    return back_to(f"/runs/new?recipe={preset.recipe}", f"The preset {preset.name} is deleted.")

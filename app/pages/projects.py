@@ -3,9 +3,10 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Form, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from sqlalchemy.orm import Session
 
+from app.announcing import back_to
 from app.auth import SignedIn, Visitor
 from app.context import Db, Posted
 from app.parameters import Text
@@ -35,7 +36,7 @@ def make_project(
         projects.make(session, name)
     except Invalid as error:
         return _projects(request, session, visitor, name=name, errors=error.errors)
-    return RedirectResponse("/projects", status_code=303)
+    return back_to("/projects", "The project is made.")
 
 
 @router.post("/name")
@@ -53,7 +54,7 @@ def rename_project(
         errors = {"new_name": error.errors["name"]}
         typed = {"new_name": new_name}
         return _projects(request, session, visitor, errors=errors, at=project, typed=typed)
-    return RedirectResponse("/projects", status_code=303)
+    return back_to("/projects", f"The project is called {new_name} now.")
 
 
 @router.post("/deletion")
@@ -66,7 +67,7 @@ def delete_project(
     except (Conflict, Invalid) as error:
         errors = {"deletion": str(error)}
         return _projects(request, session, visitor, errors=errors, at=project)
-    return RedirectResponse("/projects", status_code=303)
+    return back_to("/projects", f"The project {project} is deleted.")
 
 
 @router.post("/change")
@@ -79,7 +80,7 @@ def change_project(
     """Change what viewers may do in it."""
     check_project(session, Right.MANAGE, project)
     projects.get(session, project).viewers_download = viewers_download
-    return RedirectResponse("/projects", status_code=303)
+    return back_to("/projects", "Saved.")
 
 
 @router.post("/quota")
@@ -97,7 +98,7 @@ def set_quota(
         quotas.set_limits(found, typed)
     except Invalid as error:
         return _projects(request, session, visitor, errors=error.errors, at=project, typed=typed)
-    return RedirectResponse("/projects", status_code=303)
+    return back_to("/projects", "The limits are set.")
 
 
 @router.post("/roles")
@@ -117,7 +118,7 @@ def set_role(
         return _projects(request, session, visitor, errors=error.errors, at=project)
     except NotFound as error:
         return _projects(request, session, visitor, errors={"user": str(error)}, at=project)
-    return RedirectResponse("/projects", status_code=303)
+    return back_to("/projects", "The role is given.")
 
 
 @router.post("/roles/deletion")
@@ -130,7 +131,7 @@ def take_role(
     """Take somebody's role in it away."""
     check_project(session, Right.MANAGE, project)
     projects.take_role(session, people.named(session, user), project)
-    return RedirectResponse("/projects", status_code=303)
+    return back_to("/projects", "The role is taken away.")
 
 
 def _projects(

@@ -3,15 +3,16 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Form, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from sqlalchemy.orm import Session
 
 from app import deeds
+from app.announcing import back_to
 from app.auth import SignedIn, Visitor
 from app.context import Db, Posted
 from app.parameters import Text
 from app.rendering import page
-from app.rights import Forbidden, check_project
+from app.retaining import project_of
 from db import projects, retention
 from db.errors import Invalid
 from db.pruning import PINNED
@@ -19,9 +20,6 @@ from db.retention import FIELDS, Preview
 from db.rights import Right
 
 router = APIRouter(prefix="/retention")
-
-#: Of a rule, whose runs: all projects' without a rule of their own, or in:NAME.
-ALL, OF_PROJECT = "all", "in:"
 
 Scope = Annotated[Text, Form()]
 
@@ -37,7 +35,7 @@ def set_rule(
     request: Request, session: Db, visitor: SignedIn, posted: Posted, scope: Scope = ""
 ) -> Response:
     """Set a rule once it is confirmed what it deletes; or say that, or what is wrong."""
-    project = _project(session, visitor, scope)
+    project = project_of(session, visitor.standing, scope)
     typed = {"scope": scope} | {name: str(posted.get(name, ""))[:50] for name in FIELDS}
     try:
         rules = retention.checked(typed)
@@ -49,28 +47,14 @@ def set_rule(
         preview = retention.preview(session, project, rules)
         return _page(request, session, visitor, typed, preview=preview, said=said)
     retention.set_rule(session, visitor.user, project, rules)
-    return RedirectResponse("/retention", status_code=303)
+    return back_to("/retention", "The rule is set.")
 
 
 @router.post("/deletion")
 def end_rule(session: Db, visitor: SignedIn, scope: Scope = "") -> Response:
     """Let nothing more be deleted by a rule."""
-    retention.end_rule(session, _project(session, visitor, scope))
-    return RedirectResponse("/retention", status_code=303)
-
-
-def _project(session: Session, visitor: Visitor, scope: str) -> str | None:
-    """Return whose runs it is about; None: the instance's. Raises NotFound, Forbidden, Invalid."""
-    if scope == ALL:
-        if not visitor.user.is_operator:
-            raise Forbidden("Only an operator of this server may do this.")
-        return None
-    if not scope.startswith(OF_PROJECT):
-        text = f"{scope[:100]!r} is not allowed; allowed: all, or in: and a project"
-        raise Invalid({"scope": text})
-    project = scope.removeprefix(OF_PROJECT)
-    check_project(session, Right.MANAGE, project)
-    return projects.get(session, project).name
+    retention.end_rule(session, project_of(session, visitor.standing, scope))
+    return back_to("/retention", "The rule has ended.")
 
 
 def _page(

@@ -188,4 +188,6 @@ def _laid_out(session: Session, run_ids: Sequence[int], settings: Settings) -> C
 
 def _told(run: RunSummary) -> RunSummary:
     """Leave out what names other runs, workers and their machines."""
-    return run.model_copy(update={"waiting": None, "ahead": None, "error": None, "workers": []})
+    return run.model_copy(
+        update={"waiting": None, "waiting_for": [], "ahead": None, "error": None, "workers": []}
+    )

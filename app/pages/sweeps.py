@@ -1,9 +1,9 @@
 """Sweeps: the list, and the page of one with what is asked of it."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
 
@@ -12,11 +12,13 @@ from app.api import sweeps as api
 from app.auth import SignedIn
 from app.context import Db, Posted
 from app.pages import new_sweep
-from app.parameters import RowId
+from app.parameters import RowId, Text
 from app.rendering import page
+from app.rights import check_project
 from app.search import GRID
-from db import quotas, sweeps
+from db import projects, quotas, sweeps
 from db.errors import Invalid
+from db.rights import Right
 from db.tables import Sweep, User
 
 router = APIRouter()
@@ -78,6 +80,9 @@ def _page(
         visitor=visitor,
         status_code=422 if problem else 200,
         cursor=sweeps.mark(session, sweep_id),
+        destinations=visitor.destinations(session)
+        if visitor.standing.may(Right.MOVE, sweep.project)
+        else [],
         sweep=shown,
         waits=_waits(session, sweep, is_wanting=shown.open < shown.at_once),
         config_changes=new_sweep.changed(session, sweep),
@@ -122,6 +127,16 @@ def extend(
         return _page(
             request, session, visitor, sweep_id, more=text, problem="; ".join(error.errors.values())
         )
+    return _back(sweep_id)
+
+
+@router.post("/sweeps/{sweep_id}/project")
+def move_to_project(
+    sweep_id: RowId, session: Db, visitor: SignedIn, project: Annotated[Text, Form()] = ""
+) -> RedirectResponse:
+    """Let it belong to another project, with all of its runs."""
+    check_project(session, Right.MOVE, project)
+    projects.move_sweep(session, sweep_id, visitor.user, project)
     return _back(sweep_id)
 
 

@@ -24,6 +24,13 @@ export const toast = (text, offer) => {
   timer = setTimeout(hide, offer ? 15000 : 5000)
 }
 
+// What the form that led here has done, as app/announcing.py has it.
+const done = document.cookie.match(/(?:^|; )halfstep-done=([^;]*)/)
+if (done) {
+  document.cookie = 'halfstep-done=; path=/; max-age=0; samesite=strict'
+  toast(decodeURIComponent(done[1]))
+}
+
 document.addEventListener('click', async (event) => {
   const button = event.target.closest('[data-copy], [data-copy-text]')
   if (!button) return

@@ -121,8 +121,8 @@ def test_a_list_of_many_takes_few_queries(
     assert summaries[-1].verdict is not None
     assert lines[running.id] == [1.0] * 9
     assert [run.waiting for run in summaries[:2]] == [
-        f"it waits for the end of run {running.id}",
-        "58 ahead of it",
+        f"it waits for the end of run {running.id} ({running.name})",
+        "58 runs are ahead: 2 (digits-fp16), 3 (digits-fp16), 4 (digits-fp16) and 55 more",
     ]
     assert len(statements) <= 10, statements
     assert not any("workers.recipes" in statement for statement in statements)

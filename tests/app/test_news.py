@@ -121,7 +121,7 @@ def test_a_queued_run_tells_what_it_waits_for(
 
     assert told() == "1: no worker reports at the moment"
     offer_digits(database)
-    assert told() == "1: 1 ahead of it"
+    assert told() == f"1: 1 run is ahead: {first.id} ({first.name})"
     with database.writing() as session:
         steering.cancel(session, first.id, ada)
     assert told() == "0: it is next: a worker is about to take it"

@@ -1,19 +1,29 @@
 """Projects that are renamed and deleted, and runs that go from one to another."""
 
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import httpx2
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import select
+from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
-from db import accounts, alerts, notes, projects, quotas, runs, steering
+from app import submission, sweeping
+from app.submission import Submission
+from app.sweeping import SweepSubmission, begin
+from db import accounts, alerts, notes, projects, quotas, run_bin, runs, steering, sweeps
 from db.database import Database
-from db.errors import NotFound
+from db.erasure import erase
+from db.errors import Conflict, Invalid, NotFound
 from db.rights import MAINTAINER, MEMBER
+from db.settings import Settings
+from db.storage import open_store
 from db.tables import (
     AlertRule,
     ApiToken,
@@ -23,6 +33,9 @@ from db.tables import (
     Project,
     RetentionRule,
     Run,
+    Status,
+    Sweep,
+    Trial,
     User,
 )
 from tests.app.conftest import CONFIG, start_run, submit
@@ -204,3 +217,133 @@ def test_a_watched_run_stays_where_it_was_moved(
     assert uploader.begin(project="vision").json()["run"] == run_id
     with database.reading() as session:
         assert session.get_one(Run, run_id).project == "speech"
+
+
+def swept(database: Database, user: User, **place: Any) -> Sweep:
+    """Begin a sweep whose first run waits, and whose second is not submitted yet."""
+    space: dict[str, Any] = {"training.batch_size": [8, 16]}
+    given = SweepSubmission(recipe="digits", space=space, goal="minimise", **place)
+    with database.writing() as session:
+        return begin(session, user, given)
+
+
+def test_a_sweep_is_moved_with_all_of_its_runs(
+    app: FastAPI, database: Database, ada: User, mel: User
+) -> None:
+    """Those in the bin too, by who maintains both; a trial alone stays, and so does what trains."""
+    sweep = swept(database, ada, project="vision")
+    client = browser_of(app, database, mel)
+    with database.writing() as session:
+        steering.cancel(session, 1, ada)
+        run_bin.delete(session, 1, ada)
+        sweeping.go_on(session, sweep.id)
+    alone = client.put("/api/v1/runs/2/project", json={"project": "speech"})
+    assert (alone.status_code, "move the sweep" in alone.text) == (409, True)
+    address = f"/api/v1/sweeps/{sweep.id}/project"
+    for project, status in (("text", 403), ("hidden", 404), ("none", 404)):
+        assert client.put(address, json={"project": project}).status_code == status
+    with database.writing() as session:
+        quotas.set_limits(projects.get(session, "speech"), {"queued": "0"})
+    full = client.put(address, json={"project": "speech"})
+    assert (full.status_code, full.json()["code"]) == (409, "over_quota")
+    with database.writing() as session:
+        quotas.set_limits(projects.get(session, "speech"), {"queued": ""})
+        assert session.scalars(select(Run.project).distinct()).all() == ["vision"]
+    moved = client.put(address, json={"project": "speech"})
+    assert (moved.status_code, moved.json()["project"]) == (200, "speech")
+    with database.writing() as session:
+        assert session.scalars(select(Run.project).distinct()).all() == ["speech"]
+        runs.get(session, 2).status = Status.RUNNING
+    busy = client.post(f"/sweeps/{sweep.id}/project", data={"project": "vision"})
+    assert (busy.status_code, "run 2 with devices" in busy.text) == (409, True)
+    assert '<option value="vision">' in client.get(f"/sweeps/{sweep.id}").text
+    with database.writing() as session:
+        runs.get(session, 2).status = Status.FINISHED
+    back = client.post(f"/sweeps/{sweep.id}/project", data={"project": "vision"})
+    assert back.headers["location"] == f"/sweeps/{sweep.id}"
+    assert "moved by mel, from project speech to project vision" in client.get("/runs/2").text
+    with database.reading() as session:
+        deeds = session.scalars(select(Deed).where(Deed.deed.like("%/sweeps/%/project"))).all()
+    assert [each.detail for each in deeds] == ["project speech", "project vision"]
+
+
+def test_a_project_goes_with_sweeps_that_have_no_runs_left(
+    database: Database, settings: Settings, ada: User, mel: User, browser: TestClient
+) -> None:
+    """Not while one is to submit more, nor while a run of it is in the bin."""
+    sweep = swept(database, ada, project="vision")
+
+    def delete() -> tuple[int, str]:
+        answer = browser.delete("/api/v1/projects", params={"name": "vision"})
+        return answer.status_code, answer.text
+
+    with database.writing() as session:
+        sweeps.cancel(session, sweep.id, ada)
+        run_bin.delete(session, 1, ada)
+    assert (delete()[0], "those in the bin included" in delete()[1]) == (409, True)
+    with database.writing() as session:
+        run_bin.erase(session, 1, ada)
+    erase(database, settings, open_store(settings), 1, Event())
+    with database.writing() as session:
+        session.get_one(Sweep, sweep.id).status = sweeps.RUNNING
+    assert (delete()[0], f"sweep {sweep.id}, which is to submit" in delete()[1]) == (409, True)
+    with database.writing() as session:
+        session.get_one(Sweep, sweep.id).status = sweeps.CANCELLED
+    assert delete()[0] == 204
+    with database.reading() as session:
+        assert session.get(Sweep, sweep.id) is None
+        assert session.scalars(select(Trial)).all() == []
+        assert session.get(Project, "vision") is None
+
+
+def blocked(database: Database) -> bool:
+    """Tell whether a connection waits for another one's lock."""
+    waits = select(func.count()).select_from(text("pg_stat_activity"))
+    waits = waits.where(text("wait_event_type = 'Lock' AND datname = current_database()"))
+    with database.reading() as session:
+        return bool(session.scalar(waits))
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_what_is_submitted_meanwhile_goes_along(
+    database: Database, ada: User, mel: User, *, is_deleted: bool
+) -> None:
+    """A project is not renamed under a submission that has begun: its run has the new name. And one
+    that comes while it is renamed waits, and is refused.
+    """
+    wanted = Submission(recipe="digits", project="vision")
+
+    def change(session: Session) -> None:
+        if is_deleted:
+            projects.delete_empty(session, "vision")
+        else:
+            projects.rename(session, "vision", "sight")
+
+    def in_writing(work: Callable[[Session], object]) -> None:
+        with database.writing() as session:
+            work(session)
+
+    with ThreadPoolExecutor() as pool:
+        with database.writing() as session:
+            submission.submit(session, ada, wanted)
+            changing = pool.submit(in_writing, change)
+            while not blocked(database) and not changing.done():
+                pass
+        if is_deleted:
+            with pytest.raises(Conflict, match="has runs"):
+                changing.result()
+            with database.writing() as session:
+                session.execute(update(Run).values(project=""))
+        else:
+            changing.result()
+            with database.writing() as session:
+                assert session.scalars(select(Run.project)).all() == ["sight"]
+                projects.rename(session, "sight", "vision")
+        with database.writing() as session:
+            change(session)
+            late = pool.submit(in_writing, lambda own: submission.submit(own, ada, wanted))
+            while not blocked(database) and not late.done():
+                pass
+        with pytest.raises(Invalid, match="vision"):
+            late.result()

@@ -122,4 +122,4 @@ def placed(site: Site, run_id: int) -> str:
 def why(site: Site, run_id: int) -> str:
     """What a queued run waits for."""
     with site.database.reading() as session:
-        return waiting.reason(runs.get(session, run_id), waiting.Queue.read(session))
+        return waiting.reason(runs.get(session, run_id), waiting.Queue.read(session)).text

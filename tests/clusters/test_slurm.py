@@ -179,4 +179,4 @@ def placing(site: Site, cluster: Slurm, options: str, *, lease_seconds: int) -> 
 def why(site: Site, run_id: int) -> str:
     """What a queued run waits for."""
     with site.database.reading() as session:
-        return waiting.reason(runs.get(session, run_id), waiting.Queue.read(session))
+        return waiting.reason(runs.get(session, run_id), waiting.Queue.read(session)).text

@@ -58,7 +58,7 @@ def nodes(session: Session, run: Run | None) -> list[Claimed]:
 
 def why(session: Session, run: Run) -> str:
     """What a queued run waits for."""
-    return waiting.reason(run, waiting.Queue.read(session))
+    return waiting.reason(run, waiting.Queue.read(session)).text
 
 
 def finish(session: Session, run: Run) -> None:

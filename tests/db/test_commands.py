@@ -12,7 +12,7 @@ from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit, submit_com
 
 def reason(database: Database, run: Run) -> str:
     with database.reading() as session:
-        return waiting.reason(run, Queue.read(session))
+        return waiting.reason(run, Queue.read(session)).text
 
 
 def test_only_a_worker_that_offers_commands_claims_them(

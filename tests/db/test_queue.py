@@ -18,7 +18,7 @@ from tests.site import until
 
 def why(session: Session, run: Run, *, runs_per_user: int = 0) -> str:
     """What a queued run waits for."""
-    return waiting.reason(run, waiting.Queue.read(session), runs_per_user=runs_per_user)
+    return waiting.reason(run, waiting.Queue.read(session), runs_per_user=runs_per_user).text
 
 
 def find_silent(session: Session) -> set[int]:
@@ -274,7 +274,7 @@ def test_a_user_has_so_many_runs_in_training(database: Database, ada: User, work
         ({"config": config(precision="bf16")}, "devices for bf16"),
         ({"devices_per_node": 2}, "needs 2 devices"),
         ({"config": config(device_memory_gib=80)}, "of 80 GiB, and no worker that is up has more"),
-        ({}, "1 ahead"),
+        ({}, "1 run is ahead: 1 (digits-fp16)"),
     ],
 )
 def test_what_a_run_waits_for_is_said(

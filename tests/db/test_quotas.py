@@ -25,7 +25,7 @@ def make(session: Session, *names: str, **limits: Any) -> None:
 
 
 def why(session: Session, run: Run, **limits: int) -> str:
-    return waiting.reason(run, waiting.Queue.read(session), **limits)
+    return waiting.reason(run, waiting.Queue.read(session), **limits).text
 
 
 def test_a_project_trains_on_so_many_devices(database: Database, ada: User) -> None:
@@ -105,7 +105,7 @@ def test_the_project_with_the_least_for_its_share_goes_first(database: Database,
         small = [submit(session, ada, project="small") for _ in range(8)]
         urgent = submit(session, ada, project="large", priority=1)
         places = waiting.places(session)
-        assert why(session, small[0]) == "1 ahead of it"
+        assert why(session, small[0]).startswith("1 run is ahead: ")
         taken = [claim(session, worker) for _ in range(9)]
         assert [run and run.id for run in taken] == sorted(places, key=places.__getitem__)[:9]
         assert taken[0] == urgent

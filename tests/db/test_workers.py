@@ -95,7 +95,7 @@ def test_a_drained_worker_takes_nothing_and_runs_say_so(
         queue.renew(session, mine.id, 1, 60.0)
         assert claim(session, other) is None
         assert claim(session, worker) is None
-        reason = waiting.reason(runs.get(session, wide.id), waiting.Queue.read(session))
+        reason = waiting.reason(runs.get(session, wide.id), waiting.Queue.read(session)).text
         assert reason == "it waits for workers that are drained: w1"
         queue.end(session, mine.id, 1, Status.FINISHED)
         assert claim(session, other) is None

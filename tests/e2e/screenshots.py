@@ -1,21 +1,30 @@
-"""Take the README's pictures from the running product: `make screenshots`."""
+"""Take the documents' pictures from the running product: `make screenshots`, or by name:
+`python -m tests.e2e.screenshots comparison`.
+"""
 
+import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.browser import launched
 from tests.site import up
 
+THEMES = MappingProxyType({"light": "", "dark": "-dark"})
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 PATIENCE = 120_000  # milliseconds
 MOST_BYTES = 200_000  # of a picture: a clone of the repository brings all of them
+PICTURES = ("run", "runs", "comparison")
 RUNS = (("fp32", "400"), ("bf16", "400"), ("fp16", "2000"))
 
 
-def main() -> None:
-    """Submit a run in each precision, wait for them, and take the pictures."""
+def main(wanted: list[str]) -> None:
+    """Submit a run in each precision, wait for them, and take the pictures that are wanted."""
+    if unknown := set(wanted) - {*PICTURES}:
+        sys.exit(f"{', '.join(unknown)}: allowed are {', '.join(PICTURES)}")
     IMAGES.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as data,
@@ -30,24 +39,40 @@ def main() -> None:
         page.get_by_role("button", name="Sign in").click()
         while not page.get_by_text("A worker is up, and trains").is_visible():
             page.reload()
-        for precision, steps in RUNS:
+        for precision, steps in RUNS if wanted != ["comparison"] else RUNS[:1]:
             submit(page, precision, steps)
         expect(page.locator(".facts .status")).to_have_text("finished")
-        take(page, "run", 900)
-        page.goto(link.split("/?")[0] + "/runs")
-        take(page, "runs", 380)
+        if "run" in wanted:
+            take(page, "run", 900)
+        if "runs" in wanted:
+            page.goto(link.split("/?")[0] + "/runs")
+            take(page, "runs", 380)
+        if "comparison" in wanted:
+            compare(page, link.split("/?")[0])
         browser.close()
 
 
-def take(page: Page, name: str, height: int) -> None:
-    """Take a picture of the top of a page, in both themes."""
-    for theme, suffix in (("light", ""), ("dark", "-dark")):
+def compare(page: Page, address: str) -> None:
+    """Queue the first run in every precision, and take their comparison once they have ended."""
+    page.goto(f"{address}/runs/1")
+    page.get_by_text("Compare precisions…").click()
+    page.get_by_role("button", name="Queue 4 runs").click()
+    page.wait_for_url("**/groups/*")
+    expect(page.locator('td [data-status="finished"]')).to_have_count(4)
+    take(page, "comparison", 1400, themes={"light": ""})
+
+
+def take(page: Page, name: str, height: int, themes: Mapping[str, str] = THEMES) -> None:
+    """Take a picture of the top of a page, in each theme."""
+    for theme, suffix in themes.items():
         page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
         page.reload()
-        if name == "run":
+        if name != "runs":
             page.wait_for_selector("[data-drawn]")
         path = IMAGES / f"{name}{suffix}.png"
-        page.screenshot(path=path, clip={"x": 0, "y": 0, "width": 1280, "height": height})
+        page.screenshot(
+            path=path, full_page=True, clip={"x": 0, "y": 0, "width": 1280, "height": height}
+        )
         size = path.stat().st_size
         assert size <= MOST_BYTES, f"{path} has {size} bytes; allowed: {MOST_BYTES}"
 
@@ -62,4 +87,4 @@ def submit(page: Page, precision: str, steps: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or [*PICTURES])

@@ -14,6 +14,7 @@ from app.user_command import USER
 from halfstep import __version__, cli
 from halfstep.alert_commands import ALERT
 from halfstep.commands import COMMANDS, RUN
+from halfstep.shelf_commands import NOTE, PRESET, RETENTION
 from halfstep.sweep_commands import SWEEP
 from tests.site import halfstep
 from trainer.commands import cli as recipe
@@ -21,7 +22,14 @@ from trainer.commands import cli as recipe
 #: Commands that serve until they are ended.
 FOR_EVER = {"mcp", "placer", "server", "up", "worker"}
 #: Commands of commands; one that is not here has no --json of its own, which is told below.
-GROUPS = {"alert": [*ALERT], "run": [*RUN], "sweep": [*SWEEP]} | {
+GROUPS = {
+    "alert": [*ALERT],
+    "note": [*NOTE],
+    "preset": [*PRESET],
+    "retention": [*RETENTION],
+    "run": [*RUN],
+    "sweep": [*SWEEP],
+} | {
     name: [*typer.main.get_group(group).commands]
     for name, group in (("storage", STORAGE), ("user", USER), ("recipe", recipe))
 }

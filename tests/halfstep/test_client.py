@@ -3,18 +3,20 @@
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from db import accounts, checkpoints, queue
+from db import accounts, checkpoints, projects, queue
 from db.database import Database
 from db.settings import Settings
 from db.tables import Checkpoint, LogLine, Run, Status, User
 from halfstep import ApiError, Client
-from halfstep.commands import COMMANDS
+from halfstep.commands import COMMANDS, RUN
+from halfstep.shelf_commands import NOTE, PRESET, RETENTION
 from tests.app.conftest import start_run
 from tests.db.telemetry_made import make_metric, make_steps, record
 from tests.site import free_port, halfstep
@@ -319,6 +321,10 @@ def test_sweeps_by_the_client_and_the_command(
     assert client.resume_sweep(1)["status"] == "running"
     assert "of 3 runs" in typed("extend", "1", "--search", "training.batch_size=[64]")
     assert client.extend_sweep(2, runs=1)["runs_total"] == 4
+    with database.writing() as session:
+        projects.make(session, "vision")
+    assert client.move_sweep(2, project="vision")["project"] == "vision"
+    assert json.loads(typed("move", "2", "--project", "", "--json"))["project"] == ""
     assert "cancelled" in typed("cancel", "2")
     assert client.wait_for_sweep(2)["status"] == "cancelled"
     assert [each["status"] for each in client.trials(2)] == ["cancelled"] * 2
@@ -394,3 +400,114 @@ def test_views_are_saved_from_a_script(client: Client) -> None:
     assert client.views() == []
     with pytest.raises(ApiError, match="allowed"):
         client.save_view("other", "nonsense:::")
+
+
+def test_presets_are_saved_and_submitted_from_a_script(
+    client: Client, address: str, token: str, database: Database
+) -> None:
+    """By the client and by what is typed; of two of one name the project says which."""
+    settings = {"training": {"steps": 7}}
+    kept = client.save_preset("quick", "digits", settings, tags=["a", "b"], priority=3)
+    assert (kept["config"], kept["tags"], kept["priority"]) == (settings, ["a", "b"], 3)
+    run = client.submit_preset("quick", {"training": {"batch_size": 32}}, name="mine")
+    assert (run["name"], run["tags"], run["priority"]) == ("mine", ["a", "b"], 3)
+    config = client.run(run["id"])["config"]["training"]
+    assert (config["steps"], config["batch_size"]) == (7, 32)
+    known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    words = ("run", "submit", "--preset", "quick", "--set", "training.steps=9", "--tag", "c")
+    typed = json.loads(halfstep(*words, "--json", **known).stdout)
+    assert (typed["tags"], typed["steps_total"], typed["priority"]) == (["c"], 9, 3)
+    with database.writing() as session:
+        projects.make(session, "vision")
+    saving = ("preset", "save", "quick", "digits", "--project", "vision", "--precision", "bf16")
+    assert halfstep(*saving, **known).stdout == "     2  quick: digits  in vision\n"
+    with pytest.raises(ApiError, match="the projects '', 'vision' have one each"):
+        client.submit_preset("quick")
+    assert client.submit_preset("quick", project="vision")["precision"] == "bf16"
+    with pytest.raises(ApiError, match="preset is 'slow'; there is none"):
+        client.submit_preset("slow")
+    with pytest.raises(ApiError, match="Steps is 0"):
+        client.save_preset("wrong", "digits", {"training": {"steps": 0}})
+    with pytest.raises(ApiError, match="name: "):
+        client.save_preset(" ", "digits")
+    assert "1  quick: digits\n" in halfstep("preset", "list", **known).stdout
+    assert halfstep("preset", "remove", "1", **known).stdout == "preset 1 is removed\n"
+    assert [each["id"] for each in client.presets()] == [2]
+    both = halfstep("run", "submit", "digits", "--preset", "quick", **known)
+    assert (both.returncode, "one of a recipe, --preset" in both.stderr) == (2, True)
+
+
+def test_notes_are_written_from_a_script(client: Client, address: str, token: str) -> None:
+    """On runs in whatever order, and on a project; what somebody else wrote meanwhile stays."""
+    runs = [client.submit("digits")["id"] for _ in range(2)]
+    assert client.note(*runs) == ""
+    assert client.write_note("# Why", *runs) == "# Why"
+    assert client.note(*reversed(runs)) == "# Why"
+    with pytest.raises(ApiError, match="changed meanwhile"):
+        client.write_note("mine", *runs, seen="")
+    assert client.write_note("mine", *runs, seen="# Why") == "mine"
+    known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    words = ("note", "write", "--project", "", "--note", "Our **plan**")
+    assert halfstep(*words, **known).stdout == "the note is saved\n"
+    assert halfstep("note", "show", "--project", "", **known).stdout == "Our **plan**\n"
+    shown = halfstep("note", "show", "2", "1", "--json", **known).stdout
+    assert json.loads(shown) == {"note": "mine"}
+    assert "no note any more" in halfstep("note", "write", "1", "2", "--note", "", **known).stdout
+    assert halfstep("note", "show", **known).returncode == 2
+    with pytest.raises(ApiError, match="no run 99"):
+        client.note(99)
+    with pytest.raises(ApiError, match="20,001 characters"):
+        client.write_note("x" * 20_001, project="")
+
+
+def test_rules_of_retention_from_a_script(
+    client: Client, address: str, token: str, database: Database, running: Run, saved: Path
+) -> None:
+    """Previewed, set, listed and ended; nothing is set that nobody has agreed to."""
+    with database.writing() as session:
+        queue.end(session, running.id, running.attempt, Status.FINISHED)
+        session.get_one(Run, running.id).ended_at = 1.0
+        session.add(
+            LogLine(run_id=running.id, number=1, attempt=1, time=0.0, stream="stdout", text="x")
+        )
+    found = client.preview_retention(project="", log_days=30)
+    told = {"run_id": 1, "steps": 0, "stored_bytes": 0, "log_lines": 1, "samples": 0}
+    assert (found["runs"], found["not_looked_at"]) == (1, 0)
+    assert found["largest"] == [told | {"name": client.run(1)["name"]}]
+    known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    words = ("--project", "", "--logs", "30")
+    assert "1 runs, 0 B of files" in halfstep("retention", "preview", *words, **known).stdout
+    asked = halfstep("retention", "add", *words, **known)
+    assert (asked.returncode, "allowed: with --yes" in asked.stderr) == (2, True)
+    assert client.retention() == []
+    added = halfstep("retention", "add", *words, "--yes", **known).stdout
+    assert added == "the first project: logs and samples after 30 days\n"
+    made = client.set_retention(checkpoint_days=90)
+    assert (made["scope"], made["checkpoint_days"], made["log_days"]) == ("all", 90, None)
+    assert [each["scope"] for each in client.retention()] == ["all", "in:"]
+    assert halfstep("retention", "remove", "--all", **known).returncode == 0
+    client.end_retention(project="")
+    assert client.retention() == []
+    with pytest.raises(ApiError, match=r"Checkpoints: 0\.5 is not allowed"):
+        client.set_retention(checkpoint_days=0.5)
+    with pytest.raises(ApiError, match="Both fields are empty"):
+        client.set_retention()
+
+
+def test_the_document_has_every_method_of_the_client() -> None:
+    """Each public one is named in docs/client.md, and so is each command's name."""
+    text = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+    words = set(re.findall(r"\w+", text))
+    methods = {name for name in dir(Client) if not name.startswith("_")}
+    assert methods - words - {"close"} == set()
+    typed = {f"halfstep {name}" for name in COMMANDS} - {"halfstep run"}
+    shown = {f"halfstep {name}" for name in ("submit", "runs", "show", "cancel", "download")}
+    assert [each for each in sorted(typed - shown) if each not in text] == []
+    for group, commands in {
+        "run": RUN,
+        "preset": PRESET,
+        "note": NOTE,
+        "retention": RETENTION,
+    }.items():
+        lines = [line for line in text.splitlines() if f"halfstep {group} " in line]
+        assert [name for name in commands if not re.search(rf"\b{name}\b", "".join(lines))] == []

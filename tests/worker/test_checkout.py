@@ -65,3 +65,20 @@ def test_a_submodule_comes_by_no_other_way(tmp_path: Path, url: str) -> None:
     with pytest.raises(CannotCheckOut, match=r"transport .* not allowed"):
         checked_out(tmp_path / "it", commit, tmp_path / "work")
     assert not (tmp_path / "work").exists()
+
+
+def test_a_second_attempt_runs_nothing_that_the_first_has_named(tmp_path: Path) -> None:
+    """What its script has written into the configuration of the checkout, or into its hooks."""
+    commit = committed(tmp_path / "it", text="it")
+    folder, touched = tmp_path / "work", tmp_path / "touched"
+    checked_out(tmp_path / "it", commit, folder)
+    program = tmp_path / "evil.sh"
+    program.write_text(f"#!/bin/sh\ntouch {touched}\n")
+    program.chmod(0o755)
+    (folder / ".gitattributes").write_text("* filter=evil diff=evil\n")
+    hooks = ("core.fsmonitor", "core.sshCommand", "diff.external", "alias.rev-parse")
+    for name in (*hooks, "filter.evil.clean", "filter.evil.process", "diff.evil.textconv"):
+        git(folder, "config", name, f"!{program}" if name.startswith("alias") else str(program))
+    (folder / "text").write_text("changed")
+    assert checked_out(tmp_path / "it", commit, folder) == commit
+    assert not touched.exists()

@@ -88,3 +88,75 @@ def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture
     started = Started(["python"], tmp_path, "x")  # type: ignore[arg-type]
     assert described(started, WORKER, [0]) is None
     assert "cannot be told" in caplog.text
+
+
+def test_nothing_that_a_repository_names_is_run(folder: Path, tmp_path: Path) -> None:
+    """Neither monitor, external diff, textconv, hook nor filter, its own or a submodule's; what git
+    says of it is the same as without them.
+    """
+    touched = tmp_path.parent / "touched"
+    touched.mkdir()
+
+    def touching(name: str) -> str:
+        program = touched.parent / f"{name}.sh"
+        program.write_text(f"#!/bin/sh\ntouch {touched}/{name}\ncat 2>/dev/null\n")
+        program.chmod(0o755)
+        return str(program)
+
+    inner = folder / "inner"
+    inner.mkdir()
+    git(inner, "init", "-q")
+    (inner / "in.txt").write_text("a")
+    git(inner, "add", ".")
+    git(inner, "commit", "-qm", "inner")
+    (folder / "lr.dat").write_text("1\n")
+    git(folder, "-c", "advice.addEmbeddedRepo=false", "add", "inner", "lr.dat")
+    git(folder, "commit", "-qm", "second")
+    for each, attributes in ((folder, "*.dat filter=evil=x diff=evil"), (inner, "* filter=evil=x")):
+        (each / ".git" / "info" / "attributes").write_text(f"{attributes}\n")
+        (each / ".gitattributes").write_text(f"{attributes}\n")
+        at = each.name
+        for name in ("core.fsmonitor", "diff.external", "diff.evil.textconv", "diff.evil.command"):
+            git(each, "config", name, touching(f"{at}-{name}"))
+        for kind in ("clean", "smudge", "process"):
+            git(each, "config", f"filter.evil=x.{kind}", touching(f"{at}-{kind}"))
+        git(each, "config", "core.hooksPath", str(touched.parent))
+        for hook in ("post-index-change", "pre-auto-gc"):
+            (touched.parent / hook).write_text(f"#!/bin/sh\ntouch {touched}/{hook}\n")
+            (touched.parent / hook).chmod(0o755)
+    (folder / "lr.dat").write_text("2\n")
+    (inner / "in.txt").write_text("b")
+    os.utime(folder / "recipe.py", (1, 1))
+    content, texts = told(folder)
+    assert list(touched.iterdir()) == []
+    assert content["git"]["is_dirty"]
+    assert content["git"]["untracked"] == [".gitattributes"]
+    assert texts.diff.endswith("-1\n+2\n")
+    subprocess.run(["git", "-C", str(folder), "status"], check=False, capture_output=True)
+    assert list(touched.iterdir()) != []  # each of them would have been run
+
+
+def test_a_repository_is_asked_by_its_own_ways_to_compare(folder: Path) -> None:
+    """What it excludes and how it ends lines go along; so do a worktree and another hash."""
+    git(folder, "config", "core.fileMode", "false")
+    (folder / ".git" / "info" / "exclude").write_text("*.out\n")
+    (folder / "a.out").write_text("")
+    (folder / "recipe.py").chmod(0o755)
+    content, _texts = told(folder)
+    assert (content["git"]["is_dirty"], content["git"]["untracked"]) == (False, [])
+    beside = folder.parent / "beside"
+    git(folder, "worktree", "add", "-q", str(beside))
+    (beside / "recipe.py").write_text("LR = 3\n")
+    content, texts = told(beside)
+    assert content["git"]["commit"] == git(folder, "rev-parse", "HEAD").strip()
+    assert texts.diff.endswith("-LR = 1\n+LR = 3\n")
+    hashed = folder.parent / "hashed"
+    hashed.mkdir()
+    (hashed / "recipe.py").write_text("LR = 1\n")
+    git(hashed, "init", "-q", "--object-format=sha256")
+    git(hashed, "add", ".")
+    git(hashed, "commit", "-qm", "first")
+    (hashed / "recipe.py").write_text("LR = 2\n")
+    content, texts = told(hashed)
+    assert len(content["git"]["commit"]) == 64
+    assert texts.diff.endswith("-LR = 1\n+LR = 2\n")

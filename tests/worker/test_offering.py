@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from db.settings import Settings
-from db.tables import Status
-from tests.site import Site, until
+from db.tables import Deed, Status
+from tests.site import Site, halfstep, until
 from worker import offering
 from worker.offering import Offering
 
@@ -92,3 +93,32 @@ def test_what_memory_recipes_take_is_counted_later(
     assert here.news() is None
     assert here._counter is None
     here.close()
+
+
+def test_what_is_added_and_removed_stands_in_the_deeds(site: Site, tmp_path: Path) -> None:
+    """By which worker, once each; a file that is broken for a while stays offered there."""
+    file = tmp_path / "mine.py"
+    file.write_text(RECIPE.format(title="First"))
+    known = {"HALFSTEP_DATA": str(site.data)}
+
+    def deeds() -> list[tuple[str, str, str]]:
+        with site.database.reading() as session:
+            rows = session.execute(select(Deed.deed, Deed.detail, Deed.address).order_by(Deed.id))
+            return [(row[0], row[1], row[2]) for row in rows]
+
+    told = (f"by worker w1: {file}:Mine", "terminal")
+    with site.worker():
+        until(lambda: site.offers("digits"))
+        assert deeds() == []
+        assert halfstep("recipe", "add", str(file), "--no-check", **known).returncode == 0
+        until(lambda: site.offers("mine"))
+        assert deeds() == [("recipe offered", *told)]
+        file.write_text("1 / 0\n")
+        until(lambda: not site.offers("mine"))
+        assert len(deeds()) == 1
+        assert halfstep("recipe", "remove", str(file), **known).returncode == 0
+        until(lambda: len(deeds()) == 2)
+        assert deeds()[1] == ("recipe withdrawn", *told)
+    with site.worker():
+        until(lambda: site.offers("digits"))
+    assert len(deeds()) == 2

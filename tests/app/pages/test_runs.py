@@ -83,8 +83,8 @@ def test_queued_run_shows_place_and_reason(
     for _ in range(2):
         submit(database, ada)
     page = browser.get("/runs").text
-    assert "<b>next</b> no device is free" in page
-    assert "<b>#2 in the queue</b> 1 ahead of it" in page
+    assert f"<b>next</b> the only device is used by run 1 ({running.name})" in page
+    assert "<b>#2 in the queue</b> 1 run is ahead: 2 (digits-fp16)" in page
 
 
 def test_filter_stays_in_the_form(database: Database, ada: User, browser: TestClient) -> None:

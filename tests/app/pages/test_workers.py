@@ -123,12 +123,14 @@ def test_the_queue_stands_below_the_grid_in_order(
     queue = page.partition("data-queue")[2]
     assert re.findall(r'<tr data-key="(\d+)"', queue) == ["3", "2"]
     assert "&lt;i&gt;later&lt;/i&gt;" in queue
-    assert "it is next: no device is free" in queue
-    assert "1 ahead of it" in queue
+    used = f'<a href="/runs/1">1 ({running.name})</a>'
+    assert f"it is next: the only device is used by run {used}" in queue
+    assert '1 run is ahead: <a href="/runs/3">3 (sooner)</a>' in queue
     unseen = _script(app, database, other).get("/workers").text.partition("data-queue")[2]
     assert "sooner" not in unseen
     assert re.findall(r'<td class="number">(\d)</td><td class="name">', unseen) == ["2"]
     assert "2 runs wait in all" in unseen
+    assert "1 run is ahead</td>" in unseen
 
 
 def test_operators_drain_a_worker_by_page_api_and_command(
