@@ -13,7 +13,7 @@ from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.environment import environment_of
 from app.moving import elsewhere
-from app.news import by_step, labels_mark, skipped_steps, waiting_mark
+from app.news import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_steps, waiting_mark
 from app.pages.links import sharing_of
 from app.parameters import RunId
 from app.rendering import page
@@ -84,7 +84,9 @@ def show_run(
         fp8=histograms.newest(session, run_id, "fp8"),
         updates=histograms.updates(session, run_id),
         weights=histograms.newest(session, run_id, "weights"),
-        artifacts=by_step(artifacts.of_run(session, run_id)),
+        artifacts=by_step(artifacts.newest(session, run_id, most=ARTIFACTS_SHOWN)),
+        artifacts_shown=ARTIFACTS_SHOWN,
+        artifacts_total=artifacts.count(session, run_id),
         files=checkpoints.of_run(session, run_id),
         saves=checkpoints.saves(session, run_id),
         forks=runs.forks(session, run_id),
