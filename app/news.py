@@ -30,6 +30,8 @@ from db.waiting import Queue
 
 #: Rows of the table of skipped steps; the API has all of them.
 SKIPS_SHOWN = 200
+#: The last of a run's files that its page shows; the API has all.
+ARTIFACTS_SHOWN = 500
 #: Rows that one list page can follow: those that it showed, and new ones that came in since.
 ROWS_FOLLOWED = 200
 PLACES_SECONDS = 3.0
@@ -190,7 +192,7 @@ def _rows(
         )
         in_order = sorted((f for f in files if not f.is_shard), key=lambda file: file.step)
         yield "checkpoints", {"html": html, "keys": [str(file.id) for file in in_order]}
-        kept = artifacts.of_run(session, run.id)
+        kept = artifacts.newest(session, run.id, most=ARTIFACTS_SHOWN)
         steps = {file.step for file in changes.artifacts}
         files_by_step = by_step([file for file in kept if file.step in steps])
         html = fragment("_artifacts.html", run=run, artifacts=files_by_step)

@@ -170,10 +170,17 @@ ASKING = MappingProxyType(
 )
 
 
+#: Routes that send as long as somebody listens.
+STREAMS = (
+    *("api.streams.stream_list", "api.streams.stream_run"),
+    *("api.sweeps.stream_sweep", "api.workers.stream_workers"),
+)
+
+
 def kind_of(endpoint: object) -> str:
     """Return as what a request counts that may last, or nothing."""
     name = name_of(endpoint)
-    if name.startswith("api.") and ".stream_" in name:
+    if name in STREAMS:
         return STREAM
     if ".export_" in name:
         return EXPORT

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.errors import NotFound
@@ -31,14 +31,17 @@ def publish(session: Session, run_id: int, attempt: int, event: dict[str, Any], 
     run.files_revision = row.revision = run.revision
 
 
-def of_run(
-    session: Session, run_id: int, *, steps: Collection[int] | None = None
-) -> list[Artifact]:
-    """List a run's artifacts, newest step first: all, or those of some steps."""
+def newest(session: Session, run_id: int, *, most: int) -> list[Artifact]:
+    """List a run's last artifacts, newest step first."""
     query = select(Artifact).where(Artifact.run_id == run_id)
-    if steps is not None:
-        query = query.where(Artifact.step.in_(steps))
-    return list(session.scalars(query.order_by(Artifact.step.desc(), Artifact.name)))
+    query = query.order_by(Artifact.step.desc(), Artifact.name).limit(most)
+    return list(session.scalars(query))
+
+
+def count(session: Session, run_id: int) -> int:
+    """Return how many artifacts a run has."""
+    query = select(func.count()).select_from(Artifact).where(Artifact.run_id == run_id)
+    return session.scalars(query).one()
 
 
 def page_of_run(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:

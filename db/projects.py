@@ -10,7 +10,7 @@ from db import notes, quotas, rights, runs, sweeps
 from db.errors import Conflict, Invalid, NotFound
 from db.names import checked_name, key_of
 from db.rights import ROLES
-from db.sweeps import RUNNING as SWEEPING
+from db.sweeps import CANCELLED
 from db.tables import (
     ACTIVE,
     WATCH,
@@ -70,6 +70,7 @@ def rename(session: Session, name: str, new_name: str) -> Project:
     """Call a project otherwise, with all that is of it. Raises Invalid, NotFound."""
     project = _own(session, name)
     _keep_others_off(session, name)
+    session.refresh(project)  # whoever held it may have set a limit
     new_name = _new_name(session, new_name, but=name)
     columns = inspect(Project).column_attrs.keys()
     kept = {each: getattr(project, each) for each in columns if each != "name"}
@@ -92,7 +93,7 @@ def delete_empty(session: Session, name: str) -> None:
     """
     _own(session, name)
     _keep_others_off(session, name)
-    going_on = (Sweep.status == SWEEPING, Sweep.submitted < Sweep.runs_total)
+    going_on = (Sweep.status != CANCELLED, Sweep.submitted < Sweep.runs_total)
     with rights.unlimited(session):
         if session.scalar(select(Run.id).where(Run.project == name).limit(1)) is not None:
             text = "runs, those in the bin included: only an empty one is deleted"

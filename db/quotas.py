@@ -12,7 +12,7 @@ from itertools import groupby
 from types import EllipsisType
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, func, or_, select
+from sqlalchemy import ColumnElement, case, func, null, or_, select
 from sqlalchemy.orm import Session
 
 from db import rights
@@ -37,7 +37,7 @@ _QUEUED_PER_USER = "queued_per_user"
 class Usage:
     """Devices of workers in use, by project, owner and worker, and what projects may use.
 
-    limits: of the projects that have one.  shares: of every project.
+    by_worker: if it was asked for.  limits: of the projects that have one.  shares: of every one.
     """
 
     by_project: Counter[str]
@@ -47,13 +47,14 @@ class Usage:
     shares: dict[str, float]
 
     @classmethod
-    def read(cls, session: Session) -> "Usage":
+    def read(cls, session: Session, *, of_workers: bool = False) -> "Usage":
         """Read it: one query, of the projects with their nodes in training."""
-        kind = (Run.project, Run.owner_id, RunNode.worker_id)
+        worker_id = RunNode.worker_id if of_workers else null()
+        kind = (Run.project, Run.owner_id, worker_id.label("worker_id"))
         devices = func.sum(func.json_array_length(RunNode.devices)).label("used")
         nodes = select(*kind, devices).join(Run, Run.id == RunNode.run_id)
         nodes = nodes.where(RunNode.ended_at.is_(None), RunNode.worker_id.is_not(None))
-        each = nodes.group_by(*kind).subquery()
+        each = nodes.group_by(*(kind if of_workers else kind[:2])).subquery()
         columns = (Project.name, Project.devices, Project.share)
         known = select(*columns, each.c.owner_id, each.c.worker_id, each.c.used)
         with rights.unlimited(session):
@@ -65,7 +66,8 @@ class Usage:
             if row.used is not None:
                 usage.by_project[row.name] += int(row.used)
                 usage.by_owner[row.owner_id] += int(row.used)
-                usage.by_worker[row.worker_id] += int(row.used)
+                if of_workers:
+                    usage.by_worker[row.worker_id] += int(row.used)
         return usage
 
     def load(self, project: str) -> float:

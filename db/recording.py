@@ -59,12 +59,12 @@ class Recording:
         self._configured: Event | None = None  # what a script said last of its configuration
 
     def __bool__(self) -> bool:
-        return bool(self.pending or self._rewound or self._configured or self.has_files)
+        return bool(self.pending or self._rewound or self._configured or self.files)
 
     @property
-    def has_files(self) -> bool:
-        """Whether there are files to publish."""
-        return bool(self.checkpoints or self.artifacts)
+    def files(self) -> list[Event]:
+        """What there is to publish: checkpoints, then artifacts."""
+        return [*self.checkpoints, *self.artifacts]
 
     @property
     def goes_back(self) -> bool:
@@ -74,7 +74,7 @@ class Recording:
     @property
     def is_taken(self) -> bool:
         """Whether there is anything that a spool told."""
-        told = (self.pending.steps, self._rewound, self._configured, self.has_files)
+        told = (self.pending.steps, self._rewound, self._configured, self.files)
         return any(map(bool, told))
 
     def log(self, line: dict[str, Any]) -> None:

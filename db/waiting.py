@@ -91,7 +91,7 @@ class Queue:
         def other(row_id: int, name: str, project: str) -> OtherRun:
             return OtherRun(row_id, name, seen is None or project in seen)
 
-        usage = Usage.read(session)
+        usage = Usage.read(session, of_workers=True)
         unended = _queued(session, and_training=True)
         queued = usage.in_turn(row for row in unended if row.status == Status.QUEUED)
         shown = (row for row in queued if seen is None or row.project in seen)

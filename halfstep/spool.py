@@ -264,14 +264,15 @@ class SpoolReader:
         """Where to go on from, once what `poll` returned is stored. None: nothing seen yet."""
         return self._position
 
-    def release(self, *, delete: bool = False) -> list[Path]:
+    def release(self, *, delete: bool = False, before: Position | None = None) -> list[Path]:
         """Return the files that are read to their end and have a successor; delete them if told.
 
-        Call it only once what `poll` returned is stored.
+        Call it only once what `poll` returned is stored; if not all of it is, say before where.
         """
         if self._position is None:
             return []
-        done = [path for path in self._all_files() if _name(path) < self._position[:2]]
+        end = min(self._position, before or self._position)
+        done = [path for path in self._all_files() if _name(path) < end[:2]]
         for path in done if delete else []:
             path.unlink(missing_ok=True)
         return done

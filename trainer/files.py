@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+PIECE_BYTES = 16 * 2**20  # of a file on its way to other machines
+
 
 class SavedFile(NamedTuple):
     """A file that is on the disk, under its final name, to stay."""

@@ -97,8 +97,14 @@ class Logged(Observer):
             self._step = step
 
     def _save(self, save: Save, step: int, files: Mapping[str, bytes]) -> None:
+        if self.save is None:  # what came before could not be kept
+            return
         with courtesy("keeping of what was logged", step, self._on_event):
-            save(step, files)
+            try:
+                save(step, files)
+            except Exception:
+                self.save = None
+                raise
 
     def _number(self, value: Any) -> Tensor:
         if not isinstance(value, Tensor):

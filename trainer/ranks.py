@@ -7,9 +7,11 @@ not make anybody wait for a device.
 
 import json
 import os
+import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +28,7 @@ from halfstep.attempt_files import AttemptFiles, write_file
 from halfstep.recipe import RecipeError
 from halfstep.run_config import RunConfig
 from halfstep.run_settings import Training
+from trainer.files import PIECE_BYTES, write_whole
 from trainer.shards import Calls, shard
 
 Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
@@ -36,7 +39,6 @@ KINDS: tuple[Kind, ...] = ("checkpoint", "scale", "replay")
 AGREE_SECONDS = 0.2  # between two looks at what the outside wants
 MOST_STEPS_ALONE = 1000  # however quick they are
 LONGEST_SAVE = timedelta(days=1)
-PIECE_BYTES = 16 * 2**20  # of a file on its way to other machines
 LOOK_SECONDS = 0.05  # between two looks for where to meet
 
 
@@ -92,8 +94,12 @@ class Ranks:
         """Return every rank's value, in order of rank."""
         return [value]
 
-    def hand_out(self, path: Path) -> None:
-        """Have a file that rank 0 has on every rank's disk; the path is of this rank's."""
+    def hand_out(self, path: Path) -> bool:
+        """Have a file that rank 0 has on every machine's disk; tell whether this rank brought it.
+
+        path: where this rank looks for it, which may be where rank 0 does.
+        """
+        return False
 
     def another_group(self) -> Any:
         """Return a process group on hosts for a thread of each rank; all ranks ask at once."""
@@ -194,29 +200,38 @@ class ProcessGroup(Ranks):
         dist.all_gather_object(values, value, group=self._hosts)
         return values
 
-    def hand_out(self, path: Path) -> None:
-        """Have a file that rank 0 has on every rank's disk; the path is of this rank's.
+    def hand_out(self, path: Path) -> bool:
+        """Have rank 0's file on every machine's disk; tell whether this rank brought it there."""
+        place = socket.gethostname(), str(path)
+        places = self.gather(place)
+        if all(each == places[0] for each in places):
+            return False
+        brings = places.index(place) == self.rank > 0  # the first of its machine does, for all
+        [size_bytes, *_] = self.gather(path.stat().st_size if self.rank == 0 else 0)
+        pieces = self._read_by_first(path, size_bytes)
 
-        Over the hosts' network, a piece at a time. Who has it already keeps it.
-        """
-        has_it = path.is_file()
-        if all(self.gather(has_it)):
-            return
-        [left, *_] = self.gather(path.stat().st_size if has_it else 0)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{self.rank}")
-        with path.open("rb") if has_it else temporary.open("wb") as file:
+        def take(file: Any) -> None:
+            for piece in pieces:
+                file.write(piece)
+
+        if brings:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, take)
+        else:
+            deque(pieces, maxlen=0)  # each takes part
+        self.gather(None)  # the others of its machine read what it brought
+        return brings
+
+    def _read_by_first(self, path: Path, left: int) -> Iterator[memoryview]:
+        """Yield on all ranks what rank 0 reads of a file of so many bytes."""
+        with path.open("rb") if self.rank == 0 else nullcontext() as file:
             while left:
                 piece = torch.empty(min(left, PIECE_BYTES), dtype=torch.uint8)
-                if self.rank == 0:
+                if file is not None:
                     file.readinto(piece.numpy().data)
                 dist.broadcast(piece, 0, group=self._hosts)
-                if not has_it:
-                    file.write(piece.numpy().data)
+                yield piece.numpy().data
                 left -= len(piece)
-        if not has_it:
-            temporary.replace(path)
-        self.gather(None)  # the ranks of a machine may have one folder
 
     def another_group(self) -> Any:
         """Return a process group on hosts for a thread of each rank; all ranks ask at once."""

@@ -34,6 +34,7 @@ class Rewinding:
         self._last = config.training.steps
         self._between = config.checkpoints.every_steps or self._last
         self._is_on = config.spike.rewind and folder is not None
+        self._brought: list[Path] = []  # to this machine, to be read
 
     def is_due(self, step: int) -> bool:
         """Whether to wait for the device after this step, and look."""
@@ -63,8 +64,9 @@ class Rewinding:
         path = self._folder / f"step-{before:08d}.pt"
         finish_saves()
         [saved, *_] = self._ranks.gather(_files(path))
-        for name in saved:  # by rank 0, whose disk other machines do not see
-            self._ranks.hand_out(self._folder / name)
+        # By rank 0, whose disk other machines do not see.
+        places = [self._folder / name for name in saved]
+        self._brought = [place for place in places if self._ranks.hand_out(place)]
         if not saved:
             return None
         self._going_from, self._rewinds = spike, self._spikes.rewinds + 1
@@ -81,6 +83,9 @@ class Rewinding:
 
         back: how far the run is now.  batches: at the end of that step.
         """
+        self._ranks.gather(None)  # all have read it
+        for place in self._brought:
+            place.unlink()
         spike, examples = self._going_from, batches.position - back.position
         self._spikes.pending, self._spikes.rewinds = None, self._rewinds
         self._spikes.left_out.append((back.step, examples))

@@ -30,12 +30,11 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from trainer import checkpoint
 from trainer.checkpoint import FORMAT_OF_SHARDS, Make
-from trainer.files import HashingFile, SavedFile, publish, sync_folder, write_whole
+from trainer.files import PIECE_BYTES, HashingFile, SavedFile, publish, sync_folder, write_whole
 from trainer.shards import is_shard, local
 
 #: What stands in a state for a tensor that lies in shards: {STANDS_FOR: its name}.
 STANDS_FOR = "tensor in shards"
-CHUNK_BYTES = 16 * 2**20  # of a file on its way to the first machine
 ALIGNMENT = 64  # bytes: a cache line, and enough for every type
 #: What `.metadata` is made of. It is a pickle: of anything else it could run code.
 PLAIN = {
@@ -248,14 +247,14 @@ def _gathered(value: Any, group: ProcessGroup) -> list[Any]:
 
 def _send(path: Path, group: ProcessGroup) -> None:
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
+        while chunk := file.read(PIECE_BYTES):
             dist.send(torch.frombuffer(bytearray(chunk), dtype=torch.uint8), dst=0, group=group)
 
 
 def _receive(saved: SavedFile, rank: int, group: ProcessGroup, file: Any) -> None:
     left = saved.size_bytes
     while left:
-        chunk = torch.empty(min(left, CHUNK_BYTES), dtype=torch.uint8)
+        chunk = torch.empty(min(left, PIECE_BYTES), dtype=torch.uint8)
         dist.recv(chunk, src=rank, group=group)
         file.write(chunk.numpy().data)
         left -= chunk.numel()

@@ -226,7 +226,8 @@ def train(
     progress = Progress()
     inherited: Mapping[str, Any] = {}
     if resume is not None:
-        is_fork = checkpoint_folder is not None and resume.parent != checkpoint_folder
+        # By rank 0's word: on other machines it lies elsewhere than where they save.
+        is_fork = ranks.gather(checkpoint_folder not in (None, resume.parent))[0]
         progress, inherited, notes = go_on_from(
             *(resume, recipe, modules, config, device, batches, ranks),
             is_fork=is_fork,

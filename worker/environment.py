@@ -160,10 +160,10 @@ def _repository_of_our_own(folder: Path, own: Path, commit: str) -> dict[str, st
         with Path(excluded).open("rb") as file:
             (own / "info" / "exclude").write_bytes(file.read(EXCLUDED_BYTES))
     try:
-        settings = _git(folder, "config", "--null", "--get-regexp", HARMLESS).decode().split("\0")
+        kept = _git(folder, "config", "--null", "--get-regexp", HARMLESS)
     except _GitSaid:  # there are none
-        settings = []
-    for setting in filter(None, settings):
+        kept = b""
+    for setting in filter(None, kept.decode(errors="surrogateescape").split("\0")):
         name, _, value = setting.partition("\n")
         _git(folder, "config", name, value or "true", GIT_DIR=str(own))
     return {

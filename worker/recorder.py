@@ -3,7 +3,7 @@
 import errno
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -25,7 +25,7 @@ from halfstep.clock import clock
 from halfstep.events import shown
 from halfstep.spool import Position, SpoolReader, Unrecordable, frame, spool_files
 from worker.samples import SystemMonitor
-from worker.uploads import Uploads
+from worker.uploads import Uploads, files_of
 
 SAMPLE_SECONDS = 2.0
 WAITING_SECONDS = 0.4
@@ -65,11 +65,6 @@ def wait_for(work: Callable[[], Done], meanwhile: Callable[[], None]) -> Done:
                 meanwhile()
 
 
-def files_of(event: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the files that an event tells of: those of a checkpoint, or an artifact itself."""
-    return event["files"] if event["event"] == "checkpoint" else [event]
-
-
 class Recorder:
     """Records one attempt; what earlier attempts left in the spool comes first.
 
@@ -88,7 +83,10 @@ class Recorder:
         self._run_id, self._attempt = run_id, attempt
         self._folder = settings.run_folder(run_id)
         self._stored: set[str] = set()  # files of what is pending that are in the store
-        self._uploads = Uploads(self._send)  # where the store is a bucket
+        self._uploads = Uploads(self._send, partial(delete_files, store))  # for a bucket
+        self._is_in_place = is_in_place(store, settings.data)
+        self._is_own = False  # what was read last, and not an earlier attempt's
+        self._read_from: Position | None = None  # the last that was read
         self._has_sent_off = False  # what is pending
         self._monitor: SystemMonitor | None = None
         self._sample_due = 0.0
@@ -142,7 +140,21 @@ class Recorder:
         except Exception as error:
             if isinstance(error, Fenced | OSError) or may_pass(error):
                 raise
+            with suppress(Exception):
+                self._publish_waiting(meanwhile)
             raise CannotRecord(self._put_aside(error)) from error
+
+    def stop(self) -> None:
+        """Send no more files: another attempt may write the same ones."""
+        self._uploads.stop()
+
+    def _publish_waiting(self, meanwhile: Callable[[], None]) -> None:
+        """Publish checkpoints that are on their way, alone: the run can be gone on with."""
+        for event in self._awaited(meanwhile):
+            if event["event"] == "checkpoint":
+                keys = [self._key(file) for file in event["files"]]
+                with self._database.writing() as session:
+                    checkpoints.publish(session, self._run_id, self._attempt, event, keys)
 
     def _flush(
         self, take_lines: Callable[[], list[dict[str, Any]]], meanwhile: Callable[[], None]
@@ -158,7 +170,8 @@ class Recorder:
             self._has_sent_off = True
         if not recording:
             return not self._uploads
-        if recording.has_files:
+        files = [file for event in recording.files for file in files_of(event)]
+        if not self._stored.issuperset(map(self._key, files)):
             self._check_fence()
         # Files before the transaction, which holds a lock.
         keys = [
@@ -172,8 +185,10 @@ class Recorder:
             if recording.checkpoints:
                 retired = checkpoints.retire(session, self._run_id, self._attempt, self._policy)
         # Rows first: a row never names a file that is gone.
-        if retired:
-            wait_for(partial(delete_files, self._store, retired), meanwhile)
+        if self._is_in_place:
+            delete_files(self._store, retired)
+        else:
+            self._uploads.retire(retired)
         for key in retired:
             path = self._settings.data / key
             path.unlink(missing_ok=True)  # where the store is a bucket
@@ -182,8 +197,8 @@ class Recorder:
                     path.parent.rmdir()
         self._stored.clear()
         recording.forget()
-        if not self._uploads:  # else who goes on after a crash has to read of them again
-            self._spool.release(delete=True)
+        # Of what waits for a bucket whoever goes on after a crash has to read again.
+        self._spool.release(delete=True, before=self._uploads.since)
         return False
 
     @property
@@ -197,6 +212,7 @@ class Recorder:
             path.unlink(missing_ok=True)
 
     def _collect(self) -> None:
+        self._read_from = self._spool.position()
         items = self._spool.poll()
         position = self._spool.position()
         self._is_own = position is not None and position.attempt == self._attempt
@@ -213,26 +229,37 @@ class Recorder:
 
         Those of a training that went back are waited for: what it told before comes before.
         """
-        recording = self._recording
-        told = [*recording.checkpoints, *recording.artifacts]
+        recording, uploads = self._recording, self._uploads
+        told = recording.files
         if self._monitor is None or not self._is_own or recording.goes_back:
-            before = wait_for(self._uploads.finish, meanwhile) if self._uploads else []
-            recording.publish([*before, *told])
+            for event in self._awaited(meanwhile):
+                recording.publish([event, *recording.files])
             return
-        if told and not is_in_place(self._store, self._settings.data):
-            self._uploads.add(told)
+        if told and not self._is_in_place:
+            uploads.add(told, self._read_from or Position(0, 0, 0))
             recording.publish([])
-        for event in (arrived := self._uploads.arrived()):
-            self._stored.update(map(self._key, files_of(event)))
-        recording.publish([*arrived, *recording.checkpoints, *recording.artifacts])
-        if self._uploads.is_idle:
+        if uploads.can_begin:
             self._check_fence()
-            self._uploads.begin_next()
+            uploads.begin()
+        arrived = self._noted(uploads.arrived())
+        recording.publish([*arrived, *recording.files])
 
-    def _send(self, event: dict[str, Any]) -> None:
-        """Put an event's files into the store; in a thread."""
-        for file in files_of(event):
-            put_file(self._store, self._key(file), self._folder / str(file["path"]))
+    def _awaited(self, meanwhile: Callable[[], None]) -> Iterator[dict[str, Any]]:
+        """Yield what was told of files that waited, once they are in the store."""
+        while self._uploads:
+            if self._uploads.can_begin:
+                self._check_fence()
+                self._uploads.begin()
+            wait_for(self._uploads.wait, meanwhile)
+            yield from self._noted(self._uploads.arrived())
+
+    def _noted(self, arrived: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        self._stored.update(self._key(file) for event in arrived for file in files_of(event))
+        return arrived
+
+    def _send(self, file: dict[str, Any]) -> None:
+        """Put a file into the store; in a thread."""
+        put_file(self._store, self._key(file), self._folder / str(file["path"]))
 
     def _is_for_rows(self, item: Any) -> bool:
         """Put aside what cannot be recorded, and pass over files that are not the run's."""

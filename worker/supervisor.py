@@ -91,6 +91,9 @@ class Supervisor:
             self._close(self._ending())
         except Fenced:
             _say("fenced: another attempt may be running")
+        finally:
+            if isinstance(self.recorder, Recorder):
+                self.recorder.stop()
 
     def _ending(self) -> Ending:
         """Start the training, record it until it ends, and return how it did. Raises Fenced."""

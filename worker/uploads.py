@@ -5,48 +5,91 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
+from halfstep.spool import Position
+
 Event: TypeAlias = dict[str, Any]
 
 
-class Uploads:
-    """Events whose files are sent in a thread, one event after another, in their order."""
+class Stopped(Exception):
+    """Nothing more is to be sent."""
 
-    def __init__(self, send: Callable[[Event], None]) -> None:
-        """send: has an event's files in the store when it returns; it may take minutes."""
-        self._send = send
+
+class Uploads:
+    """Events whose files are sent in a thread, in their order; and files that are deleted in it."""
+
+    def __init__(
+        self, send: Callable[[dict[str, Any]], None], delete: Callable[[list[str]], None]
+    ) -> None:
+        """send: has a file in the store when it returns; it may take minutes.
+
+        delete: has files of these keys out of it.
+        """
+        self._send, self._delete = send, delete
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="upload")
-        self._waiting: deque[Event] = deque()
-        self._under_way: Future[None] | None = None  # of the first that waits
+        self._waiting: deque[tuple[Event, Position]] = deque()
+        self._sent: deque[Event] = deque()  # the first of those that wait
+        self._retired: list[str] = []
+        self._under_way: Future[None] | None = None
+        self._is_stopped = False
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def add(self, events: Iterable[Event]) -> None:
-        """Let events wait for their turn."""
-        self._waiting.extend(events)
+        return bool(self._waiting or self._retired)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether some wait, and none is under way."""
-        return bool(self._waiting) and self._under_way is None
+    def since(self) -> Position | None:
+        """From where in the spool on there are events that wait; None if none does."""
+        return self._waiting[0][1] if self._waiting else None
 
-    def begin_next(self) -> None:
-        """Begin with the first that waits."""
-        self._under_way = self._thread.submit(self._send, self._waiting[0])
+    def add(self, events: Iterable[Event], since: Position) -> None:
+        """Let events wait for their turn.  since: they come after this position in the spool."""
+        self._waiting.extend((event, since) for event in events)
+
+    def retire(self, keys: list[str]) -> None:
+        """Let files wait for their deletion."""
+        self._retired += keys
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether some wait, and none is under way."""
+        return bool(self) and self._under_way is None
+
+    def begin(self) -> None:
+        """Send all that wait, one after another, and delete what is to go."""
+        events, keys = [event for event, _since in self._waiting], list(self._retired)
+        self._under_way = self._thread.submit(self._work, events, keys)
 
     def arrived(self) -> list[Event]:
-        """Return the one that has arrived, if one has. Raises what sending it did; it waits on."""
-        if self._under_way is None or not self._under_way.done():
-            return []
-        sent, self._under_way = self._under_way, None
-        sent.result()
-        return [self._waiting.popleft()]
+        """Return those that have arrived by now. Raises what sending or deleting did."""
+        is_over = self._under_way is not None and self._under_way.done()
+        arrived = [self._sent.popleft() for _ in range(len(self._sent))]
+        for _event in arrived:
+            self._waiting.popleft()
+        if is_over and not arrived:
+            self.wait()
+        return arrived
 
-    def finish(self) -> list[Event]:
-        """Wait for what is under way; return all that waited, which this is rid of."""
-        if self._under_way is not None:
-            under_way, self._under_way = self._under_way, None
+    def wait(self) -> None:
+        """Wait for what is under way. Raises what it raised: it waits on."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
             under_way.result()
-        events = list(self._waiting)
-        self._waiting.clear()
-        return events
+
+    def stop(self) -> None:
+        """Send nothing more but the file that is under way."""
+        self._is_stopped = True
+
+    def _work(self, events: list[Event], keys: list[str]) -> None:
+        for event in events:
+            for file in files_of(event):
+                if self._is_stopped:
+                    raise Stopped
+                self._send(file)
+            self._sent.append(event)
+        if keys:
+            self._delete(keys)
+            del self._retired[: len(keys)]
+
+
+def files_of(event: Event) -> list[dict[str, Any]]:
+    """Return the files that an event tells of: those of a checkpoint, or an artifact itself."""
+    return event["files"] if event["event"] == "checkpoint" else [event]

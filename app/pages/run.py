@@ -12,7 +12,8 @@ from app.advice import advised
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.environment import environment_of
-from app.news import by_step, labels_mark, skipped_steps, waiting_mark
+from app.moving import elsewhere
+from app.news import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_steps, waiting_mark
 from app.pages.links import sharing_of
 from app.parameters import RunId
 from app.rendering import page
@@ -23,7 +24,6 @@ from db import (
     histograms,
     history,
     ingest,
-    projects,
     runs,
     series,
     sweeps,
@@ -60,13 +60,12 @@ def show_run(
     run, owner = runs.get_with_owner(session, run_id)
     tab = request.query_params.get("tab", "")
     last = runs.last_change(session, run_id)
-    seen = (each.name for each in projects.listed(session, visitor.standing.projects))
     return page(
         request,
         "run.html",
         visitor=visitor,
         may=visitor.rights(run),
-        destinations=[*filter(run.project.__ne__, visitor.destinations(seen))],
+        destinations=elsewhere(session, visitor, run.project),
         sharing=sharing_of(session, visitor, [run]),
         tabs=TABS.items(),
         tab=tab if tab in TABS else next(iter(TABS)),
@@ -85,7 +84,9 @@ def show_run(
         fp8=histograms.newest(session, run_id, "fp8"),
         updates=histograms.updates(session, run_id),
         weights=histograms.newest(session, run_id, "weights"),
-        artifacts=by_step(artifacts.of_run(session, run_id)),
+        artifacts=by_step(artifacts.newest(session, run_id, most=ARTIFACTS_SHOWN)),
+        artifacts_shown=ARTIFACTS_SHOWN,
+        artifacts_total=artifacts.count(session, run_id),
         files=checkpoints.of_run(session, run_id),
         saves=checkpoints.saves(session, run_id),
         forks=runs.forks(session, run_id),

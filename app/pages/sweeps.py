@@ -11,6 +11,7 @@ from app import sweeping
 from app.api import sweeps as api
 from app.auth import SignedIn
 from app.context import Db, Posted
+from app.moving import elsewhere
 from app.pages import new_sweep
 from app.parameters import RowId, Text
 from app.rendering import page
@@ -80,9 +81,7 @@ def _page(
         visitor=visitor,
         status_code=422 if problem else 200,
         cursor=sweeps.mark(session, sweep_id),
-        destinations=visitor.destinations(session)
-        if visitor.standing.may(Right.MOVE, sweep.project)
-        else [],
+        destinations=elsewhere(session, visitor, sweep.project),
         sweep=shown,
         waits=_waits(session, sweep, is_wanting=shown.open < shown.at_once),
         config_changes=new_sweep.changed(session, sweep),

@@ -28,7 +28,9 @@ export const toast = (text, offer) => {
 const done = document.cookie.match(/(?:^|; )halfstep-done=([^;]*)/)
 if (done) {
   document.cookie = 'halfstep-done=; path=/; max-age=0; samesite=strict'
-  toast(decodeURIComponent(done[1]))
+  try {
+    toast(decodeURIComponent(done[1]))
+  } catch { /* not one of ours */ }
 }
 
 document.addEventListener('click', async (event) => {

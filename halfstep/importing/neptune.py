@@ -102,11 +102,16 @@ def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point | Med
         if kind == "float_series" and row["float_value"] is not None and step is not None:
             yield Point(name, int(step), time, row["float_value"])
             continue
-        found = list(_made(row, own))
-        for called, content, suffix in filter(None, found):
+        is_made = False
+        for made in _made(row, own):  # one in memory at a time
+            is_made = True
+            if made is None:
+                left_out[kind] += 1
+                continue
+            called, content, suffix = made
             yield Media(called, int(step or 0), time, content, suffix)
-        if lacking := found.count(None) if found else 1:
-            left_out[kind] += lacking
+        if not is_made:
+            left_out[kind] += 1
 
 
 def _made(row: dict[str, Any], own: Path) -> Iterator[tuple[str, bytes, str] | None]:

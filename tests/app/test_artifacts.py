@@ -1,10 +1,12 @@
 """Artifacts: shown on the page, and sent so that nothing in them can run."""
 
 import hashlib
+import re
 
 import pytest
 from starlette.testclient import TestClient
 
+from app.news import ARTIFACTS_SHOWN
 from db import artifacts
 from db.database import Database
 from db.settings import Settings
@@ -98,3 +100,19 @@ def test_a_link_that_a_recipe_made_is_not_followed(
     answer = script.get("/runs/1/artifacts/1/download")
     assert answer.status_code == 404
     assert "<script>" not in answer.text
+
+
+def test_the_page_shows_the_last_of_many_files(
+    running: Run, database: Database, browser: TestClient, script: TestClient
+) -> None:
+    """The newest steps whole, a word on how many there are, and the API has all of them."""
+    with database.writing() as session:
+        for step in range(1, ARTIFACTS_SHOWN + 11):
+            event = {"step": step, "name": "a.txt", "size_bytes": 1, "sha256": f"{step:064x}"}
+            artifacts.publish(session, running.id, running.attempt, event, f"runs/1/{step}")
+    page = browser.get("/runs/1?tab=artifacts").text
+    steps = [int(step) for step in re.findall(r'<tr data-key="(\d+)">\s*<td class="number">', page)]
+    assert sorted(steps) == list(range(11, ARTIFACTS_SHOWN + 11))
+    assert f"The last {ARTIFACTS_SHOWN} of {ARTIFACTS_SHOWN + 10}" in page
+    listed = script.get("/api/v1/runs/1/artifacts", params={"limit": 200}).json()
+    assert listed["total"] == ARTIFACTS_SHOWN + 10

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
+from fastapi.sse import EventSourceResponse
 from starlette.testclient import TestClient
 
-from app.rights import ANYBODY, COMMAND, LINK, NEEDS, OPERATE, name_of
+from app.in_flight import STREAM
+from app.rights import ANYBODY, COMMAND, LINK, NEEDS, OPERATE, STREAMS, kind_of, name_of
 from app.sweeping import SweepSubmission, begin
 from db import accounts, projects
 from db.database import Database
@@ -69,6 +71,14 @@ def test_every_route_is_in_the_table_and_the_table_has_no_other(app: FastAPI) ->
     assert {name for _method, _path, name in routes_of(app)} == {
         name for name in NEEDS if not name.endswith("unversioned.redirect")
     }
+
+
+def test_what_lasts_is_counted_as_such(app: FastAPI) -> None:
+    """Of which nobody may have too many open; a route that has been renamed as well."""
+    every = [route.original_route for route in iter_route_contexts(app.routes)]
+    lasting = [each for each in every if getattr(each, "response_class", 0) is EventSourceResponse]
+    assert {name_of(each.endpoint) for each in lasting} == set(STREAMS)
+    assert {kind_of(each.endpoint) for each in lasting} == {STREAM}
 
 
 def test_a_role_allows_what_it_says_on_every_route(

@@ -195,7 +195,7 @@ def test_what_does_not_match_is_found_by_pages(
     mend(database, store, found)
     with database.reading() as session:
         assert mismatches(session, store) == []
-        assert len(artifacts.of_run(session, running.id)) == len(keys) - 2
+        assert artifacts.count(session, running.id) == len(keys) - 2
 
 
 def test_a_bucket_that_refuses_is_named_at_the_start(

@@ -76,11 +76,11 @@ def test_what_is_no_number_is_a_file_of_its_step(run_loop, tmp_path):
 
 
 def test_a_place_that_takes_no_file_ends_no_run(run_loop, tmp_path):
-    """What could not be kept is told; the steps after it are made."""
+    """What could not be kept is told, once; the steps after it are made."""
     (tmp_path / "artifacts").write_text("a file where a folder would be")
     run = run_loop(Showing, {"training": {"steps": 6}}, folder=tmp_path / "checkpoints")
     assert run.outcome.step == 6
-    [failed, _second] = run.of("failed_diagnosis")
+    [failed] = run.of("failed_diagnosis")
     assert failed["diagnosis"] == "keeping of what was logged"
     assert failed["step"] == 3
     assert str(tmp_path / "artifacts") in failed["error"]

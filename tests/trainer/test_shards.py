@@ -193,13 +193,14 @@ def test_shards_go_back_from_a_spike(found):
     assert_alike(shards, whole)
 
 
-def test_ranks_on_other_machines_go_back_as_well(found):
+def test_ranks_on_other_machines_go_back_as_well(found, folder):
     """To a checkpoint that is on the first one's disk alone."""
     for parallel in ("ddp", "fsdp"):
         for rank in found:
             apart, together = rank[f"apart {parallel}"], rank[f"spiking {parallel}"]
             assert_same_bits(apart["weights"], together["weights"])
             assert apart["loss"] == together["loss"]
+    assert not list(folder.glob("spiking * of rank 1/*.pt"))  # what was brought is gone again
 
 
 def test_shards_go_on_from_a_checkpoint_to_the_same_bits(found, folder):

@@ -92,11 +92,11 @@ class Attempts:
         store = open_store(self.settings)
         return Recorder(self.settings, self.database, store, self.run_id, self.number)
 
-    def supervisor(self) -> Recorder:
+    def supervisor(self, policy: dict[str, Any] | None = None) -> Recorder:
         """A recorder as a supervisor makes it: what was left is recorded, its training begins."""
         recorder = self.recorder()
         drain(recorder)
-        recorder.begin(NoDevices(), 0.0, {})  # type: ignore[arg-type]
+        recorder.begin(NoDevices(), 0.0, policy or {})  # type: ignore[arg-type]
         return recorder
 
     def made_by(self) -> dict[int, int]:
@@ -624,3 +624,47 @@ def test_a_training_that_goes_back_waits_for_the_bucket(attempts: Attempts, buck
     assert attempts.steps_of(Checkpoint) == [20]
     assert attempts.made_by() == span(1, 10, 1)
     drain(recorder)
+
+
+@pytest.mark.xdist_group("bucket")
+def test_what_arrived_is_published_although_the_rest_cannot_be_recorded(
+    attempts: Attempts, bucket: Bucket
+) -> None:
+    """A checkpoint that was on its way is one that the run can go on from."""
+    attempts.storage_url = bucket.url
+    spool = attempts.next(rotate_bytes=1)
+    recorder = attempts.supervisor()
+    bucket.proxy.is_broken = True
+    spool.steps(attempts.steps(1, 10))
+    spool.event(saved(attempts, 10))
+    drained = [recorder.flush() for _ in range(3)]
+    assert drained[-1] is False
+    bucket.proxy.is_broken = False
+    (attempts.spool / "1-9.spool").write_bytes(b"another file's header")
+    with pytest.raises(CannotRecord):
+        until(recorder.flush)
+    assert attempts.steps_of(Checkpoint) == [10]
+
+
+@pytest.mark.xdist_group("bucket")
+def test_a_bucket_that_is_away_holds_up_no_steps_for_what_is_retired(
+    attempts: Attempts, bucket: Bucket
+) -> None:
+    """Their rows go at once, and the files when it is back."""
+    attempts.storage_url = bucket.url
+    spool = attempts.next()
+    recorder = attempts.supervisor({"keep_last": 1})
+    for step in (10, 20):
+        spool.steps(attempts.steps(step - 9, step))
+        spool.event(saved(attempts, step))
+        if step == 20:  # from when it has arrived on
+            until(lambda: not recorder.flush() and len(bucket.keys()) == 2)
+            bucket.proxy.is_broken = True
+        until(lambda step=step: recorder.flush() or step in attempts.steps_of(Checkpoint))  # type: ignore[misc]
+    spool.steps(attempts.steps(21, 30))
+    until(lambda: not recorder.flush() and 30 in attempts.made_by())
+    assert attempts.steps_of(Checkpoint) == [20]
+    assert len(bucket.keys()) == 2
+    bucket.proxy.is_broken = False
+    until(recorder.flush)
+    assert len(bucket.keys()) == 1
