@@ -23,6 +23,7 @@ def test_the_run_that_benchmarks_record_takes_steps(database: Database) -> None:
     assert (run.step, run.skipped) == (1000, 2)
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_telemetrys_cost_is_that_of_each_diagnosis_and_no_bit_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ def test_an_imported_run_stands_on_the_server_once(
         assert run.started_at is not None
         assert run.ended_at is not None
         assert 0 <= run.ended_at - run.started_at < 60
-        assert session.scalars(select(Step.step)).all() == list(range(1, 13))
+        assert session.scalars(select(Step.step).order_by(Step.step)).all() == list(range(1, 13))
         assert len(session.scalars(select(Metric)).all()) == 14
 
 
