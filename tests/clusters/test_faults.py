@@ -6,7 +6,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -195,10 +195,19 @@ def test_a_run_over_two_machines_survives_it_again_and_again(scene: Scene, fault
 def _kill(scene: Scene, machine: Machine, module: str) -> None:
     """End one process of a machine by force, and wait for the next attempt."""
     before = scene.site.run(scene.run_id).attempt
-    assert machine.process is not None
-    inside = psutil.Process(machine.process.pid).children(recursive=True)
-    os.kill(next(each.pid for each in inside if module in each.cmdline()), signal.SIGKILL)
+    until(lambda: bool(_processes(machine, module)))
+    os.kill(_processes(machine, module)[0], signal.SIGKILL)
     scene.wait_for_another_attempt(before)
+
+
+def _processes(machine: Machine, module: str) -> list[int]:
+    """Those of a machine that run a module, and have not ended."""
+    assert machine.process is not None
+    found = []
+    for each in psutil.Process(machine.process.pid).children(recursive=True):
+        with suppress(psutil.Error):  # it ends meanwhile
+            found += [each.pid] if module in each.cmdline() else []
+    return found
 
 
 def _newest_checkpoint(scene: Scene) -> int:
