@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -149,10 +150,10 @@ class Recorder:
         self._uploads.stop()
 
     def _publish_waiting(self, meanwhile: Callable[[], None]) -> None:
-        """Publish checkpoints that are on their way, alone: the run can be gone on with."""
-        for event in self._awaited(meanwhile):
+        """Publish checkpoints, also those on their way, alone: the run can be gone on with."""
+        for event in chain(self._recording.checkpoints, self._awaited(meanwhile)):
             if event["event"] == "checkpoint":
-                keys = [self._key(file) for file in event["files"]]
+                keys = [self._store_file(file, meanwhile) for file in event["files"]]
                 with self._database.writing() as session:
                     checkpoints.publish(session, self._run_id, self._attempt, event, keys)
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import Any, TypeAlias
 
 from halfstep.spool import Position
@@ -54,8 +55,9 @@ class Uploads:
         return bool(self) and self._under_way is None
 
     def begin(self) -> None:
-        """Send all that wait, one after another, and delete what is to go."""
-        events, keys = [event for event, _since in self._waiting], list(self._retired)
+        """Send all that wait and have not been, one after another, and delete what is to go."""
+        unsent = islice(self._waiting, len(self._sent), None)
+        events, keys = [event for event, _since in unsent], list(self._retired)
         self._under_way = self._thread.submit(self._work, events, keys)
 
     def arrived(self) -> list[Event]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from app.summary import summarise
 from db import findings, queue, runs
@@ -643,6 +643,28 @@ def test_what_arrived_is_published_although_the_rest_cannot_be_recorded(
     (attempts.spool / "1-9.spool").write_bytes(b"another file's header")
     with pytest.raises(CannotRecord):
         until(recorder.flush)
+    assert attempts.steps_of(Checkpoint) == [10]
+
+
+def rename(database: Database, table: str, name: str) -> None:
+    with database.writing() as session:
+        session.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))
+
+
+def test_a_checkpoint_is_published_although_what_came_with_it_cannot_be_recorded(
+    attempts: Attempts,
+) -> None:
+    """The run can be gone on with from there."""
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    rename(attempts.database, "metrics", "gone")
+    spool.steps(attempts.steps(1, 10))
+    spool.event(make_metric(10, 0.5))
+    spool.event(saved(attempts, 10))
+    with pytest.raises(CannotRecord, match="metrics"):
+        recorder.flush()
+    rename(attempts.database, "gone", "metrics")
+    assert attempts.made_by() == {}
     assert attempts.steps_of(Checkpoint) == [10]
 
 
