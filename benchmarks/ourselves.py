@@ -22,6 +22,18 @@ from trainer.telemetry import Telemetry
 from trainer.watched import StepResult, Update, watched_optimizers
 
 
+def result_of(*, is_skipped: bool) -> StepResult:
+    """Return a step's result, each tensor of it new, as the loop makes them."""
+    loss, scale, scale_after, norms = torch.ones(()), torch.ones(()), torch.ones(()), torch.ones(1)
+    if is_skipped:
+        total = torch.full((), torch.inf)
+        update = Update(torch.ones(()), total, total, norms * torch.inf, {0: (4, 0)})
+    else:
+        total = torch.ones(())
+        update = Update(torch.zeros(()), total, total, norms)
+    return StepResult(loss, scale, scale_after, {"adamw": update}, {"adamw"}, 1e-3)
+
+
 def main() -> None:
     """Log as many steps as asked for; every 500th is skipped."""
     steps, kind, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
@@ -31,23 +43,18 @@ def main() -> None:
     optimizers = watched_optimizers(
         {"model": layer}, {"adamw": torch.optim.AdamW(layer.parameters())}
     )
-    one, zero = torch.ones(()), torch.zeros(())
-    norms = torch.ones(1)
-    applied = Update(zero, one, one, norms)
-    skipped = Update(one, one * torch.inf, one, norms * torch.inf, {0: (4, 0)})
     spool = SpoolWriter(folder, 1)
     telemetry = Telemetry(
         optimizers, device, Training(), Diagnosis(), spool.steps, spool.event, clock()
     )
     spooled, whole = [], []
     for step in range(1, steps + 1):
-        update = skipped if step % 500 == 0 else applied
-        result = StepResult(one, one, one, {"adamw": update}, {"adamw"}, 1e-3)
+        result = result_of(is_skipped=step % 500 == 0)
         telemetry.before_step(step)
         started = time.perf_counter_ns()
         telemetry.after_step(result)
         written = time.perf_counter_ns()
-        telemetry.tick()
+        telemetry.tick(0.0)
         ticked = time.perf_counter_ns()
         spooled.append(ticked - written)
         whole.append(ticked - started)

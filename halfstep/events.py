@@ -155,10 +155,11 @@ def _unplain(value: Any, path: str = "", depth: int = 0) -> str | None:
 
 
 CLEAN = "text without NUL and lone surrogates"
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _is_clean(text: str) -> bool:
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+    return "\0" not in text and (text.isascii() or not SURROGATE.search(text))
 
 
 def _is_number(value: Any) -> bool:

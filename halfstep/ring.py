@@ -141,12 +141,12 @@ class Ring:
         if self._read == self._sent:
             return
         slices = _slices(self._read, self._sent)
-        kept = np.concatenate([self._kept[rows] for rows in slices])
+        kept = _joined(self._kept, slices)
         if self.is_on_host:
             with np.errstate(over="ignore"):
                 arrived = kept[:, KNOWN:].astype(np.float32)
         else:
-            arrived = np.concatenate([self._arrivals[rows] for rows in slices])
+            arrived = _joined(self._arrivals, slices)
         first, self._read = self._read, self._sent
         self._on_arrival(first, arrived, self._records(*kept[:, :KNOWN].T))
 
@@ -172,6 +172,12 @@ class Ring:
     def _arrivals(self) -> NDArray[Any]:
         """Where the host reads what has come from a device."""
         return (self._device_ring if self._pinned is None else self._pinned).numpy()
+
+
+def _joined(rows: NDArray[Any], slices: list[slice]) -> NDArray[Any]:
+    """Return slices of rows, one behind the other; of a single one it is a view."""
+    parts = [rows[each] for each in slices]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _slices(start: int, stop: int) -> list[slice]:

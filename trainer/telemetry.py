@@ -93,16 +93,11 @@ class Telemetry(Observer):
     def after_step(self, result: StepResult) -> None:
         """Queue this step's row on the device: two kernels, and no wait; on a CPU read it."""
         self._rate = 0.0 if isinstance(result.rate, Tensor) else result.rate
-        ring, norms = self.ring, [update.norms for update in result.updates.values()]
-        if not ring.is_on_host:
-            torch.cat([torch.stack(self._scalars(result)), *norms], out=ring.row)
+        if self.ring.is_on_host:
+            self._read(result)
             return
-        ring.values = _numbers(result)
-        for name, update in result.updates.items():
-            if update.counts:
-                self._rows.count(ring.number, name, update.counts)
-        if self._rows.is_for_layers(self._step):
-            self._rows.hold(ring.number, [norm for each in norms for norm in each.tolist()])
+        norms = [update.norms for update in result.updates.values()]
+        torch.cat([torch.stack(self._scalars(result)), *norms], out=self.ring.row)
 
     def tick(self, waited_seconds: float | None = None) -> None:
         """End the step's time, and hand over what is due. waited_seconds: of it, for data."""
@@ -124,26 +119,28 @@ class Telemetry(Observer):
             *[update.clipped_norm for update in updates],
         ]
 
+    def _read(self, result: StepResult) -> None:
+        """Read the same in the host's memory, where nobody waits."""
+        number = self.ring.number
+        found_inf, totals, clipped = [], [], []
+        for name, update in result.updates.items():
+            found_inf.append(update.found_inf.item())
+            totals.append(total := update.total_norm.item())
+            is_clipped = update.clipped_norm is not update.total_norm
+            clipped.append(update.clipped_norm.item() if is_clipped else total)
+            if update.counts:
+                self._rows.count(number, name, update.counts)
+        rate = result.rate.item() if isinstance(result.rate, Tensor) else 0.0
+        scale = result.scale.item()
+        is_scaled = result.scale_after is not result.scale
+        after = result.scale_after.item() if is_scaled else scale
+        self.ring.values = result.loss.item(), scale, after, rate, *found_inf, *totals, *clipped
+        if self._rows.is_for_layers(self._step):
+            norms = [update.norms.tolist() for update in result.updates.values()]
+            self._rows.hold(number, [norm for each in norms for norm in each])
+
     def _hand_over(self, first: int, rows: NDArray[np.float32], records: Steps) -> None:
         events = self._rows.read(first, rows, records)
         self._on_steps(records)
         for event in events:
             self._on_event(event)
-
-
-def _numbers(result: StepResult) -> list[float]:
-    """Return the same as `_scalars`, read in the host's memory, where nobody waits."""
-    updates = result.updates.values()
-    totals = [update.total_norm.item() for update in updates]
-    return [
-        result.loss.item(),
-        result.scale.item(),
-        result.scale_after.item(),
-        result.rate.item() if isinstance(result.rate, Tensor) else 0.0,
-        *[update.found_inf.item() for update in updates],
-        *totals,
-        *[
-            total if update.clipped_norm is update.total_norm else update.clipped_norm.item()
-            for update, total in zip(updates, totals, strict=True)
-        ],
-    ]
