@@ -11,7 +11,6 @@ Counts: an *attempted* step is the step number; the scaler skips some; the other
 Where the host waits for the device: where a comment says so, and nowhere else. In a step, nowhere.
 """
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,17 +26,14 @@ from torch.amp.grad_scaler import GradScaler
 
 from halfstep.clock import clock
 from halfstep.recipe import Loss, Recipe, RecipeError
-from halfstep.run_config import ConfigError, RunConfig
+from halfstep.run_config import RunConfig
 from halfstep.run_settings import Scaler, Training
 from halfstep.spool import Event, Steps
-from trainer.activation_checkpoints import set_checkpoints
 from trainer.averaging import AveragingCheck
-from trainer.bf16_weights import set_bf16_weights
 from trainer.buffers import BufferRule
 from trainer.checkpoint import Progress
 from trainer.data.batches import Batches
-from trainer.data.datasets import check_data
-from trainer.data.sampler import UNKNOWN_SIZE, Sampler, check_batch
+from trainer.data.sampler import Sampler, check_batch
 from trainer.data.sources import make_sources
 from trainer.diagnosis import shapes
 from trainer.diagnosis.fp8_ranges import Fp8Ranges
@@ -50,22 +46,26 @@ from trainer.diagnosis.updates import Updates
 from trainer.ema import Ema
 from trainer.evaluation import evaluate, evaluate_average, make_artifacts
 from trainer.logged import Logged
-from trainer.memory_format import set_channels_last
-from trainer.module_precision import set_precisions
 from trainer.observers import Observers, courtesy
 from trainer.policies import ScaleRule, StopRule
 from trainer.ranks import Control, Ranks
-from trainer.repeatability import choose_fp32, make_deterministic, seed_everything
+from trainer.repeatability import seed_everything
 from trainer.resuming import go_back_to, go_on_from, load_parts
 from trainer.rewinding import Rewinding
 from trainer.saving import Saver
 from trainer.schedule import make_schedule, peak_rates
+from trainer.setting_up import (
+    compiled,
+    make_recipe,
+    set_up_process,
+    transform,
+    with_steps_of_epochs,
+)
 from trainer.shards import check_one_loss
 from trainer.spikes import Spikes
 from trainer.starting_weights import start_from_weights
 from trainer.stopwatch import Stopwatch
 from trainer.telemetry import Telemetry
-from trainer.torchao import load_torchao
 from trainer.watched import (
     StepResult,
     Update,
@@ -171,16 +171,7 @@ def train(
         on_steps, on_event = _ignore, _ignore
 
     # ---- Setup: the same bits each time -------------------------------------------------------
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("the device is cuda, but this machine has no usable CUDA device")
-    if device.type == "cuda":  # events and streams are made on the current one
-        device = torch.device("cuda", device.index or 0)  # set_device refuses one without a number
-        torch.cuda.set_device(device)
-    torch.set_num_threads(training.threads)  # sums over threads differ in their last bits
-    make_deterministic(training.deterministic)
-    choose_fp32(tf32=training.tf32)
-    seed_everything(training.seed)
-
+    device = set_up_process(device, training)
     recipe = make_recipe(recipe_class, config, device)  # draws the initial weights
     check_batch(training, recipe.train_size, recipe.name, ranks.world_size)
     if training.epochs is not None:
@@ -194,22 +185,7 @@ def train(
     modules = dict(recipe.modules)
     if resume is None:
         start_from_weights(weights, modules, config, on_event)
-    if config.precision == "fp8":  # first, for what is put round a forward calls the one it finds
-        load_torchao("precision fp8")
-        from trainer.fp8 import set_fp8
-
-        set_fp8(modules, config, device)
-    set_precisions(modules, config, device)  # innermost, so that whoever calls one calls it so
-    set_checkpoints(modules, config)
-    if training.channels_last:
-        set_channels_last(modules, recipe.optimizers)
-    if training.weights == "bf16" and config.precision == "bf16":
-        set_bf16_weights(modules, recipe.optimizers)
-        if training.rounding == "stochastic":
-            load_torchao("training.rounding stochastic")
-            from trainer.stochastic_rounding import set_stochastic_rounding
-
-            set_stochastic_rounding(recipe.optimizers, training)
+    transform(modules, recipe.optimizers, config, device)
     recipe.modules = ranks.wrap(modules, recipe.optimizers, config, device)
     if training.compile:  # outermost, so that the compiler can overlap DDP's communication
         recipe.modules = {name: compiled(m, training) for name, m in recipe.modules.items()}
@@ -621,13 +597,6 @@ def make_scaler(config: RunConfig[Any], device: torch.device) -> GradScaler:
     return scaler
 
 
-def compiled(module: nn.Module, training: Training) -> Any:
-    """Return a module compiled: in other modes than torch's own, by CUDA graphs."""
-    if training.compile_mode == "default":
-        return torch.compile(module)
-    return torch.compile(module, mode=training.compile_mode)
-
-
 def as_losses(yielded: Loss | tuple[Loss, ...]) -> tuple[Loss, ...]:
     """Return what training_step yielded at once as a tuple."""
     return (yielded,) if isinstance(yielded, Loss) else tuple(yielded)
@@ -647,37 +616,6 @@ def check_losses(losses: tuple[Loss, ...], optimizers: Mapping[str, WatchedOptim
             raise RecipeError(f'the loss of "{names}" has shape {shape}: yield its mean')
     if any(watched.shared_with for watched in optimizers.values()):
         check_one_loss([loss.optimizers for loss in losses], optimizers)
-
-
-def with_steps_of_epochs(
-    config: RunConfig[Any], train_size: int, world_size: int
-) -> RunConfig[Any]:
-    """Return the configuration with as many steps as its epochs come to, the last one whole."""
-    training = config.training
-    if train_size == UNKNOWN_SIZE:
-        raise ConfigError(
-            f"training.epochs is {training.epochs}, but the dataset is a stream without a length: "
-            "set training.steps"
-        )
-    in_a_step = training.batch_size * training.accumulation_steps * world_size
-    steps = max(1, math.ceil((training.epochs or 0) * train_size / in_a_step))
-    # Validated anew: a warm-up, for one, has to end before the last step.
-    values = training.model_dump() | {"steps": steps}
-    return config.model_copy(update={"training": type(training)(**values)})
-
-
-def make_recipe(recipe_class: type[Recipe], config: RunConfig[Any], device: torch.device) -> Recipe:
-    """Make the recipe. Raises RecipeError for an optimizer that has no fused form."""
-    try:
-        recipe = recipe_class(config, device)
-    except TypeError as error:
-        if "unexpected keyword argument 'fused'" not in str(error):
-            raise
-        raise RecipeError(
-            f"{error}: this optimizer has no fused form; leave out fused=config.training.fused"
-        ) from error
-    check_data(recipe)
-    return recipe
 
 
 def one_at_a_time(

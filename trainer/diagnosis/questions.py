@@ -30,7 +30,8 @@ from trainer.data.sources import drawn
 from trainer.diagnosis.places import place
 from trainer.diagnosis.witness import HALF, Finding
 from trainer.repeatability import seed_everything
-from trainer.train import as_losses, make_autocast, make_recipe, make_scaler, train
+from trainer.setting_up import make_recipe
+from trainer.train import as_losses, make_autocast, make_scaler, train
 
 STEPS = 5
 BATCH_SIZE = 8  # at most, unless it is set: fp16 is slow on a CPU

@@ -22,7 +22,7 @@ from tests.trainer.conftest import CPU, Regression, assert_same_bits
 from trainer.data.crew import Crew
 from trainer.data.examples import DataError
 from trainer.data.to_device import ToDevice
-from trainer.train import make_recipe
+from trainer.setting_up import make_recipe
 
 STEPS = 11
 
