@@ -102,7 +102,11 @@ def _fault(value: Any, rule: Rule, path: str) -> str | None:
     if isinstance(rule, Listed):
         if not isinstance(value, list | tuple):
             return f"{path} is {shown(value)}; allowed: a list"
-        return _first(_fault(each, rule.each, f"{path}.{i}") for i, each in enumerate(value))
+        one = rule.each
+        doubtful: Iterable[tuple[int, Any]] = enumerate(value)
+        if isinstance(one, Plain):  # of a thousand numbers nearly always none is
+            doubtful = ((i, each) for i, each in doubtful if not one.holds(each))
+        return _first(_fault(each, one, f"{path}.{i}") for i, each in doubtful)
     if not isinstance(value, dict):
         return f"{path} is {shown(value)}; allowed: an object"
     prefix = f"{path}." if path else ""

@@ -181,7 +181,7 @@ class SpoolWriter:
         """
         if wrong := events.fault(event):
             raise BadEvent(wrong)
-        payload = json.dumps(json_safe(event), allow_nan=False).encode()
+        payload = _json(event).encode()
         if len(payload) > events.EVENT_BYTES:
             raise BadEvent(_too_long(event["event"], payload))
         self._append(EVENT, payload)
@@ -331,6 +331,13 @@ def file_events(path: Path, offset: int) -> Iterator[tuple[Event, int]]:
 def frame(kind: int, payload: bytes) -> bytes:
     """Return a payload as a spool file holds it."""
     return FRAME_HEADER.pack(len(payload), kind, _checksum(kind, payload)) + payload
+
+
+def _json(event: Event) -> str:
+    try:
+        return json.dumps(event, allow_nan=False)
+    except ValueError:  # a float that JSON lacks: seldom enough to look for it only then
+        return json.dumps(json_safe(event), allow_nan=False)
 
 
 def json_safe(value: Any) -> Any:
