@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from db import runs, steering, waiting
 from db.settings import Settings
 from db.tables import Placement, Status
 from tests.clusters.machines import NET, can_make_machines
-from tests.clusters.rays import PORT, ray_cluster
+from tests.clusters.rays import PORT, Cluster, ray_cluster
 from tests.site import Site, until
 from worker.placement import Pilots
 from worker.ray import Ray
@@ -91,10 +91,7 @@ def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_p
     """On two nodes; another waits with Ray's reason, and leaves Ray when it is cancelled. The head
     is lost, and a minute later all of Ray: the run ends in its first attempt.
     """
-    placing = {"PLACEMENT": "ray", "RAY_RESOURCE": "CPU", "RAY_ADDRESS": f"{NET}.10:{PORT}"}
-    told = {f"HALFSTEP_{name}": value for name, value in placing.items()}
-    placer = f"{sys.executable} -m worker.placer >{tmp_path}/placer.log 2>&1"
-    with ray_cluster(site, tmp_path, placer, **told) as cluster:
+    with placed_by_ray(site, tmp_path) as cluster:
         until(lambda: site.offers("gated"))
         run_id = site.submit(STEPS, recipe="gated", nodes=2)
         site.wait_for_step(run_id, 3)
@@ -111,6 +108,30 @@ def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_p
         assert (run.status, run.attempt) == (Status.FINISHED, 1)
         assert site.count_steps(run_id) == STEPS
         assert "placer: waiting: Ray" in (tmp_path / "placer.log").read_text()
+
+
+def test_a_lost_node_costs_an_attempt_and_no_step(site: Site, tmp_path: Path) -> None:
+    """The lease alone queues the run again, and Ray has room for it on the other node."""
+    with placed_by_ray(site, tmp_path) as cluster:
+        until(lambda: site.offers("gated"))
+        run_id = site.submit(STEPS, recipe="gated")
+        site.wait_for_step(run_id, 3)
+        lost = [node for node in cluster.nodes if (node.data / "runs" / str(run_id)).exists()]
+        lost[0].switch_off()
+        until(lambda: site.run(run_id).attempt == 2 and site.run(run_id).status == Status.RUNNING)
+        site.open_gate()
+        assert site.wait(run_id).status == Status.FINISHED
+        assert site.count_steps(run_id) == STEPS
+
+
+@contextmanager
+def placed_by_ray(site: Site, folder: Path) -> Iterator[Cluster]:
+    """A Ray, and where its head is a placer that runs go through."""
+    placing = {"PLACEMENT": "ray", "RAY_RESOURCE": "CPU", "RAY_ADDRESS": f"{NET}.10:{PORT}"}
+    told = {f"HALFSTEP_{name}": value for name, value in placing.items()}
+    placer = f"{sys.executable} -m worker.placer >{folder}/placer.log 2>&1"
+    with ray_cluster(site, folder, placer, **told) as cluster:
+        yield cluster
 
 
 def placed(site: Site, run_id: int) -> str:
