@@ -84,34 +84,44 @@ def make_rule(
         typed |= {"value": value, "run_id": run_id}
         entered = Entered(rule={**typed, "channels": channel or []}, errors=error.errors)
         return _alerts(request, session, settings, visitor, entered)
-    return back_to("/alerts#rules", "The rule is added.")
+    return back_to(request, "/alerts#rules", "The rule is added.")
 
 
 @router.post("/runs/{run_id}/alerts")
 def make_rule_of_run(
-    run_id: RunId, session: Db, visitor: SignedIn, condition: Annotated[Text, Form()] = ""
+    request: Request,
+    run_id: RunId,
+    session: Db,
+    visitor: SignedIn,
+    condition: Annotated[Text, Form()] = "",
 ) -> RedirectResponse:
     """Make one of a run, in a browser without JavaScript."""
     alerts.make(session, visitor.user, condition=condition, scope=alerts.RUN, run_id=run_id)
-    return back_to("/alerts#rules", "The rule is added.")
+    return back_to(request, "/alerts#rules", "The rule is added.")
 
 
 @router.post("/alerts/rules/{rule_id}/switch")
 def switch_rule(
-    rule_id: RowId, session: Db, visitor: SignedIn, on: Annotated[Text, Form()] = ""
+    request: Request,
+    rule_id: RowId,
+    session: Db,
+    visitor: SignedIn,
+    on: Annotated[Text, Form()] = "",
 ) -> RedirectResponse:
     """Switch one on or off."""
     alerts.switch(session, visitor.user, rule_id, is_on=bool(on))
     return back_to(
-        "/alerts#rules", "The rule is switched on." if on else "The rule is switched off."
+        request, "/alerts#rules", "The rule is switched on." if on else "The rule is switched off."
     )
 
 
 @router.post("/alerts/rules/{rule_id}/deletion")
-def delete_rule(rule_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
+def delete_rule(
+    request: Request, rule_id: RowId, session: Db, visitor: SignedIn
+) -> RedirectResponse:
     """Delete one."""
     alerts.delete(session, visitor.user, rule_id)
-    return back_to("/alerts#rules", "The rule is deleted.")
+    return back_to(request, "/alerts#rules", "The rule is deleted.")
 
 
 @router.post("/alerts/notices/reading")
@@ -150,34 +160,42 @@ def make_channel(
         return _alerts(request, session, settings, visitor, entered)
     if secret:
         return _alerts(request, session, settings, visitor, Entered(secret=secret))
-    return back_to("/alerts#channels", "The channel is added.")
+    return back_to(request, "/alerts#channels", "The channel is added.")
 
 
 @router.post("/alerts/channels/{channel_id}/switch")
 def switch_channel(
-    channel_id: RowId, session: Db, visitor: SignedIn, on: Annotated[Text, Form()] = ""
+    request: Request,
+    channel_id: RowId,
+    session: Db,
+    visitor: SignedIn,
+    on: Annotated[Text, Form()] = "",
 ) -> RedirectResponse:
     """Switch one on or off."""
     channels.switch(session, visitor.user, channel_id, is_on=bool(on))
     return back_to(
-        "/alerts#channels", "The channel is switched on." if on else "The channel is switched off."
+        request,
+        "/alerts#channels",
+        "The channel is switched on." if on else "The channel is switched off.",
     )
 
 
 @router.post("/alerts/channels/{channel_id}/deletion")
-def delete_channel(channel_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
+def delete_channel(
+    request: Request, channel_id: RowId, session: Db, visitor: SignedIn
+) -> RedirectResponse:
     """Delete one."""
     channels.delete(session, visitor.user, channel_id)
-    return back_to("/alerts#channels", "The channel is deleted.")
+    return back_to(request, "/alerts#channels", "The channel is deleted.")
 
 
 @router.post("/alerts/channels/{channel_id}/tests")
 def test_channel(
-    channel_id: RowId, session: Db, settings: TheSettings, visitor: SignedIn
+    request: Request, channel_id: RowId, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> RedirectResponse:
     """Send a test."""
     deliveries.test(session, visitor.user, channel_id, settings.address)
-    return back_to("/alerts#deliveries", "A test is on its way.")
+    return back_to(request, "/alerts#deliveries", "A test is on its way.")
 
 
 def _number(condition: str, text: str) -> float | None:

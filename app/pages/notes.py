@@ -49,7 +49,7 @@ def write_note(
     try:
         if not problem:
             notes.write(session, visitor.user, subject, note, seen)
-            return back_to(back, "The note is saved.")
+            return back_to(request, back, "The note is saved.")
     except Invalid as error:
         problem = error.errors["note"]
     except Changed:

@@ -40,13 +40,17 @@ def save_preset(request: Request, session: Db, posted: Posted, visitor: SignedIn
         # Of the form `name` is the run's, which no preset keeps.
         wrong = {"preset" if each == "name" else each: text for each, text in error.errors.items()}
         return new_run.form(request, session, visitor, recipe, config, values, wrong)
-    return back_to(f"/runs/new?preset={saved.id}", f"The preset {saved.name} is saved.")
+    return back_to(request, f"/runs/new?preset={saved.id}", f"The preset {saved.name} is saved.")
 
 
 @router.post("/{preset_id}/deletion")
-def delete_preset(preset_id: RowId, session: Db, _visitor: SignedIn) -> RedirectResponse:
+def delete_preset(
+    request: Request, preset_id: RowId, session: Db, _visitor: SignedIn
+) -> RedirectResponse:
     """Delete one."""
     preset = presets.get(session, preset_id)
     check_project(session, Right.SUBMIT, preset.project)
     session.delete(preset)
-    return back_to(f"/runs/new?recipe={preset.recipe}", f"The preset {preset.name} is deleted.")
+    return back_to(
+        request, f"/runs/new?recipe={preset.recipe}", f"The preset {preset.name} is deleted."
+    )

@@ -36,7 +36,7 @@ def make_project(
         projects.make(session, name)
     except Invalid as error:
         return _projects(request, session, visitor, name=name, errors=error.errors)
-    return back_to("/projects", "The project is made.")
+    return back_to(request, "/projects", "The project is made.")
 
 
 @router.post("/name")
@@ -54,7 +54,7 @@ def rename_project(
         errors = {"new_name": error.errors["name"]}
         typed = {"new_name": new_name}
         return _projects(request, session, visitor, errors=errors, at=project, typed=typed)
-    return back_to("/projects", f"The project is called {new_name} now.")
+    return back_to(request, "/projects", f"The project is called {new_name} now.")
 
 
 @router.post("/deletion")
@@ -67,11 +67,12 @@ def delete_project(
     except (Conflict, Invalid) as error:
         errors = {"deletion": str(error)}
         return _projects(request, session, visitor, errors=errors, at=project)
-    return back_to("/projects", f"The project {project} is deleted.")
+    return back_to(request, "/projects", f"The project {project} is deleted.")
 
 
 @router.post("/change")
 def change_project(
+    request: Request,
     session: Db,
     _visitor: SignedIn,
     project: Project = projects.DEFAULT,
@@ -80,7 +81,7 @@ def change_project(
     """Change what viewers may do in it."""
     check_project(session, Right.MANAGE, project)
     projects.get(session, project).viewers_download = viewers_download
-    return back_to("/projects", "Saved.")
+    return back_to(request, "/projects", "Saved.")
 
 
 @router.post("/quota")
@@ -98,7 +99,7 @@ def set_quota(
         quotas.set_limits(found, typed)
     except Invalid as error:
         return _projects(request, session, visitor, errors=error.errors, at=project, typed=typed)
-    return back_to("/projects", "The limits are set.")
+    return back_to(request, "/projects", "The limits are set.")
 
 
 @router.post("/roles")
@@ -118,11 +119,12 @@ def set_role(
         return _projects(request, session, visitor, errors=error.errors, at=project)
     except NotFound as error:
         return _projects(request, session, visitor, errors={"user": str(error)}, at=project)
-    return back_to("/projects", "The role is given.")
+    return back_to(request, "/projects", "The role is given.")
 
 
 @router.post("/roles/deletion")
 def take_role(
+    request: Request,
     session: Db,
     _visitor: SignedIn,
     project: Project = projects.DEFAULT,
@@ -131,7 +133,7 @@ def take_role(
     """Take somebody's role in it away."""
     check_project(session, Right.MANAGE, project)
     projects.take_role(session, people.named(session, user), project)
-    return back_to("/projects", "The role is taken away.")
+    return back_to(request, "/projects", "The role is taken away.")
 
 
 def _projects(

@@ -47,14 +47,14 @@ def set_rule(
         preview = retention.preview(session, project, rules)
         return _page(request, session, visitor, typed, preview=preview, said=said)
     retention.set_rule(session, visitor.user, project, rules)
-    return back_to("/retention", "The rule is set.")
+    return back_to(request, "/retention", "The rule is set.")
 
 
 @router.post("/deletion")
-def end_rule(session: Db, visitor: SignedIn, scope: Scope = "") -> Response:
+def end_rule(request: Request, session: Db, visitor: SignedIn, scope: Scope = "") -> Response:
     """Let nothing more be deleted by a rule."""
     retention.end_rule(session, project_of(session, visitor.standing, scope))
-    return back_to("/retention", "The rule has ended.")
+    return back_to(request, "/retention", "The rule has ended.")
 
 
 def _page(

@@ -187,7 +187,36 @@ class LogLine(Table):
     text: Mapped[str]
 
 
-class Checkpoint(Table):
+class StoredFile(Table):
+    """A file that a run has made.
+
+    key is its path in the store, empty while it is on the training machine alone; path is that in
+    the run's folder there. revision is the run's when the row last changed.
+    """
+
+    __abstract__ = True
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    step: Mapped[int] = mapped_column(BigInteger)
+    key: Mapped[str]
+    path: Mapped[str | None]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str]
+    revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it can be downloaded."""
+        return self.key != ""
+
+    @property
+    def stored_bytes(self) -> int:
+        """What it takes in the store."""
+        return self.size_bytes if self.key else 0
+
+
+class Checkpoint(StoredFile):
     """A file to download: the whole state ("checkpoint") or the weights alone ("weights").
 
     A state in shards has a file a rank, "shard.0", and "shard.metadata", which says what lies
@@ -195,36 +224,16 @@ class Checkpoint(Table):
     Of several modules each has its own, of kind "weights.<module>"; averaged weights are of kind
     "ema" or "ema.<module>".
 
-    key is its path in the store, empty while it is on the training machine alone; path is that in
-    the run's folder there. reason: interval, end, request, cancel, pause or preempt.
-    revision is the run's when the row last changed.
+    reason: interval, end, request, cancel, pause or preempt.
     """
 
     __tablename__ = "checkpoints"
     __table_args__ = (UniqueConstraint("run_id", "step", "kind"),)
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
     attempt: Mapped[int]
-    step: Mapped[int] = mapped_column(BigInteger)
     kind: Mapped[str]
-    key: Mapped[str]
-    path: Mapped[str | None]
-    size_bytes: Mapped[int] = mapped_column(BigInteger)
-    sha256: Mapped[str]
     reason: Mapped[str]
-    revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     created_at: Mapped[float] = mapped_column(default=now())
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether it can be downloaded."""
-        return self.key != ""
-
-    @property
-    def stored_bytes(self) -> int:
-        """What it takes in the store."""
-        return self.size_bytes if self.key else 0
 
     @property
     def is_shard(self) -> bool:
@@ -232,31 +241,10 @@ class Checkpoint(Table):
         return self.kind.startswith("shard.")
 
 
-class Artifact(Table):
-    """A file that a recipe left after an evaluation: a text sample, a picture.
-
-    key, path: as a checkpoint's. revision is the run's when the row last changed.
-    """
+class Artifact(StoredFile):
+    """A file that a recipe left after an evaluation: a text sample, a picture."""
 
     __tablename__ = "artifacts"
     __table_args__ = (UniqueConstraint("run_id", "step", "name"),)
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
-    step: Mapped[int] = mapped_column(BigInteger)
     name: Mapped[str]
-    key: Mapped[str]
-    path: Mapped[str | None]
-    size_bytes: Mapped[int] = mapped_column(BigInteger)
-    sha256: Mapped[str]
-    revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether it can be downloaded."""
-        return self.key != ""
-
-    @property
-    def stored_bytes(self) -> int:
-        """What it takes in the store."""
-        return self.size_bytes if self.key else 0

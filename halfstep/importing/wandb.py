@@ -107,14 +107,17 @@ def _row(
     told = fields(history[2][0]) if 2 in history else {}
     step = int(items.get(("_step",), signed(told.get(1, [0])[0])))
     time = items.get(("_timestamp",))
-    kinds = {path[:-1]: value for path, value in items.items() if path[-1] == "_type"}
+    inside: dict[tuple[str, ...], dict[str, Any]] = {}  # of each path, what is right below it
+    for path, value in items.items():
+        inside.setdefault(path[:-1], {})[path[-1]] = value
+    kinds = {path: own["_type"] for path, own in inside.items() if "_type" in own}
     for path, kind in kinds.items():
-        own = {at[-1]: value for at, value in items.items() if at[:-1] == path}
+        own = inside[path]
         if made := _made(kind, own, files):
             suffix, content = made
             yield Media(".".join(path), step, time, content, suffix)
             continue
-        named = items.get((*path, "filenames"), [items.get((*path, "path"))])
+        named = own.get("filenames", [own.get("path")])
         is_read = kind in MEDIA and isinstance(named, list)
         contents = [read(files, str(each)) for each in named] if is_read else [None]
         yield from (Media(".".join(path), step, time, each) for each in contents if each)

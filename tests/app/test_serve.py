@@ -52,6 +52,18 @@ def test_server_stops_while_pages_are_open(
             assert list(events) == []
 
 
+def test_an_answer_waits_for_no_acknowledgement(settings: Settings, database: Database) -> None:
+    """Each part is sent at once, however the socket that listens was made."""
+    with (
+        serving(settings, database) as (server, address),
+        socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))),
+    ):
+        until(lambda: bool(server.server_state.connections))
+        [protocol] = server.server_state.connections
+        accepted = protocol.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_open_streams_hold_no_connection(
     database: Database, running: Run, script: TestClient, address: str
 ) -> None:

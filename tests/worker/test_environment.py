@@ -50,6 +50,17 @@ def test_a_clean_and_a_changed_folder(folder: Path) -> None:
     assert texts.diff.endswith("-LR = 1\n+LR = 2\n")
 
 
+def test_an_index_that_is_split(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its other half is found, of a working tree beside the repository too."""
+    beside = tmp_path_factory.mktemp("beside") / "tree"
+    git(folder, "worktree", "add", str(beside))
+    for tree in (folder, beside):
+        git(tree, "update-index", "--split-index")
+        assert told(tree)[0]["git"]["is_dirty"] is False
+        (tree / "recipe.py").write_text("LR = 2\n")
+        assert told(tree)[1].diff.endswith("-LR = 1\n+LR = 2\n")
+
+
 def test_what_git_cannot_say(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repository without a commit says why; no repository, or no git, is none; neither fails."""
     (folder / ".git").rename(folder / "gone")

@@ -562,18 +562,29 @@ def saved(attempts: Attempts, step: int) -> dict[str, Any]:
     return {"event": "checkpoint", "step": step, "reason": "interval", "files": [file]}
 
 
+def train_ten(attempts: Attempts, spool: SpoolWriter, last: int) -> None:
+    """Tell of ten steps and the checkpoint of the last of them."""
+    spool.steps(attempts.steps(last - 9, last))
+    spool.event(saved(attempts, last))
+
+
+def cut_off(attempts: Attempts, bucket: Bucket, **options: Any) -> tuple[SpoolWriter, Recorder]:
+    """Begin an attempt whose files belong into a bucket, which goes away."""
+    attempts.storage_url = bucket.url
+    spool = attempts.next(**options)
+    recorder = attempts.supervisor()
+    bucket.proxy.is_broken = True
+    return spool, recorder
+
+
 @pytest.mark.xdist_group("bucket")
 def test_a_bucket_that_is_away_holds_up_files_and_nothing_else(
     attempts: Attempts, bucket: Bucket
 ) -> None:
     """Steps are recorded meanwhile; the spool stays, for whoever may have to go on from it."""
-    attempts.storage_url = bucket.url
-    spool = attempts.next(rotate_bytes=1)  # a file each time
-    recorder = attempts.supervisor()
-    bucket.proxy.is_broken = True
+    spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)  # a file each time
     for last in (10, 20, 30):
-        spool.steps(attempts.steps(last - 9, last))
-        spool.event(saved(attempts, last))
+        train_ten(attempts, spool, last)
         until(lambda last=last: not recorder.flush() and last in attempts.made_by())  # type: ignore[misc]
     assert attempts.steps_of(Checkpoint) == []
     assert len(attempts.left()) > 3
@@ -592,13 +603,9 @@ def test_files_on_their_way_to_a_bucket_outlive_the_supervisor(
     attempts: Attempts, bucket: Bucket
 ) -> None:
     """Whoever records what it left sends them."""
-    attempts.storage_url = bucket.url
-    spool = attempts.next(rotate_bytes=1)
-    recorder = attempts.supervisor()
-    bucket.proxy.is_broken = True
+    spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)
     for last in (10, 20):
-        spool.steps(attempts.steps(last - 9, last))
-        spool.event(saved(attempts, last))
+        train_ten(attempts, spool, last)
         recorder.flush()
     bucket.proxy.is_broken = False
     drain(attempts.recorder())
@@ -609,10 +616,7 @@ def test_files_on_their_way_to_a_bucket_outlive_the_supervisor(
 @pytest.mark.xdist_group("bucket")
 def test_a_training_that_goes_back_waits_for_the_bucket(attempts: Attempts, bucket: Bucket) -> None:
     """What it told before is recorded before: else a checkpoint of undone steps would come last."""
-    attempts.storage_url = bucket.url
-    spool = attempts.next()
-    recorder = attempts.supervisor()
-    bucket.proxy.is_broken = True
+    spool, recorder = cut_off(attempts, bucket)
     spool.steps(attempts.steps(1, 20))
     spool.event(saved(attempts, 20))
     recorder.flush()
@@ -631,12 +635,8 @@ def test_what_arrived_is_published_although_the_rest_cannot_be_recorded(
     attempts: Attempts, bucket: Bucket
 ) -> None:
     """A checkpoint that was on its way is one that the run can go on from."""
-    attempts.storage_url = bucket.url
-    spool = attempts.next(rotate_bytes=1)
-    recorder = attempts.supervisor()
-    bucket.proxy.is_broken = True
-    spool.steps(attempts.steps(1, 10))
-    spool.event(saved(attempts, 10))
+    spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)
+    train_ten(attempts, spool, 10)
     drained = [recorder.flush() for _ in range(3)]
     assert drained[-1] is False
     bucket.proxy.is_broken = False
@@ -677,8 +677,7 @@ def test_a_bucket_that_is_away_holds_up_no_steps_for_what_is_retired(
     spool = attempts.next()
     recorder = attempts.supervisor({"keep_last": 1})
     for step in (10, 20):
-        spool.steps(attempts.steps(step - 9, step))
-        spool.event(saved(attempts, step))
+        train_ten(attempts, spool, step)
         if step == 20:  # from when it has arrived on
             until(lambda: not recorder.flush() and len(bucket.keys()) == 2)
             bucket.proxy.is_broken = True
