@@ -11,6 +11,7 @@ from sqlalchemy import (
     ColumnElement,
     Row,
     and_,
+    bindparam,
     exists,
     false,
     func,
@@ -50,6 +51,16 @@ from db.workers import TAKING
 
 #: Made once: each alias makes all of its columns anew.
 _EARLIER, _OTHER = aliased(Run), aliased(Run)
+#: Made once, as what every claim asks.
+_NODES = select(RunNode.worker_id, RunNode.devices).where(
+    RunNode.worker_id.in_(bindparam("worker_ids", expanding=True)), IN_USE
+)
+_LOCKED = (
+    select(Worker.id, Worker.devices, TAKING)
+    .where(Worker.id.in_(bindparam("worker_ids", expanding=True)))
+    .order_by(Worker.id)
+    .with_for_update(key_share=True)
+)
 
 
 def claim(
@@ -159,8 +170,7 @@ def _is_drained(worker_id: int) -> ColumnElement[bool]:
 def in_use(session: Session, worker_ids: Collection[int]) -> dict[int, set[int]]:
     """Return which devices of each of these workers have a node that has not ended."""
     used: dict[int, set[int]] = {worker_id: set() for worker_id in worker_ids}
-    nodes = select(RunNode.worker_id, RunNode.devices).where(RunNode.worker_id.in_(worker_ids))
-    for worker_id, devices in session.execute(nodes.where(IN_USE)):
+    for worker_id, devices in session.execute(_NODES, {"worker_ids": list(worker_ids)}):
         used[worker_id or 0].update(devices)
     return used
 
@@ -182,10 +192,9 @@ def _lock(
 
     free_devices: those that the first of them, which asks, knows nothing on.
     """
-    rows = select(Worker.id, Worker.devices, TAKING).where(Worker.id.in_(worker_ids))
-    rows = rows.order_by(Worker.id).with_for_update(key_share=True)
     indexes: dict[int, set[int]] = {each: set() for each in worker_ids}
-    for worker_id, devices, is_taking in session.execute(rows):
+    rows = session.execute(_LOCKED, {"worker_ids": list(worker_ids)})
+    for worker_id, devices, is_taking in rows:
         if is_taking:
             indexes[worker_id] = {int(device["index"]) for device in devices}
     indexes[worker_ids[0]] = set(free_devices)
@@ -245,4 +254,6 @@ def _take(
         **dict.fromkeys(("error", "fault", "first_since", "resumed_step"), None),
         reservation=null(),
     )
+    # As it is then, also if the session knew it before.
+    taken = taken.execution_options(synchronize_session=False, populate_existing=True)
     return session.execute(taken.returning(Run, now())).one_or_none()

@@ -108,9 +108,8 @@ def _line(
     However many there are for which there are no workers, they hide nobody.
     """
     recipes = {name for each in places for name in each.recipes}
-    query = select(*_WANTED).where(
+    query = _WANTED.where(
         *waiting,
-        SEVERAL,
         Run.nodes <= len(places),
         Run.devices_per_node <= max(each.devices for each in places),
         or_(Run.source == COMMAND, Run.recipe.in_(sorted(recipes))),
@@ -119,18 +118,12 @@ def _line(
     return session.execute(query.order_by(*usage.order).limit(LOOKED_AT)).all()
 
 
-_WANTED: tuple[Any, ...] = (
+_WANTED = select(
     *(Run.id, Run.source, Run.recipe, Run.precision, Run.nodes, Run.devices_per_node),
-    *(
-        Run.project,
-        Run.priority,
-        Run.position,
-        Run.expected_seconds,
-        Run.first_since,
-        Run.reservation,
-    ),
+    *(Run.project, Run.priority, Run.position),
+    *(Run.expected_seconds, Run.first_since, Run.reservation),
     *(MEMORY_GIB.label("memory_gib"), now().label("moment")),
-)
+).where(SEVERAL)
 
 
 def _places(session: Session, here: Place) -> list[Place]:
