@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.submission import Submission, most_priority, submit
-from db import checkpoints, runs
+from db import checkpoints, projects, runs
 from db.errors import Conflict
 from db.idempotency import made_by
 from db.tables import ENDED, Run, Status, User
@@ -24,6 +24,7 @@ def go_on(session: Session, user: User, run_id: int, *, idempotency_key: str | N
     before = made_by(session, Run, user, idempotency_key)
     if before is not None:
         return before
+    projects.lock_within(session, Run, run_id)
     run = runs.get(session, run_id, lock=True)  # of two at once the second finds the first's
     runs.check_has_recipe(run, "go on")
     if run.status not in CUT_SHORT:

@@ -214,6 +214,7 @@ def extend(
     session: Session, sweep_id: int, *, runs: int | None = None, space: SpaceGiven | None = None
 ) -> Sweep:
     """Add runs to a sweep; to a grid, values to its settings. Raises Invalid, Conflict."""
+    projects.lock_within(session, Sweep, sweep_id)
     sweep = sweeps.get(session, sweep_id, lock=True)
     if sweep.status not in (RUNNING, PAUSED):
         text = f"Sweep {sweep_id} is {sweep.status}: only a running or paused one takes more runs."
@@ -264,6 +265,7 @@ def _widen(session: Session, sweep: Sweep, given: SpaceGiven) -> None:
 
 def resume(session: Session, sweep_id: int) -> None:
     """Go on with a sweep that was paused, or failed. Raises Conflict, and Invalid if it cannot."""
+    projects.lock_within(session, Sweep, sweep_id)
     sweeps.resume(session, sweep_id)
     session.flush()
     go_on(session, sweep_id)
@@ -274,6 +276,7 @@ def go_on(session: Session, sweep_id: int) -> None:
 
     Raises Invalid, or what else keeps a run from being submitted.
     """
+    projects.lock_within(session, Sweep, sweep_id)
     sweep = sweeps.get(session, sweep_id, lock=True)
     if sweep.kind == HYPERBAND:
         if not tpe.is_installed():

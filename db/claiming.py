@@ -7,13 +7,35 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, exists, false, func, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    and_,
+    bindparam,
+    exists,
+    false,
+    func,
+    null,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.orm import Session, aliased
 
-from db import notifications, quotas, runs
+from db import notifications, quotas
 from db.database import now
 from db.quotas import GIB, Usage
-from db.reservations import IN_USE, MEMORY_GIB, Place, Reservation, planned
+from db.reservations import (
+    IN_USE,
+    MEMORY_GIB,
+    SEVERAL,
+    Place,
+    Plan,
+    Reservation,
+    planned,
+    write_down,
+)
 from db.tables import (
     ACTIVE,
     COMMAND,
@@ -21,6 +43,7 @@ from db.tables import (
     RECIPE,
     Run,
     RunNode,
+    RunStatus,
     Status,
     Worker,
 )
@@ -28,6 +51,16 @@ from db.workers import TAKING
 
 #: Made once: each alias makes all of its columns anew.
 _EARLIER, _OTHER = aliased(Run), aliased(Run)
+#: Made once, as what every claim asks.
+_NODES = select(RunNode.worker_id, RunNode.devices).where(
+    RunNode.worker_id.in_(bindparam("worker_ids", expanding=True)), IN_USE
+)
+_LOCKED = (
+    select(Worker.id, Worker.devices, TAKING)
+    .where(Worker.id.in_(bindparam("worker_ids", expanding=True)))
+    .order_by(Worker.id)
+    .with_for_update(key_share=True)
+)
 
 
 def claim(
@@ -56,7 +89,6 @@ def claim(
     commands: whether the worker takes them too.
     only: a run beside which none is looked at.
     """
-    quotas.take_turns(session, per_user=bool(runs_per_user or devices_per_user))
     free = set(free_devices) - in_use(session, [worker_id])[worker_id]
     if not free:
         return None
@@ -70,25 +102,35 @@ def claim(
         devices=len(free_devices),
         free=len(free),
     )
-    usage = Usage.read(session)
-    waiting = [Run.status == Status.QUEUED, *unheld(runs_per_user), ~_is_drained(worker_id)]
-    waiting += usage.allows(devices_per_user)
+    waits = [Run.status == Status.QUEUED, *unheld(runs_per_user), ~_is_drained(worker_id)]
     if only is not None:
-        waiting.append(Run.id == only)
-    plan = planned(session, waiting, here, gang_patience, usage)
-    fits = _fits(here, plan.kept, usage)
-    if plan.gang is None and session.scalar(select(Run.id).where(*waiting, fits).limit(1)) is None:
-        return None  # as is usual, and nothing is locked or written for it
+        waits.append(Run.id == only)
+    usage = Usage.read(session)
+    waiting = [*waits, *usage.allows(devices_per_user)]
+    is_one, are_several = _are_there(session, waiting, _fits(here, None, usage), SEVERAL)
+    plan = planned(session, waiting, here, gang_patience, usage) if are_several else Plan()
+    if is_one and plan.kept is not None:
+        [is_one] = _are_there(session, waiting, _fits(here, plan.kept, usage))
+    if not is_one and plan.gang is None:
+        write_down(session, plan)
+        return None  # as is usual, and nothing is locked for it
+    per_user = bool(runs_per_user or devices_per_user)
+    if per_user or usage.limits:
+        quotas.take_turns(session, per_user=per_user)
+        usage = Usage.read(session)
+        waiting = [*waits, *usage.allows(devices_per_user)]
     worker_ids = (worker_id, *plan.partners)
     taken = _lock(session, worker_ids, free_devices)
+    write_down(session, plan)
     fits = _fits(replace(here, free=len(taken[worker_id])), plan.kept, usage)
     if plan.gang is not None and all(
         len(devices) >= plan.gang.devices_per_node for devices in taken.values()
     ):
         fits |= Run.id == plan.gang.id
-    run = _take(session, worker_id, [*waiting, fits], usage)
-    if run is None:
+    found = _take(session, worker_id, [*waiting, fits], usage)
+    if found is None:
         return None
+    run, moment = found
     session.add_all(
         RunNode(
             run_id=run.id,
@@ -97,14 +139,25 @@ def claim(
             worker_id=each,
             devices=taken[each][: run.devices_per_node],
             step_before=run.step,
-            lease_expires_at=now() + lease_seconds,
+            lease_expires_at=moment + lease_seconds,
         )
         for number, each in enumerate(worker_ids[: run.nodes])
     )
-    notifications.tell(session, *worker_ids[1 : run.nodes])
     by = "a worker" if run.nodes == 1 else f"{run.nodes} workers"
-    runs.set_status(session, run, Status.STARTING, reason=f"claimed by {by}")
+    change = {"run_id": run.id, "attempt": run.attempt, "status": run.status}
+    session.add(RunStatus(**change, reason=f"claimed by {by}"))
+    session.flush()
+    notifications.tell(session, *worker_ids[1 : run.nodes])
     return run
+
+
+def _are_there(
+    session: Session,
+    waiting: Collection[ColumnElement[bool]],
+    *kinds: ColumnElement[bool],
+) -> Sequence[bool]:
+    """Tell of each of these kinds whether a run of it waits, in one statement."""
+    return session.execute(select(*(exists().where(*waiting, kind) for kind in kinds))).one()
 
 
 def _is_drained(worker_id: int) -> ColumnElement[bool]:
@@ -117,8 +170,7 @@ def _is_drained(worker_id: int) -> ColumnElement[bool]:
 def in_use(session: Session, worker_ids: Collection[int]) -> dict[int, set[int]]:
     """Return which devices of each of these workers have a node that has not ended."""
     used: dict[int, set[int]] = {worker_id: set() for worker_id in worker_ids}
-    nodes = select(RunNode.worker_id, RunNode.devices).where(RunNode.worker_id.in_(worker_ids))
-    for worker_id, devices in session.execute(nodes.where(IN_USE)):
+    for worker_id, devices in session.execute(_NODES, {"worker_ids": list(worker_ids)}):
         used[worker_id or 0].update(devices)
     return used
 
@@ -140,12 +192,10 @@ def _lock(
 
     free_devices: those that the first of them, which asks, knows nothing on.
     """
-    mine = select(Worker.id).where(Worker.id.in_(worker_ids)).order_by(Worker.id)
-    session.execute(mine.with_for_update(key_share=True))
     indexes: dict[int, set[int]] = {each: set() for each in worker_ids}
-    if len(worker_ids) > 1:
-        up = select(Worker.id, Worker.devices).where(Worker.id.in_(worker_ids), TAKING)
-        for worker_id, devices in session.execute(up):
+    rows = session.execute(_LOCKED, {"worker_ids": list(worker_ids)})
+    for worker_id, devices, is_taking in rows:
+        if is_taking:
             indexes[worker_id] = {int(device["index"]) for device in devices}
     indexes[worker_ids[0]] = set(free_devices)
     used = in_use(session, worker_ids)
@@ -186,18 +236,24 @@ def _fits(here: Place, kept: Reservation | None, usage: Usage) -> ColumnElement[
 
 def _take(
     session: Session, worker_id: int, conditions: Collection[ColumnElement[bool]], usage: Usage
-) -> Run | None:
-    """Raise the attempt of the first of these runs: one statement, the same on both databases.
+) -> Row[Run, float] | None:
+    """Start an attempt of the first of these runs, and return it and the moment: one statement,
+    the same on both databases.
 
     SKIP LOCKED lets claims pass each other by; SQLite has no such clause and needs none, since it
     has one writer.
     """
     first = select(Run.id).where(*conditions).order_by(*usage.order).limit(1)
     first = first.with_for_update(skip_locked=True, of=Run)
-    taken: Run | None = session.scalar(
-        update(Run)
-        .where(Run.id == first.scalar_subquery())
-        .values(attempt=Run.attempt + 1, worker_id=worker_id, error=None, resumed_step=None)
-        .returning(Run)
+    taken = update(Run).where(Run.id == first.scalar_subquery())
+    taken = taken.values(
+        attempt=Run.attempt + 1,
+        status=Status.STARTING,
+        revision=Run.revision + 1,
+        worker_id=worker_id,
+        **dict.fromkeys(("error", "fault", "first_since", "resumed_step"), None),
+        reservation=null(),
     )
-    return taken
+    # As it is then, also if the session knew it before.
+    taken = taken.execution_options(synchronize_session=False, populate_existing=True)
+    return session.execute(taken.returning(Run, now())).one_or_none()

@@ -52,6 +52,21 @@ def hold(session: Session, name: str) -> None:
         raise Invalid({"project": text})
 
 
+def lock_within(session: Session, kind: type[Run | Sweep], row_id: int) -> None:
+    """Lock a run or a sweep, of whoever is about to make more of its project: that is held first,
+    as whoever renames it has it before what is of it.
+    """
+    while True:
+        name = session.scalar(select(kind.project).where(kind.id == row_id))
+        with session.begin_nested() as tried:
+            held = select(Project.name).where(Project.name == name)
+            session.execute(held.with_for_update(read=True, key_share=True))
+            locked = select(kind.project).where(kind.id == row_id).with_for_update()
+            if session.scalar(locked) == name:
+                return
+            tried.rollback()  # it is of another project since, to be held before it
+
+
 def listed(session: Session, names: Sequence[str] | None = None) -> list[Project]:
     """List projects by name. names: these alone."""
     query = select(Project).order_by(Project.name)
@@ -81,7 +96,9 @@ def rename(session: Session, name: str, new_name: str) -> Project:
         session.execute(update(table).where(table.project == name).values(project=new_name))
     note = update(Note).where(Note.subject == notes.of_project(name))
     session.execute(note.values(subject=notes.of_project(new_name)))
-    moved = update(Run).where(Run.project == name)
+    # By id, as everybody locks runs.
+    its_runs = select(Run.id).where(Run.project == name).order_by(Run.id).with_for_update()
+    moved = update(Run).where(Run.id.in_(its_runs))
     session.execute(moved.values(project=new_name, revision=Run.revision + 1))
     session.execute(delete(Project).where(Project.name == name))
     return renamed
@@ -172,10 +189,6 @@ def _move(session: Session, run: Run, user: User, project: str) -> None:
 
 def _keep_others_off(session: Session, name: str) -> None:
     """Wait for who holds a project, and let nobody hold it: what is of it by then goes along."""
-    # Its sweeps come first, as for whoever submits a run of one.
-    query = select(Sweep.id).where(Sweep.project == name).order_by(Sweep.id).with_for_update()
-    with rights.unlimited(session):
-        session.execute(query)
     found = select(Project.name).where(Project.name == name).with_for_update()
     if session.scalar(found) is None:
         raise NotFound(f"There is no project {name[:100]!r}.")

@@ -7,12 +7,13 @@ sets them. A claim looks at devices in use alone, which are few, however many ru
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import heapify, heappop, heapreplace
 from itertools import groupby
 from types import EllipsisType
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, func, null, or_, select
+from sqlalchemy import ColumnElement, Select, case, func, null, or_, select
 from sqlalchemy.orm import Session
 
 from db import rights
@@ -49,16 +50,8 @@ class Usage:
     @classmethod
     def read(cls, session: Session, *, of_workers: bool = False) -> "Usage":
         """Read it: one query, of the projects with their nodes in training."""
-        worker_id = RunNode.worker_id if of_workers else null()
-        kind = (Run.project, Run.owner_id, worker_id.label("worker_id"))
-        devices = func.sum(func.json_array_length(RunNode.devices)).label("used")
-        nodes = select(*kind, devices).join(Run, Run.id == RunNode.run_id)
-        nodes = nodes.where(RunNode.ended_at.is_(None), RunNode.worker_id.is_not(None))
-        each = nodes.group_by(*(kind if of_workers else kind[:2])).subquery()
-        columns = (Project.name, Project.devices, Project.share)
-        known = select(*columns, each.c.owner_id, each.c.worker_id, each.c.used)
         with rights.unlimited(session):
-            rows = session.execute(known.outerjoin(each, each.c.project == Project.name)).all()
+            rows = session.execute(_usage(of_workers)).all()
         usage = cls(Counter(), Counter(), Counter(), {}, {row.name: row.share for row in rows})
         for row in rows:
             if row.devices is not None:
@@ -137,6 +130,19 @@ class Usage:
                 else:
                     heappop(turns)
         return ordered
+
+
+@cache  # it is made of many parts, and every claim asks
+def _usage(of_workers: bool) -> Select[Any]:
+    worker_id = RunNode.worker_id if of_workers else null()
+    kind = (Run.project, Run.owner_id, worker_id.label("worker_id"))
+    devices = func.sum(func.json_array_length(RunNode.devices)).label("used")
+    nodes = select(*kind, devices).join(Run, Run.id == RunNode.run_id)
+    nodes = nodes.where(RunNode.ended_at.is_(None), RunNode.worker_id.is_not(None))
+    each = nodes.group_by(*(kind if of_workers else kind[:2])).subquery()
+    columns = (Project.name, Project.devices, Project.share)
+    known = select(*columns, each.c.owner_id, each.c.worker_id, each.c.used)
+    return known.outerjoin(each, each.c.project == Project.name)
 
 
 def _too_many(whose: str, used: int, most: int, wanted: int) -> str:

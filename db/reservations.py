@@ -3,13 +3,15 @@
 What a reservation is, and why one is enough: decision 17.
 """
 
+import json
 import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, Text, cast, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.database import now
@@ -83,11 +85,16 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a claim is to go by: the first gang that fits, who else takes part, what is kept."""
+    """What a claim is to go by: the first gang that fits, who else takes part, what is kept.
+
+    first_id, news: which run is the first that waits, and what of that its row does not have yet.
+    """
 
     gang: Row[Any] | None = None
     partners: tuple[int, ...] = ()
     kept: Reservation | None = None
+    first_id: int = 0
+    news: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _line(
@@ -101,9 +108,8 @@ def _line(
     However many there are for which there are no workers, they hide nobody.
     """
     recipes = {name for each in places for name in each.recipes}
-    query = select(*_WANTED).where(
+    query = _WANTED.where(
         *waiting,
-        SEVERAL,
         Run.nodes <= len(places),
         Run.devices_per_node <= max(each.devices for each in places),
         or_(Run.source == COMMAND, Run.recipe.in_(sorted(recipes))),
@@ -112,18 +118,12 @@ def _line(
     return session.execute(query.order_by(*usage.order).limit(LOOKED_AT)).all()
 
 
-_WANTED: tuple[Any, ...] = (
+_WANTED = select(
     *(Run.id, Run.source, Run.recipe, Run.precision, Run.nodes, Run.devices_per_node),
-    *(
-        Run.project,
-        Run.priority,
-        Run.position,
-        Run.expected_seconds,
-        Run.first_since,
-        Run.reservation,
-    ),
+    *(Run.project, Run.priority, Run.position),
+    *(Run.expected_seconds, Run.first_since, Run.reservation),
     *(MEMORY_GIB.label("memory_gib"), now().label("moment")),
-)
+).where(SEVERAL)
 
 
 def _places(session: Session, here: Place) -> list[Place]:
@@ -134,13 +134,21 @@ def _places(session: Session, here: Place) -> list[Place]:
     asking = select(Worker.only_run_id).where(Worker.id == here.worker_id).scalar_subquery()
     is_alike = Worker.only_run_id.is_not_distinct_from(asking)
     up = _PLACES.where(or_(TAKING, Worker.id == here.worker_id), is_alike).order_by(Worker.id)
-    places = [Place(*row) for row in session.execute(up)]
+    places = [
+        Place(worker_id, _names(recipes), _names(precisions), *rest)
+        for worker_id, recipes, precisions, *rest in session.execute(up)
+    ]
     return [
         each
         if each.worker_id != here.worker_id
         else replace(here, torch=each.torch, devices=max(each.devices, here.devices))
         for each in places
     ]
+
+
+@lru_cache  # most workers offer the same
+def _names(listed: str) -> frozenset[str]:
+    return frozenset(json.loads(listed))
 
 
 def _every_place() -> Select[Any]:
@@ -152,7 +160,8 @@ def _every_place() -> Select[Any]:
     )
     total = func.json_array_length(Worker.devices)
     columns = (
-        *(Worker.id, Worker.recipe_names, Worker.precisions, Worker.device_memory_bytes),
+        *(Worker.id, cast(Worker.recipe_names, Text), cast(Worker.precisions, Text)),
+        Worker.device_memory_bytes,
         *(Worker.offers_commands, Worker.versions["torch"].as_string(), total),
         total - func.coalesce(used.c.used, 0),
     )
@@ -170,15 +179,16 @@ def planned(
     patience: float,
     usage: Usage,
 ) -> Plan:
-    """Find the first gang that this worker can be part of, and what is kept for one before it."""
-    if session.scalar(select(Run.id).where(*waiting, SEVERAL).limit(1)) is None:
-        return Plan()
+    """Find the first gang that this worker can be part of, and what is kept for one before it.
+
+    Nothing is written: see write_down.
+    """
     places = _places(session, here)
     line = _line(session, waiting, places, usage)
     teams: dict[tuple[Any, ...], list[list[Place]]] = {}
     lacking: dict[tuple[Any, ...], bool] = {}
     tried: set[tuple[Any, ...]] = set()
-    kept, is_first = None, True
+    plan = Plan()
     for run in line:
         kind = (run.source, run.recipe, run.precision, run.memory_gib)
         shape = (*kind, run.nodes, run.devices_per_node)
@@ -186,17 +196,35 @@ def planned(
             teams[shape] = _teams(run, places)
             # Without a team it waits for workers that there are not, and nothing is kept for it.
             lacking[shape] = bool(teams[shape]) and not any(_has_room(run, t) for t in teams[shape])
-        passes = kept is None or kept.lets_pass(run)
+        passes = plan.kept is None or plan.kept.lets_pass(run)
         if run.nodes > 1 and (shape, passes) not in tried:
             tried.add((shape, passes))
-            partners = _partners(run, teams[shape], here, None if passes else kept)
+            partners = _partners(run, teams[shape], here, None if passes else plan.kept)
             if partners is not None:
-                return Plan(run, partners, kept)
+                return replace(plan, gang=run, partners=partners)
         if lacking[shape]:
-            if is_first:
-                kept, is_first = _wait(session, run, teams[shape], patience), False
-            kept = kept or Reservation.of(run)
-    return Plan(kept=kept)
+            if not plan.first_id:
+                plan = _wait(session, run, teams[shape], patience)
+            elif plan.kept is None:
+                plan = replace(plan, kept=Reservation.of(run))
+    return plan
+
+
+def write_down(session: Session, plan: Plan) -> None:
+    """Write what is new of the first that waits into its row, unless somebody else has it just now.
+
+    Nobody waits for it: who holds it may want what this claim has.
+    """
+    if not plan.news:
+        return
+    row = select(Run.id).where(Run.id == plan.first_id, Run.status == Status.QUEUED)
+    row = row.with_for_update(skip_locked=True)
+    session.execute(
+        update(Run)
+        .where(Run.id == row.scalar_subquery())
+        .values(**plan.news)
+        .execution_options(synchronize_session=False)
+    )
 
 
 def _teams(run: Row[Any], places: Iterable[Place]) -> list[list[Place]]:
@@ -227,27 +255,18 @@ def _partners(
     return None
 
 
-def _wait(
-    session: Session, run: Row[Any], teams: list[list[Place]], patience: float
-) -> Reservation | None:
-    """Note that a run is the first that waits for several devices, and keep some in the end."""
+def _wait(session: Session, run: Row[Any], teams: list[list[Place]], patience: float) -> Plan:
+    """Let a run be the first that waits for several devices, and keep some in the end."""
     kept = Reservation.of(run)
-    values: dict[str, Any] = {}
+    news: dict[str, Any] = {}
     if run.first_since is None:
-        values["first_since"] = run.moment
+        news["first_since"] = run.moment
     waited = run.moment - (run.first_since or run.moment)
     if waited >= patience and _is_due(kept, run, teams, patience):
         kept = _reserve(session, run, teams, kept)
         names = ("since", "until", "worker_ids")
-        values["reservation"] = {name: getattr(kept, name) for name in names}
-    if values:
-        session.execute(
-            update(Run)
-            .where(Run.id == run.id, Run.status == Status.QUEUED)
-            .values(**values)
-            .execution_options(synchronize_session=False)
-        )
-    return kept
+        news["reservation"] = {name: getattr(kept, name) for name in names}
+    return Plan(kept=kept, first_id=run.id, news=news)
 
 
 def _is_due(

@@ -76,18 +76,16 @@ def put_file(store: ObjectStore, key: str, path: Path) -> None:
     Nobody finds it there before it is whole. If it fails, the parts that have arrived are deleted;
     of a process that is killed they stay until the bucket's own rule deletes them.
     """
-    in_place = isinstance(store, LocalStore) and store.prefix and Path(store.prefix) / key == path
-    if not in_place:
+    if not is_in_place(store, path, key):
         part_bytes = max(PART_BYTES, -(-path.stat().st_size // MOST_PARTS))
         with _no_bucket_as_outage():
             obstore.put(store, key, path, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
 
 
-def is_in_place(store: ObjectStore, folder: Path) -> bool:
-    """Tell whether the store is this very folder, so that files in it are there already."""
-    return (
-        isinstance(store, LocalStore) and store.prefix is not None and Path(store.prefix) == folder
-    )
+def is_in_place(store: ObjectStore, path: Path, key: str = "") -> bool:
+    """Tell whether the store has what this key names, or all that it has, at this very path."""
+    folder = store.prefix if isinstance(store, LocalStore) else None
+    return folder is not None and Path(folder, key) == path
 
 
 def signed_address(store: ObjectStore, key: str, *, seconds: float) -> str | None:

@@ -14,7 +14,7 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
-from app import submission, sweeping
+from app import continuing, submission, sweeping
 from app.submission import Submission
 from app.sweeping import SweepSubmission, begin
 from db import accounts, alerts, notes, projects, quotas, run_bin, runs, steering, sweeps
@@ -39,6 +39,7 @@ from db.tables import (
     User,
 )
 from tests.app.conftest import CONFIG, start_run, submit
+from tests.app.test_continuing import end
 from tests.app.test_people import browser_of
 from tests.app.uploading import Uploader
 
@@ -347,3 +348,37 @@ def test_what_is_submitted_meanwhile_goes_along(
                 pass
         with pytest.raises(Invalid, match="vision"):
             late.result()
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("what", ["sweep", "run"])
+def test_who_makes_more_of_a_project_waits_for_who_renames_it(
+    database: Database, ada: User, mel: User, what: str
+) -> None:
+    """With nothing that the other wants: a sweep that is as new, or a run that was cut short; it
+    goes on then, where that is now.
+    """
+    if what == "sweep":
+        sweep = swept(database, ada, project="vision")
+        with database.writing() as session:
+            steering.cancel(session, 1, ada)
+    else:
+        end(database, start_run(database, ada, project="vision"), Status.FAILED, 40)
+
+    def go_on() -> None:
+        with database.writing() as session:
+            if what == "sweep":
+                sweeping.go_on(session, sweep.id)
+            else:
+                continuing.go_on(session, ada, 1)
+
+    with ThreadPoolExecutor() as pool:
+        with database.writing() as session:
+            session.execute(select(Project).where(Project.name == "vision").with_for_update())
+            going_on = pool.submit(go_on)
+            while not blocked(database) and not going_on.done():
+                pass
+            projects.rename(session, "vision", "sight")
+        going_on.result()
+    with database.reading() as session:
+        assert session.scalars(select(Run.project)).all() == ["sight", "sight"]

@@ -6,12 +6,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
-from db import claiming, queue, reservations, runs, steering, waiting, workers
+from db import claiming, queue, quotas, reservations, runs, steering, waiting, workers
 from db.database import Database, now
-from db.tables import Run, RunNode, Status, User, Worker
+from db.tables import Project, Run, RunNode, Status, User, Worker
 from tests.db.conftest import CPU, DIGITS, submit
 
 Claimed = tuple[int, int, list[int]]
@@ -314,3 +314,26 @@ def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
     assert all(len(node.devices) == claimed[node.run_id].devices_per_node for node in found)
     assert any(run.nodes == 3 for run in claimed.values())
     assert sum(taken.values()) >= sum(sizes) - 3  # what is left is too little for those that wait
+
+
+@pytest.mark.only_on("postgresql")
+def test_a_claim_that_takes_nothing_waits_for_nobody(database: Database, ada: User) -> None:
+    """Neither for a claim of what is limited, nor for who holds the run that waits longest: they
+    might wait for what it has.
+    """
+    one, two = add_workers(database, 1, 1)
+    with database.writing() as session:
+        session.add(Project(name="vision", devices=2))
+        gang = submit(session, ada, nodes=2, project="vision")
+        gang_id = gang.id
+        submit(session, ada, recipe="other", project="vision")
+        busy = submit(session, ada, project="vision", priority=1)
+        assert claim(session, one) == busy
+    with database.writing() as other:
+        quotas.take_turns(other, per_user=True)
+        runs.get(other, gang_id, lock=True)
+        with database.writing() as session:
+            session.execute(text("SET LOCAL lock_timeout = '10s'"))
+            assert claim(session, two, runs_per_user=9) is None
+    with database.writing() as session:
+        assert runs.get(session, gang_id).first_since is None
