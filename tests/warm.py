@@ -180,6 +180,7 @@ def main() -> None:
 
 
 def _load() -> None:
+    gc.disable()  # a quarter of the loading would be that
     subprocess.Popen = Popen  # type: ignore[misc]  # first: torchrun's module keeps what it finds
     for module in (*LOADED, *MODULES):
         import_module(module)
@@ -193,6 +194,7 @@ def _load() -> None:
     database_class.__init__ = remembered
     import_module("trainer.probe").recipes()  # their schemas, which every worker asks a probe for
     gc.freeze()  # or each fork's collections would copy all of it
+    gc.enable()
 
 
 def _let_go(job: Job, streams: list[int]) -> int:
