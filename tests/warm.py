@@ -61,8 +61,10 @@ LOADED = (
 )
 #: What an interpreter reads as it starts, and libraries as they are loaded.
 READ_AT_START = ("PYTHON", "LD_", "MKL_", "OPENBLAS_")
+#: A worker's thread that waits for word from its database.
+LISTENER = "listener"
 #: Threads that a fork can do without: torchrun's says every few seconds that it is there.
-HARMLESS = "RendezvousKeepAliveTimer"
+HARMLESS = (LISTENER, "RendezvousKeepAliveTimer")
 UNBUFFERED = "PYTHONUNBUFFERED"  # which we heed ourselves
 REQUEST_BYTES = 2**17
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -128,10 +130,11 @@ def _may_fork(argv: list[str], env: Mapping[str, str]) -> bool:
     if _read_at_start(env) != _read_at_start(os.environ):
         return False
     # A thread would be missing in the fork: one of Python's with what it held, or the store's own.
-    threads = len(list(Path("/proc/self/task").iterdir()))
+    native = len(list(Path("/proc/self/task").iterdir()))
+    threads = threading.enumerate()
+    others = [t for t in threads if not t.name.startswith(HARMLESS)]
     is_supervisor = argv[2:3] == ["worker.supervisor"]
-    others = [t for t in threading.enumerate() if not t.name.startswith(HARMLESS)]
-    is_alone = threads == 1 if is_supervisor else others == [threading.main_thread()]
+    is_alone = others == [threading.main_thread()] and not (is_supervisor and native > len(threads))
     return not is_forked or is_alone
 
 
@@ -177,6 +180,7 @@ def main() -> None:
 
 
 def _load() -> None:
+    gc.disable()  # a quarter of the loading would be that
     subprocess.Popen = Popen  # type: ignore[misc]  # first: torchrun's module keeps what it finds
     for module in (*LOADED, *MODULES):
         import_module(module)
@@ -190,6 +194,7 @@ def _load() -> None:
     database_class.__init__ = remembered
     import_module("trainer.probe").recipes()  # their schemas, which every worker asks a probe for
     gc.freeze()  # or each fork's collections would copy all of it
+    gc.enable()
 
 
 def _let_go(job: Job, streams: list[int]) -> int:
@@ -217,10 +222,18 @@ def _fork(job: Job, streams: list[int]) -> int:
         database.engine.dispose()
     sys.stdout.flush()
     sys.stderr.flush()
+    while not all(map(_is_waiting, threading.enumerate())):  # then it holds nothing of ours
+        time.sleep(0.001)
     pid = os.fork()
     if not pid:
         _become(job, streams)
     return pid
+
+
+def _is_waiting(thread: threading.Thread) -> bool:
+    """Whether a listener waits: for its connection, or until it tries again."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return thread.name != LISTENER or frame is None or "wait" in frame.f_code.co_name
 
 
 def _become(job: Job, streams: list[int]) -> NoReturn:

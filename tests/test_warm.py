@@ -1,0 +1,21 @@
+"""That processes of the tests are forked, which nothing else would tell but the clock."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.site import Site
+
+
+@pytest.mark.skipif(os.environ.get("HALFSTEP_COLD") == "yes", reason="nothing is forked")
+@pytest.mark.only_on("postgresql")
+def test_what_a_worker_starts_is_forked_though_a_thread_of_it_waits_for_word(site: Site) -> None:
+    """A supervisor imports no torch of itself."""
+    run_id = site.submit(recipe="gated")
+    with site.gated_worker():
+        site.wait_for_step(run_id, 1)
+        maps = Path(f"/proc/{site.supervisor_pid(run_id)}/maps").read_text()
+        site.open_gate()
+        site.wait(run_id)
+    assert "libtorch" in maps
