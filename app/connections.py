@@ -45,10 +45,10 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait."""
-        super().connection_made(transport)
         # Or a body waits for its head's acknowledgement, 40 ms. asyncio does so by itself, but not
         # where the listening socket leaves its protocol to the system, as Python's do.
         transport.get_extra_info("socket").setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+        super().connection_made(transport)
         self._wait_for_request()
 
     def data_received(self, data: bytes) -> None:

@@ -60,7 +60,11 @@ def begin(
     """
     # Of two that come at once the second waits.
     session.execute(select(User.id).where(User.id == owner.id).with_for_update(key_share=True))
-    run = known(session, owner, watch_id, lock=True)
+    run = known(session, owner, watch_id)
+    if run is not None:
+        projects.lock_within(session, Run, run.id)
+        session.expire(run)
+        run = known(session, owner, watch_id)
     _check_project(session, owner, project if run is None else run.project)
     moment = session.scalars(select(now())).one()
     if run is None:
@@ -95,12 +99,9 @@ def begin(
     return session.get_one(WatchedAttempt, (run.id, attempt))
 
 
-def known(session: Session, owner: User, watch_id: str, *, lock: bool = False) -> Run | None:
+def known(session: Session, owner: User, watch_id: str) -> Run | None:
     """Return the run of this id that somebody has sent before."""
-    mine = select(Run).where(Run.owner_id == owner.id, Run.watch_id == watch_id)
-    if lock:
-        mine = mine.with_for_update().execution_options(populate_existing=True)
-    return session.scalar(mine)
+    return session.scalar(select(Run).where(Run.owner_id == owner.id, Run.watch_id == watch_id))
 
 
 def _check_project(session: Session, owner: User, project: str) -> None:

@@ -45,11 +45,15 @@ def hold(session: Session, name: str) -> None:
     """See that there is a project, and let nobody rename or delete it before the commit, of whoever
     is about to make something of it. Raises Invalid.
     """
-    query = select(Project.name).where(Project.name == name)
-    held = session.scalar(query.with_for_update(read=True, key_share=True))
-    if held is None and name != DEFAULT:
+    if not _is_held(session, name) and name != DEFAULT:
         text = f"{name[:100]!r} was renamed or deleted meanwhile; allowed: one that there is"
         raise Invalid({"project": text})
+
+
+def _is_held(session: Session, name: str | None) -> bool:
+    """Hold a project, if there is one of that name."""
+    query = select(Project.name).where(Project.name == name)
+    return session.scalar(query.with_for_update(read=True, key_share=True)) is not None
 
 
 def lock_within(session: Session, kind: type[Run | Sweep], row_id: int) -> None:
@@ -59,8 +63,7 @@ def lock_within(session: Session, kind: type[Run | Sweep], row_id: int) -> None:
     while True:
         name = session.scalar(select(kind.project).where(kind.id == row_id))
         with session.begin_nested() as tried:
-            held = select(Project.name).where(Project.name == name)
-            session.execute(held.with_for_update(read=True, key_share=True))
+            _is_held(session, name)
             locked = select(kind.project).where(kind.id == row_id).with_for_update()
             if session.scalar(locked) == name:
                 return
@@ -97,7 +100,8 @@ def rename(session: Session, name: str, new_name: str) -> Project:
     note = update(Note).where(Note.subject == notes.of_project(name))
     session.execute(note.values(subject=notes.of_project(new_name)))
     # By id, as everybody locks runs.
-    its_runs = select(Run.id).where(Run.project == name).order_by(Run.id).with_for_update()
+    its_runs = select(Run.id).where(Run.project == name).order_by(Run.id)
+    its_runs = its_runs.with_for_update(key_share=True)
     moved = update(Run).where(Run.id.in_(its_runs))
     session.execute(moved.values(project=new_name, revision=Run.revision + 1))
     session.execute(delete(Project).where(Project.name == name))

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, Text, cast, func, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from db.database import now
 from db.quotas import GIB, Usage
@@ -87,13 +87,13 @@ class Reservation:
 class Plan:
     """What a claim is to go by: the first gang that fits, who else takes part, what is kept.
 
-    first_id, news: which run is the first that waits, and what of that its row does not have yet.
+    first, news: the first run that waits, as it was seen, and what its row does not have yet.
     """
 
     gang: Row[Any] | None = None
     partners: tuple[int, ...] = ()
     kept: Reservation | None = None
-    first_id: int = 0
+    first: Row[Any] | None = None
     news: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -118,12 +118,13 @@ def _line(
     return session.execute(query.order_by(*usage.order).limit(LOOKED_AT)).all()
 
 
-_WANTED = select(
+_COLUMNS: tuple[ColumnElement[Any] | InstrumentedAttribute[Any], ...] = (
     *(Run.id, Run.source, Run.recipe, Run.precision, Run.nodes, Run.devices_per_node),
-    *(Run.project, Run.priority, Run.position),
+    *(Run.project, Run.priority, Run.position, Run.attempt),
     *(Run.expected_seconds, Run.first_since, Run.reservation),
     *(MEMORY_GIB.label("memory_gib"), now().label("moment")),
-).where(SEVERAL)
+)
+_WANTED = select(*_COLUMNS).where(SEVERAL)
 
 
 def _places(session: Session, here: Place) -> list[Place]:
@@ -203,7 +204,7 @@ def planned(
             if partners is not None:
                 return replace(plan, gang=run, partners=partners)
         if lacking[shape]:
-            if not plan.first_id:
+            if plan.first is None:
                 plan = _wait(session, run, teams[shape], patience)
             elif plan.kept is None:
                 plan = replace(plan, kept=Reservation.of(run))
@@ -211,13 +212,19 @@ def planned(
 
 
 def write_down(session: Session, plan: Plan) -> None:
-    """Write what is new of the first that waits into its row, unless somebody else has it just now.
+    """Write what is new of the first that waits into its row, if that is as it was seen.
 
     Nobody waits for it: who holds it may want what this claim has.
     """
-    if not plan.news:
+    first = plan.first
+    if first is None or not plan.news:
         return
-    row = select(Run.id).where(Run.id == plan.first_id, Run.status == Status.QUEUED)
+    since = first.reservation and first.reservation["since"]
+    row = select(Run.id).where(
+        *(Run.id == first.id, Run.status == Status.QUEUED, Run.attempt == first.attempt),
+        Run.first_since.is_not_distinct_from(first.first_since),
+        Run.reservation["since"].as_float().is_not_distinct_from(since),
+    )
     row = row.with_for_update(skip_locked=True)
     session.execute(
         update(Run)
@@ -266,7 +273,7 @@ def _wait(session: Session, run: Row[Any], teams: list[list[Place]], patience: f
         kept = _reserve(session, run, teams, kept)
         names = ("since", "until", "worker_ids")
         news["reservation"] = {name: getattr(kept, name) for name in names}
-    return Plan(kept=kept, first_id=run.id, news=news)
+    return Plan(kept=kept, first=run, news=news)
 
 
 def _is_due(

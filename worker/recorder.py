@@ -153,9 +153,15 @@ class Recorder:
         """Publish checkpoints, also those on their way, alone: the run can be gone on with."""
         for event in chain(self._recording.checkpoints, self._awaited(meanwhile)):
             if event["event"] == "checkpoint":
-                keys = [self._store_file(file, meanwhile) for file in event["files"]]
-                with self._database.writing() as session:
-                    checkpoints.publish(session, self._run_id, self._attempt, event, keys)
+                with suppress(Exception):  # what nobody can record may be one of them
+                    self._publish(event, meanwhile)
+
+    def _publish(self, event: dict[str, Any], meanwhile: Callable[[], None]) -> None:
+        if not self._stored.issuperset(map(self._key, event["files"])):
+            self._check_fence()
+        keys = [self._store_file(file, meanwhile) for file in event["files"]]
+        with self._database.writing() as session:
+            checkpoints.publish(session, self._run_id, self._attempt, event, keys)
 
     def _flush(
         self, take_lines: Callable[[], list[dict[str, Any]]], meanwhile: Callable[[], None]
@@ -233,8 +239,7 @@ class Recorder:
         recording, uploads = self._recording, self._uploads
         told = recording.files
         if self._monitor is None or not self._is_own or recording.goes_back:
-            for event in self._awaited(meanwhile):
-                recording.publish([event, *recording.files])
+            recording.publish([*self._awaited(meanwhile), *recording.files])
             return
         if told and not self._is_in_place:
             uploads.add(told, self._read_from or Position(0, 0, 0))

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import func, select, text, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
@@ -42,6 +42,7 @@ from tests.app.conftest import CONFIG, start_run, submit
 from tests.app.test_continuing import end
 from tests.app.test_people import browser_of
 from tests.app.uploading import Uploader
+from tests.db.conftest import blocked, make_watched
 
 
 @pytest.fixture
@@ -297,14 +298,6 @@ def test_a_project_goes_with_sweeps_that_have_no_runs_left(
         assert session.get(Project, "vision") is None
 
 
-def blocked(database: Database) -> bool:
-    """Tell whether a connection waits for another one's lock."""
-    waits = select(func.count()).select_from(text("pg_stat_activity"))
-    waits = waits.where(text("wait_event_type = 'Lock' AND datname = current_database()"))
-    with database.reading() as session:
-        return bool(session.scalar(waits))
-
-
 @pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_what_is_submitted_meanwhile_goes_along(
@@ -351,14 +344,17 @@ def test_what_is_submitted_meanwhile_goes_along(
 
 
 @pytest.mark.only_on("postgresql")
-@pytest.mark.parametrize("what", ["sweep", "run"])
+@pytest.mark.parametrize("what", ["sweep", "run", "watched"])
 def test_who_makes_more_of_a_project_waits_for_who_renames_it(
     database: Database, ada: User, mel: User, what: str
 ) -> None:
-    """With nothing that the other wants: a sweep that is as new, or a run that was cut short; it
-    goes on then, where that is now.
+    """With nothing that the other wants: a sweep that is as new, a run that was cut short, or one
+    that is watched; it goes on then, where that is now.
     """
-    if what == "sweep":
+    if what == "watched":
+        with database.writing() as session:
+            make_watched(session, ada, project="vision")
+    elif what == "sweep":
         sweep = swept(database, ada, project="vision")
         with database.writing() as session:
             steering.cancel(session, 1, ada)
@@ -367,7 +363,9 @@ def test_who_makes_more_of_a_project_waits_for_who_renames_it(
 
     def go_on() -> None:
         with database.writing() as session:
-            if what == "sweep":
+            if what == "watched":
+                make_watched(session, ada, project="vision")
+            elif what == "sweep":
                 sweeping.go_on(session, sweep.id)
             else:
                 continuing.go_on(session, ada, 1)
@@ -381,4 +379,4 @@ def test_who_makes_more_of_a_project_waits_for_who_renames_it(
             projects.rename(session, "vision", "sight")
         going_on.result()
     with database.reading() as session:
-        assert session.scalars(select(Run.project)).all() == ["sight", "sight"]
+        assert set(session.scalars(select(Run.project))) == {"sight"}

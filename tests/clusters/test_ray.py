@@ -110,7 +110,7 @@ def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_p
         assert "placer: waiting: Ray" in (tmp_path / "placer.log").read_text()
 
 
-def test_a_lost_node_costs_an_attempt_and_no_step(site: Site, tmp_path: Path) -> None:
+def test_a_lost_node_costs_an_attempt_and_the_record_is_whole(site: Site, tmp_path: Path) -> None:
     """The lease alone queues the run again, and Ray has room for it on the other node."""
     with placed_by_ray(site, tmp_path) as cluster:
         until(lambda: site.offers("gated"))

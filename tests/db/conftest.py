@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from db import claiming, ingest, queue, runs, workers
@@ -77,3 +78,11 @@ def running(database: Database, ada: User, worker: Worker) -> Run:
         assert run is not None
         queue.start(session, run.id, run.attempt)
         return run
+
+
+def blocked(database: Database) -> bool:
+    """Tell whether a connection waits for another one's lock."""
+    waits = select(func.count()).select_from(text("pg_stat_activity"))
+    waits = waits.where(text("wait_event_type = 'Lock' AND datname = current_database()"))
+    with database.reading() as session:
+        return bool(session.scalar(waits))

@@ -3,6 +3,7 @@
 import random
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from sqlalchemy.orm import Session
 from db import claiming, queue, quotas, reservations, runs, steering, waiting, workers
 from db.database import Database, now
 from db.tables import Project, Run, RunNode, Status, User, Worker
-from tests.db.conftest import CPU, DIGITS, submit
+from tests.db.conftest import CPU, DIGITS, blocked, submit
 
 Claimed = tuple[int, int, list[int]]
 
@@ -323,7 +324,7 @@ def test_a_claim_that_takes_nothing_waits_for_nobody(database: Database, ada: Us
     """
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
-        session.add(Project(name="vision", devices=2))
+        session.add(Project(name="vision", devices=3))
         gang = submit(session, ada, nodes=2, project="vision")
         gang_id = gang.id
         submit(session, ada, recipe="other", project="vision")
@@ -337,3 +338,31 @@ def test_a_claim_that_takes_nothing_waits_for_nobody(database: Database, ada: Us
             assert claim(session, two, runs_per_user=9) is None
     with database.writing() as session:
         assert runs.get(session, gang_id).first_since is None
+        assert claim(session, two, runs_per_user=9) is None
+        assert runs.get(session, gang_id).first_since is not None
+
+
+@pytest.mark.only_on("postgresql")
+def test_a_claim_that_had_to_wait_notes_nothing_that_is_old(database: Database, ada: User) -> None:
+    """Since when a run is the first that waits another has written meanwhile."""
+    one, two = add_workers(database, 1, 1)
+    with database.writing() as session:
+        busy = submit(session, ada, priority=1)
+        assert claim(session, one) == busy
+        gang_id = submit(session, ada, nodes=2).id
+        submit(session, ada)
+
+    def take() -> None:
+        with database.writing() as session:
+            assert claim(session, two, runs_per_user=9) is not None
+
+    with ThreadPoolExecutor() as pool:
+        with database.writing() as other:
+            quotas.take_turns(other, per_user=True)
+            taking = pool.submit(take)
+            while not blocked(database) and not taking.done():
+                pass
+            other.execute(update(Run).where(Run.id == gang_id).values(first_since=1.0))
+        taking.result()
+    with database.reading() as session:
+        assert runs.get(session, gang_id).first_since == 1.0
