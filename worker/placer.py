@@ -14,11 +14,12 @@ import threading
 from typing import Any
 
 from db import placements, workers
-from db.database import Database, open_database
+from db.database import Database, is_outage, open_database
 from db.errors import HalfstepError
 from db.settings import Settings
 from halfstep.output import say
 from halfstep.process import close_to_others
+from worker.lost_runs import LostRuns
 from worker.offering import Offering
 from worker.placement import Pilots, Refused, open_placement
 from worker.recorder import may_pass
@@ -34,6 +35,7 @@ class Placer:
         self.database = database
         self.engine = open_placement(settings)
         self.offering = Offering(settings)
+        self.lost = LostRuns(database, settings.lease_seconds, _say)
         self.stopping = threading.Event()
 
     def run(self) -> None:
@@ -47,6 +49,8 @@ class Placer:
             except Exception as error:
                 if not (may_pass(error) or isinstance(error, OSError)):
                     raise
+                if is_outage(error):
+                    self.lost.note_outage()
                 if not is_away:  # once an outage, of the database or of the cluster
                     _say(f"waiting: {error}")
                 is_away = True
@@ -59,9 +63,13 @@ class Placer:
         self.stopping.set()
 
     def turn(self) -> None:
-        """See how what was asked for fares, and ask for what else is queued."""
-        with self.database.writing() as session:
-            workers.beat(session, self.id)
+        """See how what was asked for fares, and ask for what else is queued.
+
+        A pilot that is lost with its machine may have been the last worker that was up.
+        """
+        with self.database.touching() as session:
+            pulse = workers.beat(session, self.id)
+        self.lost.look(is_lost=pulse.is_lost)
         self._offer_anew()
         with self.database.reading() as session:
             unended = placements.unended(session)

@@ -36,6 +36,7 @@ from halfstep.process import close_to_others
 from halfstep.walls import can_stand
 from worker import gang, limits, run_users
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
+from worker.lost_runs import LostRuns
 from worker.offering import Offer, Offering
 from worker.recorder import CannotRecord, Recorder, in_short, may_pass
 from worker.tidying import delete_checkouts, delete_erased, delete_uploads
@@ -74,7 +75,7 @@ class Worker:
         self.store = open_store(settings)
         self.offering = Offering(settings)
         self.running: dict[Attempt, tuple[Handle, RunNode]] = {}
-        self.lost_before: set[int] = set()  # runs whose lease had run out at the last look
+        self.lost = LostRuns(database, settings.lease_seconds, _say)
         self.stopping = threading.Event()
         # What a signal's handler may add to at any moment, which is not so of an Event waited for.
         self.words: SimpleQueue[set[int]] = SimpleQueue()
@@ -90,7 +91,7 @@ class Worker:
         self.beat_due = tidy_due = 0.0
         self.may_have_work, self.is_told = True, False
         fault: str | None = None
-        reached_since, is_away = time.monotonic(), False
+        is_away = False
         self.idle_since = time.monotonic()
         while not self.stopping.is_set():
             self._hear()
@@ -98,9 +99,9 @@ class Worker:
                 os.utime(self._name_lock.fileno())  # what `is_turning` looks at
                 self._reap()
                 if time.monotonic() >= self.beat_due:
-                    self._beat(reached_since)
+                    self._beat()
                     self._offer_anew()
-                    is_quiet = self.listener.is_listening and not self.lost_before
+                    is_quiet = self.listener.is_listening and not self.lost
                     pause = QUIET_BEAT_SECONDS if is_quiet else BEAT_SECONDS
                     self.beat_due = time.monotonic() + pause
                 elif self.is_told:
@@ -127,7 +128,8 @@ class Worker:
                     raise
                 if not is_away:  # once an outage
                     _say(f"waiting: {error}")
-                reached_since, is_away = time.monotonic(), True
+                self.lost.note_outage()
+                is_away = True
         self.listener.close()
         self.offering.close()
         self._stop_runs()
@@ -416,19 +418,12 @@ class Worker:
         path = self.settings.run_folder(run_id) / f"supervisor-{attempt}.log"
         return path.read_text(errors="replace")[-8000:] if path.exists() else "it left no log"
 
-    def _beat(self, reached_since: float) -> None:
+    def _beat(self) -> None:
         """Say that we are alive, hear what is wanted, and look for runs of others that are not."""
         with self.database.touching() as session:
             pulse = workers.beat(session, self.id)
         self._heed(pulse)  # word that was lost costs the time from one beat to the next
-        if not (pulse.is_lost or self.lost_before):
-            return
-        with self.database.writing() as session:
-            lost = queue.mark_unreachable(session, self.lost_before)
-            if time.monotonic() - reached_since > self.settings.lease_seconds:
-                for run_id in queue.requeue_unreachable(session, lost):
-                    _say(f"run {run_id}: unreachable for a whole lease, queued again")
-        self.lost_before = lost
+        self.lost.look(is_lost=pulse.is_lost)
 
     def _heed(self, pulse: workers.Pulse) -> None:
         """Do as is wanted of us, and see whether there is work."""

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from db import placements, waiting
+from db import placements, runs, waiting
 from db.database import Database
 from db.errors import Invalid
 from db.settings import Settings
-from db.tables import Placement, User
-from tests.db.conftest import DIGITS, add_worker, submit
+from db.tables import Placement, Status, User
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
+from worker.lost_runs import LostRuns
 from worker.placement import open_placement
 from worker.placer import Placer
 
@@ -51,6 +52,22 @@ def test_a_refusal_is_one_line_with_the_run_and_the_clusters_words(
         assert (placement.state, placement.reason) == ("gone", f"sbatch: {words}")
         assert placements.unended(session) == []
         assert words in waiting.Queue.read(session).placed[run_id]
+
+
+def test_a_run_whose_machine_is_gone_is_queued_again_though_no_worker_is_up(
+    placer: Placer, database: Database, ada: User
+) -> None:
+    """Its worker came for this run alone; once its lease has run out the placer asks anew."""
+    pilot = add_worker(database, "pilot", [DIGITS], [CPU])
+    with database.writing() as session:
+        run_id = submit(session, ada).id
+        assert claim(session, pilot, lease_seconds=0.0) is not None
+    placer.lost = LostRuns(database, 0.0, print)
+    placer.turn()
+    placer.turn()
+    with database.reading() as session:
+        assert runs.get(session, run_id).status == Status.QUEUED
+        assert session.get_one(Placement, (run_id, 2)).tries == 1
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "ray"])
