@@ -153,6 +153,12 @@ def test_a_token_may_no_more_than_it_says(
             assert (answer.status_code == 403) == (i >= allowed), (kind, i, answer.text)
         assert script.post("/api/v1/ingest", json={}).status_code == 403
         assert script.get("/api/v1/users").status_code == 403
+        if allowed:
+            answer = script.post("/api/v1/runs", json={"command": {"line": "python it.py"}})
+            assert "this token queues no command lines" in answer.json()["errors"]["command"]
+    full = _script(app, database, ada)
+    answer = full.post("/api/v1/runs", json={"command": {"line": "python it.py"}})
+    assert answer.status_code == 201, answer.text
     script = _script(app, database, ada, kind="submit", project="vision")
     assert [each["id"] for each in script.get("/api/v1/runs").json()["runs"]] == [inside.id]
     assert script.get(f"/api/v1/runs/{run.id}").status_code == 404
