@@ -37,8 +37,6 @@ _TABLE: dict[str, str] = {
         pages.sign_in.sign_out
         pages.runs.list_runs pages.run_bin.show_bin pages.comparison.compare
         pages.comparison.show_group pages.sweeps.list_sweeps
-        pages.new_run.new_run pages.new_run.other_recipe pages.new_run.submit_run
-        pages.new_sweep.new_sweep pages.new_sweep.from_run pages.new_sweep.begin
         pages.actions.cancel_runs
         pages.workers.list_workers pages.workers.show_worker
         pages.recipes.list_recipes pages.recipes.show_recipe
@@ -99,7 +97,11 @@ _TABLE: dict[str, str] = {
         pages.actions.go_on pages.comparison.queue_comparison
         api.runs.go_on api.comparison.compare
     """,
-    SUBMITTER: "api.uploads.upload_weights",
+    SUBMITTER: """
+        pages.new_run.new_run pages.new_run.other_recipe pages.new_run.submit_run
+        pages.new_sweep.new_sweep pages.new_sweep.from_run pages.new_sweep.begin
+        api.uploads.upload_weights
+    """,
     Right.STEER: """
         pages.actions.set_scale pages.actions.replay pages.actions.steer
         pages.sweeps.extend pages.sweeps.steer

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from app import command_lines, schemas
 from app.command_lines import Command
 from app.parameters import LARGEST_STEP, flaw, flaws, outsized
+from app.rights import NO_SUBMITTING
 from db import checkpoints, estimates, groups, labels, projects, quotas, rights, runs, workers
 from db.errors import Invalid, NotFound
 from db.idempotency import made_by
@@ -162,7 +163,7 @@ def check_project(session: Session, standing: Standing, project: str) -> dict[st
     if is_there:
         return {}
     allowed = ", ".join(map(repr, may_submit_to(session, standing)))
-    allowed = allowed or "none, for you have a role in no project that lets you submit"
+    allowed = allowed or f"none. {NO_SUBMITTING}"
     return {"project": f"{project[:100]!r} is not allowed; allowed: {allowed}"}
 
 
