@@ -71,9 +71,7 @@ class Visitor:
     @property
     def anywhere(self) -> str:
         """What they may do in any project at all, for pages to offer no more."""
-        standing = self.standing
-        rights = Right if standing.is_operator else frozenset().union(*standing.rights.values())
-        return " ".join(sorted(rights))
+        return " ".join(sorted(each for each in Right if self.standing.may_somewhere(each)))
 
     def rights(self, run: Run) -> set[str]:
         """What they may do to a run, for its page to offer no more."""
@@ -147,7 +145,7 @@ def _admitted(
     else:
         sign_in, kind, only = known.sign_in, FULL, None
     rights.limit(session, known.standing)
-    admit(request, session, known.user, kind, only)
+    admit(request, session, known.user, known.standing, kind, only)
     in_flight: InFlight = request.app.state.in_flight
     kind_of_request = kind_of(request.scope["endpoint"])
     in_flight.admit(flight_of(request), known.standing, secret, kind_of_request, _run_id(request))
@@ -236,7 +234,7 @@ def _whose_upload(request: Request, database: Database, token: str | None) -> tu
         return visitor.user, known.is_noted
 
 
-#: Who uploads weights: a browser, or a script with a full token.
+#: Who uploads weights: a browser, or a script with a token that submits.
 Uploader = Annotated[User, Depends(_uploader)]
 
 

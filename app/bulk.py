@@ -9,7 +9,7 @@ from app.rights import Forbidden, check, check_project
 from db import labels, projects, run_bin, steering
 from db.errors import Conflict, Invalid, NotFound
 from db.rights import Right
-from db.tables import User
+from db.tables import Run, User
 
 MOST_RUNS = 200
 
@@ -22,11 +22,19 @@ class Refusal:
     detail: str
 
 
+def _restore(session: Session, run_id: int, user: User) -> Run:
+    """Restore one that is in the bin: who numbers another one has mistyped it."""
+    run = session.get(Run, run_id)
+    if run is not None and run.deleted_at is None:
+        raise Conflict(f"Run {run_id} was not in the bin.")
+    return run_bin.restore(session, run_id, user)
+
+
 #: What can be done with many: the rest of it is said in app.api.bulk.
 ACTIONS: dict[str, tuple[Right, Callable[[Session, int, User], object]]] = {
     "cancel": (Right.STEER, steering.cancel),
     "delete": (Right.DELETE, run_bin.delete),
-    "restore": (Right.DELETE, run_bin.restore),
+    "restore": (Right.DELETE, _restore),
     "erase": (Right.DELETE, run_bin.erase),
 }
 TAGGING: dict[str, Callable[[Session, int, User, str], object]] = {

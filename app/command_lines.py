@@ -104,6 +104,11 @@ def check(
     whole = schema(kept["parameters"])
     config = schemas.with_defaults(whole, config)
     wrong = schemas.mistakes(whole, config)
+    for name in wrong.keys() & set(names):
+        if config.get(name) is None:
+            wrong[name] = (
+                f"the line names {{{name}}}, which has no value; allowed: one, or a default"
+            )
     if not wrong:
         config = schemas.parsed(whole, config)
         wrong = outsized(config)

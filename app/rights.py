@@ -14,7 +14,7 @@ from app.context import SAFE_METHODS
 from app.in_flight import DOWNLOAD, EXPORT, STREAM
 from db import rights
 from db.errors import HalfstepError, NotFound
-from db.rights import DEEDS, RIGHTS_OF_TOKENS, Right
+from db.rights import DEEDS, RIGHTS_OF_TOKENS, Right, Standing
 from db.tables import FULL, LARGEST_ID, READ, STEER, SUBMIT, Run, Sweep, User
 
 
@@ -25,6 +25,8 @@ class Forbidden(HalfstepError):
 #: What is asked of nobody but to be signed in: it shows and changes one's own alone, or shows no
 #: more than one's projects have, or asks for itself what a body names.
 ANYBODY = "anybody"
+#: For whoever may submit to some project.
+SUBMITTER = "submitter"
 #: For people at their browsers, and what is the whole instance's.
 COMMAND, OPERATE = "command", "operate"
 #: For whoever has a read-only link, of its runs alone, and for nobody by a sign-in.
@@ -35,8 +37,6 @@ _TABLE: dict[str, str] = {
         pages.sign_in.sign_out
         pages.runs.list_runs pages.run_bin.show_bin pages.comparison.compare
         pages.comparison.show_group pages.sweeps.list_sweeps
-        pages.new_run.new_run pages.new_run.other_recipe pages.new_run.submit_run
-        pages.new_sweep.new_sweep pages.new_sweep.from_run pages.new_sweep.begin
         pages.actions.cancel_runs
         pages.workers.list_workers pages.workers.show_worker
         pages.recipes.list_recipes pages.recipes.show_recipe
@@ -49,7 +49,6 @@ _TABLE: dict[str, str] = {
         pages.account.revoke_token
         pages.documents.show_first pages.documents.show_document
         api.streams.stream_list api.vocabulary.get_vocabulary
-        api.uploads.upload_weights
         api.runs.list_runs api.runs.submit_run api.grouping.list_groups api.estimates.estimate
         api.bulk.act_on_runs
         api.run_bin.list_bin api.sweeps.list_sweeps api.sweeps.begin_sweep
@@ -98,6 +97,11 @@ _TABLE: dict[str, str] = {
         pages.actions.go_on pages.comparison.queue_comparison
         api.runs.go_on api.comparison.compare
     """,
+    SUBMITTER: """
+        pages.new_run.new_run pages.new_run.other_recipe pages.new_run.submit_run
+        pages.new_sweep.new_sweep pages.new_sweep.from_run pages.new_sweep.begin
+        api.uploads.upload_weights
+    """,
     Right.STEER: """
         pages.actions.set_scale pages.actions.replay pages.actions.steer
         pages.sweeps.extend pages.sweeps.steer
@@ -136,6 +140,8 @@ _TABLE: dict[str, str] = {
         api.secrets.set_secret api.secrets.delete_secret
     """,
 }
+#: What is said to them who have no such project.
+NO_SUBMITTING = "Your role lets you submit no runs; ask a maintainer of a project."
 NAMES = MappingProxyType({Run: "run", Sweep: "sweep"})
 #: What tokens of each kind may.
 KINDS = MappingProxyType(
@@ -188,7 +194,12 @@ def kind_of(endpoint: object) -> str:
 
 
 def admit(
-    request: Request, session: Session, user: User, kind: str = FULL, only: str | None = None
+    request: Request,
+    session: Session,
+    user: User,
+    standing: Standing,
+    kind: str = FULL,
+    only: str | None = None,
 ) -> None:
     """See that somebody, whose session it is, may use a route, on what its address names.
 
@@ -205,6 +216,10 @@ def admit(
         return
     if need == OPERATE:
         raise Forbidden("Only an operator of this server may do this.")
+    if need == SUBMITTER:
+        if not standing.may_somewhere(Right.SUBMIT):
+            raise Forbidden(NO_SUBMITTING)
+        return
     if need == COMMAND:
         if not user.runs_commands:
             raise Forbidden("Command lines need a right of their own, which operators give.")

@@ -169,11 +169,14 @@ def _distribution(field: Property, name: Any, low: Any, high: Any) -> dict[str, 
         other = f"{' or '.join(f'{each}(a, b)' for each in allowed)}, or " if allowed else ""
         text = f"{field.title} is {str(name)[:50]}(…); allowed: {other}values with commas"
         raise Unreadable(text)
-    low, high = _allowed(field, low), _allowed(field, high)
+    ends = "two numbers above 0" if name == LOGUNIFORM else "two numbers"
+    is_turned = all(isinstance(each, int | float) for each in (low, high)) and low > high
+    if not is_turned:
+        low, high = _allowed(field, low), _allowed(field, high)
     is_ordered = low is not None and high is not None and low < high
     if not is_ordered or (name == LOGUNIFORM and low <= 0):
-        ends = "two numbers above 0" if name == LOGUNIFORM else "two numbers"
         text = f"{field.title} is {name}({_word(low)}, {_word(high)})"
+        text += ", whose lower bound is above the upper" if is_turned else ""
         raise Unreadable(f"{text}; allowed: {ends}, the lower one first")
     if name == INTEGERS:
         if low != int(low) or high != int(high):

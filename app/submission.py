@@ -11,12 +11,13 @@ from sqlalchemy.orm import Session
 from app import command_lines, schemas
 from app.command_lines import Command
 from app.parameters import LARGEST_STEP, flaw, flaws, outsized
+from app.rights import NO_SUBMITTING
 from db import checkpoints, estimates, groups, labels, projects, quotas, rights, runs, workers
 from db.errors import Invalid, NotFound
 from db.idempotency import made_by
 from db.names import cleaned
-from db.rights import Right, Standing
-from db.tables import LARGEST_ID, Project, Run, User
+from db.rights import RIGHTS_OF_TOKENS, Right, Standing
+from db.tables import FULL, LARGEST_ID, Project, Run, User
 from halfstep.run_config import RunConfig
 
 LIMITS = {
@@ -87,7 +88,7 @@ def submit(
     if before is not None:
         return before
     checked = check(session, submission)
-    errors = {**known, **checked.errors, **_check_command(user, submission)}
+    errors = {**known, **checked.errors, **_check_command(session, user, submission)}
     standing = rights.limits(session)
     if standing is None:  # a sweep that goes on without its owner
         standing = rights.standing(session, user)
@@ -141,9 +142,15 @@ def _expected_seconds(
     return float(training["steps"] - (submission.parent_step or 0)) / found.slowest
 
 
-def _check_command(user: User, submission: Submission) -> dict[str, str]:
-    """Say that somebody may queue no command lines, if they may not."""
-    if submission.command is None or user.is_operator or user.runs_commands:
+def _check_command(session: Session, user: User, submission: Submission) -> dict[str, str]:
+    """Say that somebody may queue no command lines, or their token may not."""
+    if submission.command is None:
+        return {}
+    standing = rights.limits(session)
+    if standing is not None and standing.most != RIGHTS_OF_TOKENS[FULL]:
+        allowed = "allowed: a recipe, or a token that may do all that you may"
+        return {"command": f"this token queues no command lines; {allowed}"}
+    if user.is_operator or user.runs_commands:
         return {}
     return {"command": "it needs a right of its own, which operators give; allowed: a recipe"}
 
@@ -156,7 +163,7 @@ def check_project(session: Session, standing: Standing, project: str) -> dict[st
     if is_there:
         return {}
     allowed = ", ".join(map(repr, may_submit_to(session, standing)))
-    allowed = allowed or "none, for you have a role in no project that lets you submit"
+    allowed = allowed or f"none. {NO_SUBMITTING}"
     return {"project": f"{project[:100]!r} is not allowed; allowed: {allowed}"}
 
 

@@ -107,8 +107,8 @@ def make_user(session: Session, name: str, *, is_operator: bool = False) -> User
     """Make an account, which nobody can sign in to yet. Raises Invalid."""
     name = checked_name(name, most=NAME_CHARACTERS)
     if (other := find_user(session, name)) is not None:
-        message = f"{name!r} looks as {other.name!r}, who there is; allowed: another name"
-        raise Invalid({"name": message})
+        taken = f"{name!r} is not free: there is a user {other.name!r} already"
+        raise Invalid({"name": f"{taken}; allowed: a name that differs in more than case"})
     user = User(name=name, key=key_of(name), is_operator=is_operator)
     session.add(user)
     session.flush()

@@ -106,6 +106,11 @@ class Standing:
             for project, rights in other.rights.items()
         )
 
+    def may_somewhere(self, right: Right) -> bool:
+        """Tell whether something is allowed in any project at all."""
+        projects = self.projects
+        return right in self.most if projects is None else any(self.may(right, p) for p in projects)
+
     def may(self, right: Right, project: str, owner_id: int | None = None) -> bool:
         """Tell whether something is allowed in a project. owner_id: whose run it is done to."""
         if right not in self.most or self.only not in (None, project):

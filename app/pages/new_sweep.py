@@ -165,6 +165,9 @@ def _form(
     schema = chosen["schema"] if chosen else {}
     fields = list(schemas.properties(schema))
     texts = {field.path: forms.input_text(field.default) for field in fields} | dict(typed)
+    precision = next((each for each in fields if each.path == "precision"), None)
+    up = workers.alive(session)
+    able = {name for worker in up for name in workers.precisions(worker.devices)}
     return page(
         request,
         "new_sweep.html",
@@ -174,7 +177,8 @@ def _form(
         chosen=chosen,
         problem=problem,
         field_sets=forms.field_sets(schema, {}, errors or {}),
-        precision=next((each for each in fields if each.path == "precision"), None),
+        precision=precision,
+        unable=set(precision.rules["enum"]) - able if precision and up else (),
         texts=texts,
         searched={f.path for f in fields if search.is_search(f, texts[f.path])},
         changed={f.path for f in fields if texts[f.path] != forms.input_text(f.default)},

@@ -27,8 +27,10 @@ export const refetchRows = async (body) => {
   if (!fresh) return still(() => location.reload())
   still(() => {
     matchRows(body, document.adoptNode(fresh))
-    const disk = page.querySelector('[data-disk]')
-    if (disk) document.querySelector('[data-disk]')?.replaceWith(document.adoptNode(disk))
+    for (const part of ['[data-disk]', '[data-total]']) {
+      const [old, now] = [document.querySelector(part), page.querySelector(part)]
+      if (now) old?.replaceWith(document.adoptNode(now))
+    }
   })
 }
 

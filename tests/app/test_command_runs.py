@@ -124,7 +124,7 @@ def test_other_things_that_a_command_is_not(script: TestClient, offered: None) -
         ({"command": {"line": "true"}, "parent_id": 1}, "starts from no checkpoint"),
         ({"command": {"line": "true"}, "devices_per_node": 2}, "allowed: python SCRIPT"),
         ({"command": {"line": "a"}, "config": {"b": 1}}, "there is no such field"),
-        ({"command": {"line": "a {b}"}}, "config.b: b is nothing; allowed: text"),
+        ({"command": {"line": "a {b}"}}, "config.b: the line names {b}, which has no value"),
     ):
         answer = script.post("/api/v1/runs", json=body)
         assert (answer.status_code, message in answer.text) == (422, True), answer.text

@@ -99,7 +99,9 @@ def test_tf32_is_a_column_where_all_devices_have_it(
 def test_fp8_is_offered_where_devices_have_it(
     database: Database, ada: User, offered: None, script: TestClient, browser: TestClient
 ) -> None:
-    """As a column, in the form and on the page of workers; it is missed nowhere else."""
+    """As a column, in the forms and on the page of workers; it is missed nowhere else. A run that
+    no worker can take says so when it is queued.
+    """
     fields = SCHEMA["properties"]
     precision = fields["precision"] | {"enum": [*fields["precision"]["enum"], "fp8"]}
     schema = SCHEMA | {"properties": fields | {"precision": precision}}
@@ -110,11 +112,17 @@ def test_fp8_is_offered_where_devices_have_it(
         with database.writing() as session:
             offer: dict[str, Any] = {"recipes": recipes, "devices": [gpu | {"fp8": has_fp8}]}
             workers.register(session, name="w1", host="host", pid=1, versions={}, **offer)
-        assert ('name="precision" value="fp8"' in browser.get("/runs/new").text) is has_fp8
+        for form in ("/runs/new", "/sweeps/new"):
+            assert ('name="precision" value="fp8"' in browser.get(form).text) is has_fp8
         answer = script.post("/api/v1/runs/1/comparison").json()
         labels = [each["label"] for each in answer["runs"]]
         assert labels == [*LABELS, *(["fp8"] if has_fp8 else [])]
         assert answer["left_out"] == []
+    with database.writing() as session:
+        offer = {"recipes": recipes, "devices": [gpu]}
+        workers.register(session, name="w1", host="host", pid=1, versions={}, **offer)
+    queued = script.post("/api/v1/runs", json={"recipe": "digits", "config": {"precision": "fp8"}})
+    assert queued.json()["waiting"] == "no worker that is up has devices for fp8"
     assert "<th>fp8</th>" in browser.get("/workers/1").text
 
 

@@ -88,7 +88,7 @@ def test_a_name_is_what_it_looks(database: Database, ada: User, name: str) -> No
         with pytest.raises(Invalid, match="name"):
             accounts.make_user(session, name)
         for same in ("Ada", "ADA", " ada ", "\uff41da"):
-            with pytest.raises(Invalid, match="looks as 'ada'"):
+            with pytest.raises(Invalid, match="there is a user 'ada' already"):
                 accounts.make_user(session, same)
             assert accounts.user_named(session, same).id == ada.id
 
@@ -153,6 +153,12 @@ def test_a_token_may_no_more_than_it_says(
             assert (answer.status_code == 403) == (i >= allowed), (kind, i, answer.text)
         assert script.post("/api/v1/ingest", json={}).status_code == 403
         assert script.get("/api/v1/users").status_code == 403
+        if allowed:
+            answer = script.post("/api/v1/runs", json={"command": {"line": "python it.py"}})
+            assert "this token queues no command lines" in answer.json()["errors"]["command"]
+    full = _script(app, database, ada)
+    answer = full.post("/api/v1/runs", json={"command": {"line": "python it.py"}})
+    assert answer.status_code == 201, answer.text
     script = _script(app, database, ada, kind="submit", project="vision")
     assert [each["id"] for each in script.get("/api/v1/runs").json()["runs"]] == [inside.id]
     assert script.get(f"/api/v1/runs/{run.id}").status_code == 404
@@ -264,7 +270,7 @@ def test_accounts_are_kept_from_a_terminal(
         ("halfstep user role", "carol maintainer"),
     ]
     for words, message in (
-        (["add", "CAROL"], "looks as 'carol'"),
+        (["add", "CAROL"], "there is a user 'carol' already; allowed: a name that differs"),
         (["role", "nobody", "viewer"], "no account"),
         (["role", "ada", "king"], "'king' is not allowed"),
         (["change", "ada", "dance"], "'dance' is not allowed"),

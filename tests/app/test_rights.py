@@ -10,7 +10,17 @@ from fastapi.sse import EventSourceResponse
 from starlette.testclient import TestClient
 
 from app.in_flight import STREAM
-from app.rights import ANYBODY, COMMAND, LINK, NEEDS, OPERATE, STREAMS, kind_of, name_of
+from app.rights import (
+    ANYBODY,
+    COMMAND,
+    LINK,
+    NEEDS,
+    OPERATE,
+    STREAMS,
+    SUBMITTER,
+    kind_of,
+    name_of,
+)
 from app.sweeping import SweepSubmission, begin
 from db import accounts, projects
 from db.database import Database
@@ -108,7 +118,9 @@ def test_a_role_allows_what_it_says_on_every_route(
                 is_placed = need not in (COMMAND, OPERATE)
                 missing = f"There is no {'run' if 'run_id' in path else 'sweep'} "
                 is_hidden = answer.status_code == 404 and missing in answer.text
-                if role == "outsider" and is_placed:
+                if need == SUBMITTER:  # an outsider submits to a project of their own
+                    assert (answer.status_code == 403) == (role == VIEWER), told
+                elif role == "outsider" and is_placed:
                     assert is_hidden or (method, answer.status_code) == ("HEAD", 404), told
                 elif is_placed and need in ALLOWED[role][i]:
                     assert answer.status_code != 403, told
@@ -183,6 +195,30 @@ def test_runs_go_where_one_may_submit(
             "/api/v1/runs", json={"recipe": "digits", **given}
         )
         assert answer.status_code in (404, 409, 422), given
+
+
+def test_weights_are_uploaded_by_whoever_may_submit(
+    app: FastAPI, database: Database, people: dict[str, User]
+) -> None:
+    """Somewhere, and by a token of one project there."""
+    body = {"content": b"PK\x03\x04 weights"}
+    for role, project, status in (
+        (VIEWER, None, 403),
+        (MEMBER, None, 201),
+        (MEMBER, PROJECT, 201),
+        (MEMBER, "speech", 403),
+    ):
+        with database.writing() as session:
+            if project == "speech":
+                projects.set_role(session, people[role], project, VIEWER)
+            user = people[role]
+            token, _row = accounts.make_api_token(session, user, "script", project=project)
+        headers = {"Authorization": f"Bearer {token}"}
+        client = TestClient(app, base_url="http://localhost", headers=headers)
+        answer = client.put("/api/v1/uploads/net.pt", **body)
+        assert answer.status_code == status, (role, project, answer.text)
+        if status == 403:
+            assert "ask a maintainer of a project" in answer.json()["detail"]
 
 
 def test_many_runs_are_each_asked_for(

@@ -17,7 +17,9 @@ def test_many_are_selected_deleted_and_restored(
     with database.writing() as session:
         for run_id in (2, 3):
             steering.cancel(session, run_id, ada)
-    page.goto("/runs")
+    page.goto("/runs?filter=digits")
+    total = page.locator("[data-total]")
+    expect(total).to_have_text("4 runs match")
     box = page.locator("[name=run]")
     expect(page.locator("[data-selection]")).to_be_hidden()
     box.nth(1).click()
@@ -37,8 +39,10 @@ def test_many_are_selected_deleted_and_restored(
     expect(page.locator("[data-refused]")).to_contain_text("Run 1 is queued")
     expect(told).to_have_text("1 selected")
     expect(page.locator("[data-rows] tr")).to_have_count(2)
+    expect(total).to_have_text("2 runs match")
     page.get_by_role("button", name="Undo").click()
     expect(page.locator("[data-rows] tr")).to_have_count(4)
+    expect(total).to_have_text("4 runs match")
 
 
 def test_the_bin_asks_once_before_it_is_too_late(

@@ -1,6 +1,7 @@
 """The pages in a real browser: what a person sees and does."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -397,3 +398,19 @@ def test_a_long_name_without_a_space_is_broken(
     page.goto("/runs/2")
     expect(page.get_by_role("heading", level=1)).to_contain_text("xxx")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_no_figure_of_a_run_is_left_over(database: Database, running: Run, page: Page) -> None:
+    """In a row of its own, however wide the window is; and a loss stands apart from its line."""
+    record(database, running, make_steps([0.0012345 + 1e-4 / step for step in range(1, 9)]))
+    page.goto("/runs")
+    apart = """row => row.querySelector('.loss span').getBoundingClientRect().left
+        - row.querySelector('.sparkline').getBoundingClientRect().right"""
+    assert page.locator("tr:has(.sparkline)").evaluate(apart) >= 8
+    page.goto("/runs/1")
+    for width in (1400, 1280, 1200, 1080, 1000, 700):
+        page.set_viewport_size({"width": width, "height": 900})
+        tops = page.eval_on_selector_all(
+            ".fact:not(.lead)", "all => all.map(each => each.getBoundingClientRect().top)"
+        )
+        assert 1 not in Counter(tops).values(), (width, tops)

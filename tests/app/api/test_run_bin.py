@@ -94,6 +94,10 @@ def test_of_many_what_can_be_done_is_done(
     for action, reached in (("restore", over), ("erase", [])):
         answer = script.post("/api/v1/runs/bulk", json={"runs": over, "action": action}).json()
         assert answer["done"] == reached
+    mistyped = {"runs": [running.id], "action": "restore"}
+    answer = script.post("/api/v1/runs/bulk", json=mistyped).json()
+    refused = [{"id": running.id, "detail": f"Run {running.id} was not in the bin."}]
+    assert answer == {"done": [], "refused": refused}
     tagging = {"runs": everyone[:-1], "action": "add_tag", "tag": "kept"}
     assert script.post("/api/v1/runs/bulk", json=tagging).json()["done"] == everyone[:-1]
     assert script.get("/api/v1/runs", params={"text": "kept"}).json()["total"] == 4

@@ -4,12 +4,15 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from db import runs
+from db import accounts, projects, runs
 from db.database import Database
+from db.rights import VIEWER
 from db.tables import Run, User
 from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
+from tests.app.test_people import browser_of
 from tests.db.conftest import add_worker
 
 FORM = {
@@ -38,6 +41,21 @@ def test_form_is_drawn_from_the_schema(offered: None, browser: TestClient) -> No
 def test_without_workers_it_says_so(browser: TestClient) -> None:
     """No recipe can be offered, and the page says what to start."""
     assert "halfstep worker" in browser.get("/runs/new").text
+
+
+def test_a_viewer_gets_a_sentence_in_place_of_the_form(
+    app: FastAPI, database: Database, offered: None
+) -> None:
+    """Of a run and of a sweep; nothing is there to be filled in for nothing."""
+    with database.writing() as session:
+        viewer = accounts.make_user(session, "viola")
+        projects.set_role(session, viewer, projects.DEFAULT, VIEWER)
+    browser = browser_of(app, database, viewer)
+    for address in ("/runs/new", "/sweeps/new"):
+        answer = browser.get(address, headers={"accept": "text/html"})
+        assert answer.status_code == 403
+        assert "Your role lets you submit no runs; ask a maintainer of a project." in answer.text
+        assert 'class="run-form' not in answer.text
 
 
 def test_submitting_queues_the_run(database: Database, offered: None, browser: TestClient) -> None:

@@ -79,6 +79,7 @@ def test_presets_are_of_who_may_submit_to_their_project(
         people = {name: accounts.make_user(session, name) for name in ("member", "viewer", "other")}
         for role in ("member", "viewer"):
             projects.set_role(session, people[role], "vision", role)
+        projects.set_role(session, people["other"], projects.DEFAULT, "member")
     scripts = {name: _script(app, database, user) for name, user in people.items()}
     wanted = FORM | {"project": "vision", "priority": "0"}
     assert scripts["member"].post("/presets", data=wanted).status_code == 303
