@@ -31,8 +31,16 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.spool import Position, SpoolReader, json_safe, spool_files
 
 FORMAT = 1
+#: Where runs lie if nobody says. A script beside a folder of our own name may import that.
+RUNS, EARLIER_RUNS = "halfstep-runs", "halfstep"
 RESUME, LAST_STEP = "resume", "last-step"
 PACKAGES = ("torch", "numpy", "lightning", "transformers", "accelerate", "timm", "halfstep")
+
+
+def runs_folder(base: Path = Path()) -> Path:
+    """Return where runs lie if nobody says: an earlier version's folder, if it holds some."""
+    earlier = base / EARLIER_RUNS
+    return earlier if any(earlier.glob("*/run.json")) else base / RUNS
 
 
 def open_run(

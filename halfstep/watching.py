@@ -29,7 +29,15 @@ from halfstep.ending import Ending
 from halfstep.logged import file_of, is_number
 from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
-from halfstep.run_folder import as_config, configure, last_step, open_run, slug, write_outcome
+from halfstep.run_folder import (
+    as_config,
+    configure,
+    last_step,
+    open_run,
+    runs_folder,
+    slug,
+    write_outcome,
+)
 from halfstep.spool import BadEvent, Event, Steps
 from halfstep.unheard import Unheard
 
@@ -62,7 +70,7 @@ def watch(
     run: str | None = None,
     url: str | None = None,
     token: str | None = None,
-    folder: str | Path = "halfstep",
+    folder: str | Path | None = None,
     mode: Mode = "auto",
     histogram_every: int = 0,
     layers_every: int = 0,
@@ -74,7 +82,8 @@ def watch(
     there are others; of several optimizers without a scaler, a step is one of each.  config: of
     the run, anything that reads as a dictionary.  run: go on with this one, as its next attempt.
     url, token: of a server, HALFSTEP_URL and HALFSTEP_TOKEN or those of `halfstep login` if not
-    told.  mode: "offline" sends nothing, "disabled" does nothing at all; HALFSTEP_MODE if not told.
+    told.  folder: where runs lie, ./halfstep-runs if not told.  mode: "offline" sends nothing,
+    "disabled" does nothing at all; HALFSTEP_MODE if not told.
     In a command of a server's queue the run is that one, whatever name, run, server or folder say.
 
     histogram_every: steps between histograms of the gradients' exponents; layers_every: between
@@ -104,7 +113,7 @@ def watch(
             return _active
         server = None if chosen == "offline" else _server(url, token)
         files = open_run(
-            Path(folder).absolute(),
+            Path(folder or runs_folder()).absolute(),
             name=name,
             run=run,
             project=project,

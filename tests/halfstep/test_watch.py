@@ -424,6 +424,28 @@ def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"it", "it-2"}
 
 
+def test_the_folder_of_runs_hides_no_module_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script beside it, which finds modules there first, imports us again."""
+    monkeypatch.chdir(tmp_path)
+    halfstep.watch(name="it").finish()
+    assert Path("halfstep-runs/it/outcome-1.json").exists()
+    Path("again.py").write_text("import halfstep; print(halfstep.watch.__name__)")
+    again = subprocess.run([sys.executable, "again.py"], capture_output=True, text=True, check=True)
+    assert again.stdout == "watch\n"
+
+
+def test_runs_of_an_earlier_version_are_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lie in a folder of another name, which stays the one that is taken."""
+    monkeypatch.chdir(tmp_path)
+    halfstep.watch(folder="halfstep", name="it").finish()
+    halfstep.watch(run="it").finish()
+    assert Path("halfstep/it/outcome-2.json").exists()
+
+
 def test_watching_twice_is_watching_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
