@@ -28,6 +28,7 @@ from typing import Any
 
 from halfstep import process, redaction
 from halfstep.attempt_files import AttemptFiles
+from halfstep.events import LARGEST_WHOLE, shown
 from halfstep.spool import Position, SpoolReader, json_safe, spool_files
 
 FORMAT = 1
@@ -147,6 +148,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def as_config(value: Any) -> Any:
     """Return a configuration as JSON has it: of a dictionary, namespace, dataclass or the like."""
+    if isinstance(value, int) and abs(value) > LARGEST_WHOLE:  # which a browser would round
+        return shown(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

@@ -33,7 +33,9 @@ LOCK, LOG = "uploader.lock", "uploader.log"
 LOOK_SECONDS = 0.5  # between two looks at what was written
 LIFE_SECONDS = 0.2  # between two looks whether the training lives
 LONGEST_SECONDS = 30.0  # between two tries at a server that is away
-MENDING_SECONDS = 60.0  # between two tries with a token that is refused
+MENDING_SECONDS = 60.0  # between two tries of what is refused
+#: Answers about what was sent: tried again only because a script may configure its run anew.
+REFUSALS = (400, 413, 415, 422)
 PATIENCE_SECONDS = 600.0  # with such a server once the training has ended
 NICENESS = 10  # the training goes first
 
@@ -173,12 +175,16 @@ def follow(
         try:
             sending.send()
         except ApiError as error:
-            if over_since is not None and clock() - over_since > patience_seconds:
+            waited = 0.0 if over_since is None else clock() - over_since
+            if waited > patience_seconds or (is_over and error.status in REFUSALS):
                 say(f"{error}; `halfstep upload {sending.folder}` sends the rest")
                 return
             if error.status in (401, 403):
                 say(f"the server refuses the token ({error}); everything is kept and tried again")
                 sending.use_stored_token()
+                delay = MENDING_SECONDS
+            elif error.status in REFUSALS:
+                say(f"the server refuses the run ({error}); everything is kept")
                 delay = MENDING_SECONDS
             else:
                 say(f"the server takes nothing now ({error}); everything is kept and tried again")

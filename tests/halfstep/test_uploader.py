@@ -384,6 +384,24 @@ def test_a_run_is_sent_while_it_is_written(
     assert uploading.script.poll() is None
 
 
+def test_what_the_server_refuses_is_said_and_given_up_at_the_end(
+    site: IngestServer, tmp_path: Path, following: Any
+) -> None:
+    """It passes once the script has configured it anew; what is sent alike is refused alike."""
+    site.faults = ["422"]
+    writer = Writer(tmp_path).steps()
+    uploading = following(site, writer.files)
+    until(lambda: bool(uploading.pages))
+    assert uploading.said == ["the server refuses the run (It is refused.); everything is kept"]
+    site.faults = ["422"] * 100
+    writer.steps().finish()
+    uploading.threads[0].join(60)
+    assert uploading.said[-1] == (
+        f"It is refused.; `halfstep upload {writer.files.folder}` sends the rest"
+    )
+    assert site.faults
+
+
 def test_a_death_without_an_outcome_claims_none(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:

@@ -397,6 +397,20 @@ def test_the_folder_says_all_of_the_run(tmp_path: Path) -> None:
     assert (outcome["status"], outcome["step"], outcome["error"]) == ("finished", 3, None)
 
 
+def test_whole_numbers_that_no_browser_holds_are_texts_of_the_configuration(
+    tmp_path: Path,
+) -> None:
+    """A run of one, of a seed of 64 bits say, was refused by the server for ever."""
+    config = {"seed": 2**64 - 1, "least": [-(2**63)], "exact": 2**53, "long": 10**5000}
+    halfstep.watch(folder=tmp_path, name="it", config=config).finish()
+    assert json.loads((tmp_path / "it" / "run.json").read_text())["config"] == {
+        "seed": "18446744073709551615",
+        "least": ["-9223372036854775808"],
+        "exact": 2**53,
+        "long": "of type int",
+    }
+
+
 @pytest.mark.parametrize("how", ["run", "file"])
 def test_a_resumed_run_is_the_next_attempt(tmp_path: Path, how: str) -> None:
     """By run=, or a file in the folder; its steps go on, from where the script says if it does."""

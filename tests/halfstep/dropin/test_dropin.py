@@ -71,9 +71,10 @@ def test_a_plain_loop() -> None:
         project="digits",
         name="plain",
         tags=["fp16"],
-        config=argparse.Namespace(learning_rate=0.01, epochs=2),
+        config=argparse.Namespace(learning_rate=0.01, epochs=2, seed=2**64 - 1),
     )
     config = wandb.config
+    torch.manual_seed(config.seed)
     model = torch.nn.Linear(4, 1)
     wandb.watch(model, torch.nn.MSELoss(), log="all", log_freq=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
@@ -90,7 +91,8 @@ def test_a_plain_loop() -> None:
     wandb.finish()
     assert halfstep.run is None
     described = read_run(Path("halfstep-runs/plain"))
-    assert described["config"] == {"learning_rate": 0.01, "epochs": 2}
+    settings = {"learning_rate": 0.01, "epochs": 2, "seed": str(2**64 - 1)}
+    assert described["config"] == settings
     assert (described["project"], described["tags"]) == ("digits", ["fp16"])
     steps = written("plain").steps
     assert steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
