@@ -26,6 +26,7 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.credentials import Credentials, Unreadable
 from halfstep.ending import Ending
+from halfstep.events import shown
 from halfstep.logged import file_of, is_number
 from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
@@ -331,6 +332,9 @@ class Watch:
         self._resumed = None
 
     def _log(self, values: Mapping[str, Any], step: int) -> None:
+        if not isinstance(values, Mapping):
+            self._complain(f"log was told {shown(values)}; allowed: a dictionary of values by name")
+            return
         for name, value in values.items():
             try:
                 if is_number(value):
@@ -399,7 +403,7 @@ class Watch:
             _, metric = self._logged.popleft()
             try:
                 self._spool.event(metric | {"value": float(metric["value"])})
-            except (BadEvent, TypeError, ValueError) as error:
+            except Exception as error:  # of whatever goes by as a number
                 self._complain(f"{metric['name']} is not logged: {error}")
 
     @property

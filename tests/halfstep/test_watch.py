@@ -363,6 +363,23 @@ def test_what_cannot_be_shown_is_said_and_not_logged(
     assert "it is 2.0 MiB as .txt; allowed: 1 MiB" in told
 
 
+def test_a_number_that_is_none_is_said_and_the_rest_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Too large for a float, complex, without a value, or in no dictionary."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.log({"big": 10**400, "complex": torch.tensor(1 + 1j)})
+        watch.log({"meta": torch.ones((), device="meta")})
+        watch.log([1.0])  # type: ignore[arg-type]
+        watch.log({"good": 1.0})
+    [good] = Written(tmp_path / "it").of("metric")
+    assert good["name"] == "good"
+    told = capsys.readouterr().err
+    for name in ("big", "complex", "meta"):
+        assert f"halfstep: {name} is not logged: " in told
+    assert "halfstep: log was told [1.0]; allowed: a dictionary of values by name" in told
+
+
 def test_a_checkpoint_is_registered_with_size_and_digest(tmp_path: Path) -> None:
     """It lies in the run's folder too, without a second copy."""
     path = tmp_path / "model.pt"
