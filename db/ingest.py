@@ -36,6 +36,7 @@ HOW_IT_ENDED = {
     "finished": (Status.FINISHED, None),
     "failed": (Status.FAILED, "it raised"),
     "terminated": (Status.FAILED, "its process was terminated"),
+    "vanished": (Status.FAILED, "its process ended without saying so; killed?"),
 }
 
 
@@ -223,7 +224,7 @@ def end(
     step: int,
     error: str | None,
 ) -> None:
-    """Close an attempt as its process ended: finished, failed or terminated.
+    """Close an attempt as its process ended: one of HOW_IT_ENDED.
 
     Told again, it changes nothing.
     """

@@ -134,7 +134,10 @@ def remember_last_step(folder: Path, step: int) -> None:
 
 
 def write_outcome(files: AttemptFiles, status: str, step: int, error: str | None = None) -> None:
-    """Write how the attempt ended: finished, failed or terminated. error: its traceback."""
+    """Write how the attempt ended. status: finished, failed, terminated or vanished.
+
+    error: its traceback.
+    """
     outcome = {"status": status, "step": step, "error": error, "ended": _now()}
     write_json(files.outcome, outcome)
 

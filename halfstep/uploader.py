@@ -3,9 +3,9 @@
     python -P -m halfstep.uploader FOLDER ATTEMPT        HALFSTEP_URL and HALFSTEP_TOKEN are set
 
 `halfstep.watch` starts it. It is nobody's child and in a session of its own, so that it outlives
-the training, however that ends; it then sends what is left. It claims nothing of an end that the
-training has not written down itself. A run's folder has one uploader at a time: the one of its
-newest attempt, which also sends what is left of those before.
+the training, however that ends; it then sends what is left. Of a process that is gone without
+having written down how it ended, it says just that. A run's folder has one uploader at a time: the
+one of its newest attempt, which also sends what is left of those before.
 """
 
 import fcntl
@@ -116,6 +116,15 @@ class Training:
         """Tell whether the process lives."""
         return process.lives(self._pid, self._since)
 
+    def close(self) -> None:
+        """Write down that the process has ended, if it is gone and did not do so itself."""
+        from halfstep.run_folder import last_step, write_outcome
+
+        # Asked in this order: what it wrote in between is there.
+        if self._since is not None and not self.lives() and not self.files.outcome.exists():
+            following = AttemptFiles(self.files.folder, self.files.attempt + 1)
+            write_outcome(self.files, "vanished", last_step(following))
+
     def await_death(self, then: Callable[[], None]) -> None:
         """Wait for the process's end, and call something."""
         while self.lives():
@@ -172,6 +181,7 @@ def follow(
         # Asked before: what was written until then is there to be sent.
         if (is_over := training.is_over()) and over_since is None:
             over_since = clock()
+            training.close()
         try:
             sending.send()
         except ApiError as error:

@@ -402,10 +402,10 @@ def test_what_the_server_refuses_is_said_and_given_up_at_the_end(
     assert site.faults
 
 
-def test_a_death_without_an_outcome_claims_none(
+def test_a_death_without_a_word_is_told_once_all_is_sent(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """What is left is sent, and the run's end is for others to tell."""
+    """By a server that fails too; the folder says so from then on, and a next attempt goes on."""
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
     until(lambda: bool(uploading.pages))
@@ -414,7 +414,23 @@ def test_a_death_without_an_outcome_claims_none(
     uploading.kill()
     uploading.end()
     assert arrived(site, writer.files).spool == spooled(writer.files)
-    assert arrived(site, writer.files).outcome is None
+    vanished = {"status": "vanished", "step": 300, "error": None}
+    assert arrived(site, writer.files).outcome == vanished
+    again = Writer(tmp_path)
+    assert again.files.attempt == 2
+    send(site, again.steps().finish().files)
+    assert arrived(site, again.files).spool == spooled(again.files)
+
+
+def test_a_death_after_the_last_word_is_none_of_its_own(
+    site: IngestServer, tmp_path: Path, following: Any
+) -> None:
+    """How it ended is what the process said, however it went on."""
+    writer = Writer(tmp_path).steps().finish()
+    uploading = following(site, writer.files)
+    uploading.kill()
+    uploading.end()
+    assert arrived(site, writer.files).outcome == {"status": "finished", "step": 100, "error": None}
 
 
 def test_a_server_that_comes_and_goes_gets_everything(
@@ -699,7 +715,9 @@ def test_a_killed_training_is_sent_to_its_last_byte(site: IngestServer, tmp_path
     files = AttemptFiles(tmp_path / "it", 1)
     until(lambda: not uploaders(tmp_path))
     assert arrived(site, files).spool == spooled(files)
-    assert arrived(site, files).outcome is None
+    outcome = arrived(site, files).outcome
+    assert outcome is not None
+    assert outcome["status"] == "vanished"
 
 
 def test_a_killed_uploader_is_succeeded_at_the_end(site: IngestServer, tmp_path: Path) -> None:

@@ -242,6 +242,7 @@ def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Databa
         ("finished", "finished", None),
         ("failed", "failed", "it raised"),
         ("terminated", "failed", "its process was terminated"),
+        ("vanished", "failed", "its process ended without saying so; killed?"),
     ],
 )
 def test_an_attempt_ends_as_its_process_did(
