@@ -111,7 +111,8 @@ def _check_project(session: Session, owner: User, project: str) -> None:
         if project != projects.DEFAULT:
             projects.found_or_made(session, project)
     elif not rights.standing(session, owner).may(Right.SUBMIT, project):
-        raise Invalid({"project": f"{project[:100]!r} lets you send no runs; ask its maintainers"})
+        named = repr(project[:100]) if project else "the first project"
+        raise Invalid({"project": f"{named} lets you send no runs; ask its maintainers"})
     else:
         projects.hold(session, project)
 

@@ -288,7 +288,9 @@ class Watch:
             _say(f"watching; {place}, and {command} sends it: no uploader can start: {error}")
             self._server = None
             return
-        _say(f"watching; {page or f'{place}; {self._server.url} has not answered yet'}")
+        if page is None:
+            place += f"; {self._server.url} has not answered yet"
+        _say(f"watching; {page or place}")
 
     def _revive(self) -> None:
         """Start the uploader again, should it have been killed, a few times at most."""

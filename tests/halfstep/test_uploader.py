@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import halfstep
-from halfstep import credentials, process, sending, uploader
+from halfstep import credentials, process, sending, uploader, watching
 from halfstep.answers import ApiError
 from halfstep.attempt_files import AttemptFiles
 from halfstep.credentials import Credentials
@@ -598,7 +598,10 @@ def test_upload_with_a_refused_token_ends_at_once(site: IngestServer, tmp_path: 
     Writer(tmp_path).steps()
     site.tokens = set()
     done = upload(site, tmp_path)
-    assert (done.returncode, done.stderr) == (1, "halfstep: It is unauthorized.\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "halfstep: It is unauthorized. The token is that of HALFSTEP_TOKEN.\n",
+    )
 
 
 # ---- The process --------------------------------------------------------------------------------
@@ -749,6 +752,30 @@ def test_a_server_that_is_slow_to_answer_holds_no_training(
         f"halfstep: watching; the run is in {tmp_path}/it; {site.url} has not answered yet"
     )
     assert err.splitlines()[-1] == f"halfstep: the run is at {site.url}/runs/7"
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_refusal_is_an_answer(
+    site: IngestServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    is_told: bool,
+) -> None:
+    """The script waits no more for the page; a token that it was not told is named by its place."""
+    monkeypatch.setattr(watching, "PAGE_SECONDS", SECONDS)
+    site.tokens = set()
+    told = {"url": site.url, "token": "token"} if is_told else {}
+    if not is_told:
+        credentials.store(site.server)
+    halfstep.watch(folder=tmp_path, name="it", **told).finish()
+    said = capfd.readouterr().err
+    named = "" if is_told else f" The token is that of {credentials.place()}."
+    refused, begun = said.splitlines()[:2]
+    assert refused.startswith(
+        f"halfstep: the server refuses the token (It is unauthorized.{named});"
+    )
+    assert begun == f"halfstep: watching; the run is in {tmp_path / 'it'}"
 
 
 def test_offline_nothing_is_sent_before_upload(
