@@ -36,6 +36,7 @@ HOW_IT_ENDED = {
     "finished": (Status.FINISHED, None),
     "failed": (Status.FAILED, "it raised"),
     "terminated": (Status.FAILED, "its process was terminated"),
+    "vanished": (Status.FAILED, "its process ended without saying so; killed?"),
 }
 
 
@@ -110,7 +111,8 @@ def _check_project(session: Session, owner: User, project: str) -> None:
         if project != projects.DEFAULT:
             projects.found_or_made(session, project)
     elif not rights.standing(session, owner).may(Right.SUBMIT, project):
-        raise Invalid({"project": f"{project[:100]!r} lets you send no runs; ask its maintainers"})
+        named = repr(project[:100]) if project else "the first project"
+        raise Invalid({"project": f"{named} lets you send no runs; ask its maintainers"})
     else:
         projects.hold(session, project)
 
@@ -223,7 +225,7 @@ def end(
     step: int,
     error: str | None,
 ) -> None:
-    """Close an attempt as its process ended: finished, failed or terminated.
+    """Close an attempt as its process ended: one of HOW_IT_ENDED.
 
     Told again, it changes nothing.
     """

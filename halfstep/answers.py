@@ -1,6 +1,7 @@
 """What a server answers, and what becomes of it when it refuses or does not answer at all."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +25,33 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.errors, self.problem = status, dict(errors or {}), dict(problem or {})
         self.code = str(self.problem.get("code", ""))
+
+
+def check_finite(value: Any, path: str = "") -> None:
+    """Raise ApiError for a number that JSON lacks, by its path in what is to be sent."""
+    if isinstance(value, float) and not math.isfinite(value):
+        errors = {path: f"{value} is not allowed; allowed: a finite number"}
+        raise ApiError(0, f"{path}: {errors[path]}", errors)
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        inner = value.items()
+    elif isinstance(value, list | tuple):
+        inner = enumerate(value)
+    for name, each in inner:
+        check_finite(each, f"{path}.{name}" if path else str(name))
+
+
+def naming(origin: str) -> dict[str, list[Callable[[httpx2.Response], None]]]:
+    """Return hooks of a connection: that a token is refused is told with where the token stands."""
+
+    def hear(answer: httpx2.Response) -> None:
+        if answer.status_code == 401 and origin:
+            answer.read()
+            error = refusal(answer)
+            text = f"{error} The token is that of {origin}."
+            raise ApiError(401, text, error.errors, error.problem)
+
+    return {"response": [hear]}
 
 
 @contextmanager

@@ -27,7 +27,7 @@ import httpx2
 
 from halfstep import credentials
 from halfstep.alert_calls import AlertCalls
-from halfstep.answers import ApiError, content, refusal, spoken
+from halfstep.answers import ApiError, check_finite, content, naming, refusal, spoken
 from halfstep.nesting import merged
 from halfstep.shelf_calls import ShelfCalls
 
@@ -60,6 +60,7 @@ class Client(AlertCalls, ShelfCalls):
             headers={"Authorization": f"Bearer {found.token}"},
             timeout=PATIENCE_SECONDS,
             follow_redirects=True,
+            event_hooks=naming(credentials.origin(found.token)),
         )
 
     def __enter__(self) -> Self:
@@ -552,10 +553,12 @@ class Client(AlertCalls, ShelfCalls):
             raise refusal(answer)
 
     def _post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        check_finite(body)
         with spoken():
             return dict(content(self._http.post(path, json=body)))
 
     def _put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        check_finite(body)
         with spoken():
             return dict(content(self._http.put(path, json=body)))
 

@@ -229,13 +229,15 @@ def login(words: list[str]) -> None:
     parser = parser_of("login", login)
     parser.add_argument("url", nargs="?", default=URL, help=f"of the server; {URL} if not told")
     options = parser.parse_args(words)
-    if not options.url.startswith(("http://", "https://")):
+    if not credentials.is_address(options.url):
         parser.error(f"url is {options.url!r}; allowed: http://… or https://…")
     # Never an argument: whoever lists processes, or reads the shell's history, would see it.
     asked = f"Token of {options.url}, from its account page: "
     token = (getpass(asked) if sys.stdin.isatty() else sys.stdin.readline()).strip()
     if not token:
         parser.error("there is no token: type it, or send it as standard input")
+    if wrong := credentials.flaw(token):
+        parser.error(wrong)
     path = credentials.store(Credentials(options.url.rstrip("/"), token))
     kept = {"url": options.url, "path": str(path)}
     print(json.dumps(kept) if options.json else f"The token of {options.url} is in {path}")

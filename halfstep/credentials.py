@@ -5,8 +5,10 @@ A stored token is for the server that it was stored with, and no other gets to s
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 
 class Credentials(NamedTuple):
@@ -17,7 +19,7 @@ class Credentials(NamedTuple):
 
 
 class Unreadable(ValueError):
-    """The file of `halfstep login` is none of ours; the message names it."""
+    """What was told or stored cannot be used; the message names the variable or the file."""
 
 
 def known(
@@ -27,13 +29,45 @@ def known(
 
     otherwise: the server if nothing names one.  None if either is not known. Raises Unreadable.
     """
+    sources = ["url" if url else "HALFSTEP_URL", "token" if token else "HALFSTEP_TOKEN"]
     url = url or os.environ.get("HALFSTEP_URL")
     token = token or os.environ.get("HALFSTEP_TOKEN")
     stored = None if url and token else read()
     if stored and (not url or url.rstrip("/") == stored.url):
+        sources = [sources[0] if url else str(place()), sources[1] if token else str(place())]
         url, token = stored.url, token or stored.token
     url = url or otherwise
-    return Credentials(url.rstrip("/"), token) if url and token else None
+    if not url or not token:
+        return None
+    if not is_address(url):
+        raise Unreadable(f"{sources[0]} is {url!r}; allowed: http://… or https://…")
+    if wrong := flaw(token):
+        raise Unreadable(f"{sources[1]}: {wrong}")
+    return Credentials(url.rstrip("/"), token)
+
+
+def is_address(url: str) -> bool:
+    """Tell whether a server can have this address."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port that is no number, say
+        return False
+
+
+def flaw(token: str) -> str | None:
+    """Say what no token has, without telling the token; None if nothing is wrong."""
+    wrong = [each for each in token if not "!" <= each <= "~"]
+    return f"the token has the character {wrong[0]!r}; allowed: ASCII, no blanks" if wrong else None
+
+
+def origin(token: str) -> str:
+    """Return where a token stands: the file, else the variable; "" of an argument."""
+    with suppress(Unreadable):
+        stored = read()
+        if stored and stored.token == token:
+            return str(place())
+    return "HALFSTEP_TOKEN" if os.environ.get("HALFSTEP_TOKEN") == token else ""
 
 
 def store(credentials: Credentials) -> Path:

@@ -28,11 +28,20 @@ from typing import Any
 
 from halfstep import process, redaction
 from halfstep.attempt_files import AttemptFiles
+from halfstep.events import LARGEST_WHOLE, shown
 from halfstep.spool import Position, SpoolReader, json_safe, spool_files
 
 FORMAT = 1
+#: Where runs lie if nobody says. A script beside a folder of our own name may import that.
+RUNS, EARLIER_RUNS = "halfstep-runs", "halfstep"
 RESUME, LAST_STEP = "resume", "last-step"
 PACKAGES = ("torch", "numpy", "lightning", "transformers", "accelerate", "timm", "halfstep")
+
+
+def runs_folder(base: Path = Path()) -> Path:
+    """Return where runs lie if nobody says: an earlier version's folder, if it holds some."""
+    earlier = base / EARLIER_RUNS
+    return earlier if any(earlier.glob("*/run.json")) else base / RUNS
 
 
 def open_run(
@@ -125,7 +134,10 @@ def remember_last_step(folder: Path, step: int) -> None:
 
 
 def write_outcome(files: AttemptFiles, status: str, step: int, error: str | None = None) -> None:
-    """Write how the attempt ended: finished, failed or terminated. error: its traceback."""
+    """Write how the attempt ended. status: finished, failed, terminated or vanished.
+
+    error: its traceback.
+    """
     outcome = {"status": status, "step": step, "error": error, "ended": _now()}
     write_json(files.outcome, outcome)
 
@@ -139,6 +151,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def as_config(value: Any) -> Any:
     """Return a configuration as JSON has it: of a dictionary, namespace, dataclass or the like."""
+    if isinstance(value, int) and abs(value) > LARGEST_WHOLE:  # which a browser would round
+        return shown(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

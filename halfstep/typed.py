@@ -54,7 +54,8 @@ def carry_out(
     parser.add_argument("command", choices=commands, help=explained)
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
-    commands[options.command](options.words)
+    # Not as argparse gives them, which would keep the first "--" for itself.
+    commands[options.command](words[words.index(options.command) + 1 :])
 
 
 def add_submission(parser: argparse.ArgumentParser) -> None:

@@ -1,11 +1,11 @@
 """The uploader: a process of its own that sends a watched run to a server, while it is written.
 
-    python -P -m halfstep.uploader FOLDER ATTEMPT        HALFSTEP_URL and HALFSTEP_TOKEN are set
+    python -P -m halfstep.uploader FOLDER ATTEMPT ORIGIN    HALFSTEP_URL and HALFSTEP_TOKEN are set
 
 `halfstep.watch` starts it. It is nobody's child and in a session of its own, so that it outlives
-the training, however that ends; it then sends what is left. It claims nothing of an end that the
-training has not written down itself. A run's folder has one uploader at a time: the one of its
-newest attempt, which also sends what is left of those before.
+the training, however that ends; it then sends what is left. Of a process that is gone without
+having written down how it ended, it says just that. A run's folder has one uploader at a time: the
+one of its newest attempt, which also sends what is left of those before.
 """
 
 import fcntl
@@ -33,7 +33,9 @@ LOCK, LOG = "uploader.lock", "uploader.log"
 LOOK_SECONDS = 0.5  # between two looks at what was written
 LIFE_SECONDS = 0.2  # between two looks whether the training lives
 LONGEST_SECONDS = 30.0  # between two tries at a server that is away
-MENDING_SECONDS = 60.0  # between two tries with a token that is refused
+MENDING_SECONDS = 60.0  # between two tries of what is refused
+#: Answers about what was sent: tried again only because a script may configure its run anew.
+REFUSALS = (400, 413, 415, 422)
 PATIENCE_SECONDS = 600.0  # with such a server once the training has ended
 NICENESS = 10  # the training goes first
 
@@ -43,8 +45,9 @@ def start(
 ) -> str | None:
     """Start the uploader of an attempt; return the address of the run's page.
 
-    patience_seconds: with a server that has yet to tell it; after that the uploader will print it.
-    None: nobody wants to know. Raises OSError if no process can be started.
+    "" if the server has refused, which the uploader says.  patience_seconds: with a server that
+    has yet to tell it; after that the uploader will print it, and None is returned.  None: nobody
+    wants to know. Raises OSError if no process can be started.
     """
     ours = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
@@ -57,7 +60,7 @@ def start(
     }
     command = [sys.executable, "-P", "-m", "halfstep.uploader"]
     with subprocess.Popen(
-        [*command, str(files.folder), str(files.attempt)],
+        [*command, str(files.folder), str(files.attempt), credentials.origin(server.token)],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL if patience_seconds is None else subprocess.PIPE,
@@ -66,7 +69,7 @@ def start(
         if starter.stdout is None:
             return None
         told, _, _ = select.select([starter.stdout], [], [], patience_seconds)
-        return os.read(starter.stdout.fileno(), 4096).decode() or None if told else None
+        return os.read(starter.stdout.fileno(), 4096).decode() if told else None
 
 
 def is_at_work(folder: Path) -> bool:
@@ -114,6 +117,15 @@ class Training:
         """Tell whether the process lives."""
         return process.lives(self._pid, self._since)
 
+    def close(self) -> None:
+        """Write down that the process has ended, if it is gone and did not do so itself."""
+        from halfstep.run_folder import last_step, write_outcome
+
+        # Asked in this order: what it wrote in between is there.
+        if self._since is not None and not self.lives() and not self.files.outcome.exists():
+            following = AttemptFiles(self.files.folder, self.files.attempt + 1)
+            write_outcome(self.files, "vanished", last_step(following))
+
     def await_death(self, then: Callable[[], None]) -> None:
         """Wait for the process's end, and call something."""
         while self.lives():
@@ -127,6 +139,7 @@ class Voice:
 
     def __init__(self, log: Path) -> None:
         self._log = log
+        self._is_awaited = True
         self._said: set[str] = set()
 
     def say(self, text: str) -> None:
@@ -147,9 +160,16 @@ class Voice:
     def announce(self, page: str) -> None:
         """Tell the script where the run is to be seen; if it has stopped waiting, everybody."""
         try:
-            os.write(1, page.encode())
+            is_heard = self._is_awaited and os.write(1, page.encode())
         except BrokenPipeError:
+            is_heard = False
+        if not is_heard:
             self.say(f"the run is at {page}")
+        self.release()
+
+    def release(self) -> None:
+        """Let the script wait no longer."""
+        self._is_awaited = False
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -159,9 +179,13 @@ def follow(
     say: Callable[[str], None],
     *,
     announce: Callable[[str], None] = lambda page: None,
+    release: Callable[[], None] = lambda: None,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> None:
-    """Send what a training writes, until it is over and all is sent, or nobody can be reached."""
+    """Send what a training writes, until it is over and all is sent, or nobody can be reached.
+
+    announce: told the run's page, once.  release: called when there is to be none for now.
+    """
     from halfstep.answers import ApiError
     from halfstep.run_folder import read_run
 
@@ -170,19 +194,26 @@ def follow(
         # Asked before: what was written until then is there to be sent.
         if (is_over := training.is_over()) and over_since is None:
             over_since = clock()
+            training.close()
         try:
             sending.send()
         except ApiError as error:
-            if over_since is not None and clock() - over_since > patience_seconds:
+            waited = 0.0 if over_since is None else clock() - over_since
+            if waited > patience_seconds or (is_over and error.status in REFUSALS):
                 say(f"{error}; `halfstep upload {sending.folder}` sends the rest")
                 return
             if error.status in (401, 403):
                 say(f"the server refuses the token ({error}); everything is kept and tried again")
                 sending.use_stored_token()
                 delay = MENDING_SECONDS
+            elif error.status in REFUSALS:
+                say(f"the server refuses the run ({error}); everything is kept")
+                delay = MENDING_SECONDS
             else:
                 say(f"the server takes nothing now ({error}); everything is kept and tried again")
                 delay = backoff(tries)
+            if error.status:
+                release()
             tries += 1
         else:
             tries, delay = 0, LOOK_SECONDS
@@ -208,7 +239,7 @@ def main() -> None:
     """Be an uploader: nobody's child, until all is sent."""
     if os.fork():
         os._exit(0)
-    folder, attempt = Path(sys.argv[1]), int(sys.argv[2])
+    folder, attempt, origin = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     server = credentials.known()
     if server is None:
         sys.exit("HALFSTEP_URL and HALFSTEP_TOKEN are not set")
@@ -223,9 +254,9 @@ def main() -> None:
         [written] = [each for each in read_run(folder)["attempts"] if each["attempt"] == attempt]
         training = Training(AttemptFiles(folder, attempt), written["pid"], written["pid_started"])
         threading.Thread(target=training.await_death, args=[voice.let_go], daemon=True).start()
-        with succeeding(training), Ingest(server) as ingest:
+        with succeeding(training), Ingest(server, origin=origin) as ingest:
             sending = RunSending(folder, ingest, voice.say)
-            follow(sending, training, voice.say, announce=voice.announce)
+            follow(sending, training, voice.say, announce=voice.announce, release=voice.release)
     except Exception as error:  # of ours, or a folder that was deleted: no traceback for the script
         text = f"{type(error).__name__}: {error}; `halfstep upload {folder}` sends the rest"
         voice.say(f"the uploader has failed: {text}")

@@ -26,10 +26,19 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.credentials import Credentials, Unreadable
 from halfstep.ending import Ending
+from halfstep.events import shown
 from halfstep.logged import file_of, is_number
 from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
-from halfstep.run_folder import as_config, configure, last_step, open_run, slug, write_outcome
+from halfstep.run_folder import (
+    as_config,
+    configure,
+    last_step,
+    open_run,
+    runs_folder,
+    slug,
+    write_outcome,
+)
 from halfstep.spool import BadEvent, Event, Steps
 from halfstep.unheard import Unheard
 
@@ -62,7 +71,7 @@ def watch(
     run: str | None = None,
     url: str | None = None,
     token: str | None = None,
-    folder: str | Path = "halfstep",
+    folder: str | Path | None = None,
     mode: Mode = "auto",
     histogram_every: int = 0,
     layers_every: int = 0,
@@ -74,7 +83,8 @@ def watch(
     there are others; of several optimizers without a scaler, a step is one of each.  config: of
     the run, anything that reads as a dictionary.  run: go on with this one, as its next attempt.
     url, token: of a server, HALFSTEP_URL and HALFSTEP_TOKEN or those of `halfstep login` if not
-    told.  mode: "offline" sends nothing, "disabled" does nothing at all; HALFSTEP_MODE if not told.
+    told.  folder: where runs lie, ./halfstep-runs if not told.  mode: "offline" sends nothing,
+    "disabled" does nothing at all; HALFSTEP_MODE if not told.
     In a command of a server's queue the run is that one, whatever name, run, server or folder say.
 
     histogram_every: steps between histograms of the gradients' exponents; layers_every: between
@@ -104,7 +114,7 @@ def watch(
             return _active
         server = None if chosen == "offline" else _server(url, token)
         files = open_run(
-            Path(folder).absolute(),
+            Path(folder or runs_folder()).absolute(),
             name=name,
             run=run,
             project=project,
@@ -278,7 +288,9 @@ class Watch:
             _say(f"watching; {place}, and {command} sends it: no uploader can start: {error}")
             self._server = None
             return
-        _say(f"watching; {page or f'{place}; {self._server.url} has not answered yet'}")
+        if page is None:
+            place += f"; {self._server.url} has not answered yet"
+        _say(f"watching; {page or place}")
 
     def _revive(self) -> None:
         """Start the uploader again, should it have been killed, a few times at most."""
@@ -322,6 +334,9 @@ class Watch:
         self._resumed = None
 
     def _log(self, values: Mapping[str, Any], step: int) -> None:
+        if not isinstance(values, Mapping):
+            self._complain(f"log was told {shown(values)}; allowed: a dictionary of values by name")
+            return
         for name, value in values.items():
             try:
                 if is_number(value):
@@ -390,7 +405,7 @@ class Watch:
             _, metric = self._logged.popleft()
             try:
                 self._spool.event(metric | {"value": float(metric["value"])})
-            except (BadEvent, TypeError, ValueError) as error:
+            except Exception as error:  # of whatever goes by as a number
                 self._complain(f"{metric['name']} is not logged: {error}")
 
     @property

@@ -8,16 +8,19 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor
 
+from halfstep.events import fault
 from halfstep.logged import is_number
 from halfstep.parcel import Parcels
 from halfstep.recipe import RecipeError
-from halfstep.spool import Event
+from halfstep.spool import BadEvent, Event
 from trainer.artifacts import check_names, files_of
-from trainer.observers import Observer, courtesy
+from trainer.observers import Observer, courtesy, tell_failed
 from trainer.watched import StepResult
 from trainer.writing import Writer
 
 MOST_NAMES = 200  # in a step
+MOST_REFUSED = 20  # names that are told of
+LOGGING = "logging of a number"
 
 Save: TypeAlias = Callable[[int, Mapping[str, bytes]], None]  # of a step, files by their names
 
@@ -36,6 +39,7 @@ class Logged(Observer):
         self._step: int | None = None  # while it is made
         self._told: dict[str, list[Tensor]] = {}
         self._seen: dict[str, bytes] = {}  # files of what is no number
+        self._names: dict[str, bool] = {}  # of numbers: whether they can be recorded
         self.save: Save | None = None
         self._parcels, self._writer = Parcels(), Writer()
 
@@ -49,7 +53,8 @@ class Logged(Observer):
     def log(self, values: Mapping[str, Any]) -> None:
         """Take what is told of the step under way. Raises RecipeError for what cannot be shown.
 
-        Of several numbers the mean is told, of anything else the last.
+        Of several numbers the mean is told, of anything else the last. A number whose name nobody
+        could record is left out, which is said once.
         """
         if self._step is None:
             return
@@ -57,7 +62,8 @@ class Logged(Observer):
             if name not in self._told and len(self._told) + len(self._seen) >= MOST_NAMES:
                 raise RecipeError(f'log was told "{name}"; allowed: {MOST_NAMES} names in a step')
             if is_number(value):
-                self._told.setdefault(name, []).append(self._number(value))
+                if self._is_recordable(name, self._step):
+                    self._told.setdefault(name, []).append(self._number(value))
             else:
                 files = files_of({name: value})
                 check_names(files)
@@ -95,6 +101,15 @@ class Logged(Observer):
             yield
         finally:
             self._step = step
+
+    def _is_recordable(self, name: str, step: int) -> bool:
+        if name not in self._names:
+            event = {"event": "metric", "step": step, "name": name, "value": 0, "elapsed_ms": 0}
+            wrong = fault(event)
+            self._names[name] = wrong is None
+            if wrong and [*self._names.values()].count(False) <= MOST_REFUSED:
+                tell_failed(LOGGING, step, BadEvent(wrong), self._on_event)
+        return self._names[name]
 
     def _save(self, save: Save, step: int, files: Mapping[str, bytes]) -> None:
         if self.save is None:  # what came before could not be kept

@@ -74,7 +74,7 @@ class Begun(Position):
 class End(BaseModel):
     """How an attempt's process ended."""
 
-    status: Literal["finished", "failed", "terminated"]
+    status: Literal["finished", "failed", "terminated", "vanished"]
     step: Annotated[int, Field(ge=0, le=LARGEST_COUNT, description="The last one that it made")]
     error: Annotated[
         str | None, Field(max_length=TEXT_CHARACTERS, description="The traceback, if it raised")

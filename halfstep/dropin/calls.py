@@ -10,7 +10,7 @@ from halfstep.dropin.media import Histogram, Image, Table
 from halfstep.dropin.run import Run
 from halfstep.dropin.settings import Entries, entries_of
 from halfstep.dropin.unserved import Unserved, ignored, say_once
-from halfstep.run_folder import described_in
+from halfstep.run_folder import described_in, runs_folder
 
 MODES = {"online": "auto", "shared": "auto", "offline": "offline", "dryrun": "offline"}
 MODES |= {"disabled": "disabled", "run": "auto"}
@@ -80,7 +80,7 @@ def init(
             config=settings,
             tags=(tags,) if isinstance(tags, str) else tuple(tags or _listed("WANDB_TAGS")),
             run=id or os.environ.get("WANDB_RUN_ID"),
-            folder=Path(dir or os.environ.get("WANDB_DIR") or ".") / "halfstep",
+            folder=runs_folder(Path(dir or os.environ.get("WANDB_DIR") or ".")),
             mode=_mode(mode),
         )
         described = described_in(watch.files.folder) if watch.files else {}

@@ -78,4 +78,4 @@ def entries_of(given: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
         say_once(f"a configuration of {type(given).__name__} is not served: allowed is a mapping")
         return {}
-    return found
+    return {name: getattr(given, name, value) for name, value in found.items()}

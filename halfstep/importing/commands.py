@@ -14,6 +14,7 @@ from halfstep.importing.folder import write_run
 from halfstep.importing.source import Damaged, Found
 from halfstep.ingest import Ingest
 from halfstep.progress import Progress
+from halfstep.run_folder import runs_folder
 from halfstep.typed import parser_of
 from halfstep.upload import upload
 
@@ -28,7 +29,7 @@ def import_(words: list[str]) -> None:
     parser.add_argument("source", choices=SOURCES)
     parser.add_argument("path", type=Path, help="of a folder, file or database")
     parser.add_argument("--project", help="of all runs; as the source has it if not told")
-    parser.add_argument("--folder", type=Path, default=Path("halfstep"), help="where runs lie")
+    parser.add_argument("--folder", type=Path, default=runs_folder(), help="where runs lie")
     parser.add_argument("--offline", action="store_true", help="send nothing")
     options = parser.parse_args(words)
     if not options.path.exists():

@@ -42,7 +42,7 @@ def test_each_step_that_was_spooled_arrives_once(site: Site, tmp_path: Path) -> 
     with site.database.writing() as session:
         token, _row = accounts.make_api_token(session, site.owner, "writer", kind="write")
     server = {"HALFSTEP_URL": f"http://127.0.0.1:{port}", "HALFSTEP_TOKEN": token}
-    script, folder = tmp_path / "train.py", tmp_path / "halfstep" / "mine"
+    script, folder = tmp_path / "train.py", tmp_path / "halfstep-runs" / "mine"
     script.write_text(SCRIPT)
 
     def train(*words: str) -> "subprocess.Popen[str]":

@@ -29,7 +29,7 @@ def test_the_lightning_example(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
     pytest.importorskip("sklearn")
     run("lightning_digits.py", "--epochs", "1", "--scale", str(2.0**30), folder=tmp_path)
-    steps, _events = written(tmp_path / "halfstep")
+    steps, _events = written(tmp_path / "halfstep-runs")
     assert len(steps) == 29
     assert ((steps["flags"] & SKIPPED) != 0).any()
     assert np.isfinite(steps["loss"]).all()
@@ -49,4 +49,4 @@ def test_the_transformers_example_in_a_queue(tmp_path: Path) -> None:
     )
     assert steps["step"].tolist() == list(range(1, 40))
     assert steps["loss"][-5:].mean() < steps["loss"][:5].mean()
-    assert not (tmp_path / "halfstep").exists()
+    assert not (tmp_path / "halfstep-runs").exists()

@@ -57,7 +57,7 @@ class IngestServer:
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
         self.tokens = {"token"}
-        self.faults: list[str] = []  # "500", "cut", "cut after", "stall", "page"
+        self.faults: list[str] = []  # "422", "500", "cut", "cut after", "stall", "page"
         self.requests: list[str] = []
         self.has_stalled, self.let_go = threading.Event(), threading.Event()
         self._lock = threading.Lock()
@@ -176,6 +176,9 @@ class IngestServer:
             return
         if fault in ("500", "page"):
             request.reply(int(fault) if fault == "500" else 200, b"<html>", "text/html")
+            return
+        if fault == "422":
+            request.reply(422, b'{"detail": "It is refused."}', "application/problem+json")
             return
         with self._lock:
             status, said = self._answered(request, method, address.path, address.query, body)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -14,8 +15,9 @@ from db import accounts, checkpoints, projects, queue
 from db.database import Database
 from db.settings import Settings
 from db.tables import Checkpoint, LogLine, Run, Status, User
-from halfstep import ApiError, Client
+from halfstep import ApiError, Client, credentials
 from halfstep.commands import COMMANDS, RUN
+from halfstep.credentials import Credentials
 from halfstep.shelf_commands import NOTE, PRESET, RETENTION
 from tests.app.conftest import start_run
 from tests.db.telemetry_made import make_metric, make_steps, record
@@ -69,6 +71,40 @@ def test_submit_look_and_steer(client: Client) -> None:
     assert client.resume(run["id"])["status"] == "queued"
     client.cancel(run["id"])
     assert client.wait(run["id"])["status"] == "cancelled"
+
+
+def test_words_of_a_filter_may_begin_with_a_dash(client: Client, address: str, token: str) -> None:
+    """After "--", as everywhere."""
+    client.submit("digits", {"training": {"steps": 7}}, name="mine")
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    for word, count in (("-status:failed", 1), ("-status:queued", 0)):
+        typed = halfstep("run", "list", "--json", "--", word, "mine", **environment)
+        assert (typed.returncode, typed.stdout.count('"id"')) == (0, count), typed.stderr
+
+
+def test_numbers_that_json_lacks_are_named(client: Client, address: str, token: str) -> None:
+    """Before anything is sent: wherever they stand."""
+    with pytest.raises(ApiError, match=r"^value: nan is not allowed; allowed: a finite number$"):
+        client.alert("loss_above", value=math.nan)
+    with pytest.raises(ApiError, match=r"^config\.training\.sizes\.1: inf is not allowed"):
+        client.submit("digits", {"training": {"sizes": [1, math.inf]}})
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    typed = halfstep("run", "scale", "1", "nan", **environment)
+    said = "halfstep: scale: nan is not allowed; allowed: a finite number\n"
+    assert (typed.returncode, typed.stderr) == (1, said)
+
+
+def test_a_token_that_is_refused_is_named_with_where_it_stands(address: str) -> None:
+    """The variable, or the file of `halfstep login`; the token is not told."""
+    typed = halfstep("run", "list", HALFSTEP_URL=address, HALFSTEP_TOKEN="hs_bad")
+    assert typed.returncode == 1
+    assert typed.stderr.endswith(" The token is that of HALFSTEP_TOKEN.\n")
+    place = credentials.store(Credentials(address, "hs_bad"))
+    with Client() as client, pytest.raises(ApiError, match=f"The token is that of {place}"):
+        client.runs()
+    wrong = halfstep("run", "list", HALFSTEP_URL="nonsense", HALFSTEP_TOKEN="hs_bad")
+    said = "halfstep: HALFSTEP_URL is 'nonsense'; allowed: http://… or https://…\n"
+    assert (wrong.returncode, wrong.stderr) == (1, said)
 
 
 def test_runs_are_laid_side_by_side(

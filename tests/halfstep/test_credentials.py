@@ -61,6 +61,27 @@ def test_login_says_what_is_allowed() -> None:
     assert "there is no token: type it" in login("", "http://there").stderr
 
 
+def test_what_cannot_be_used_is_named_with_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An address without a host, a token of other characters; the token is not told."""
+    monkeypatch.setenv("HALFSTEP_TOKEN", "hs_é")
+    with pytest.raises(Unreadable, match="HALFSTEP_TOKEN: the token has the character 'é'"):
+        Client("http://there")
+    with pytest.raises(Unreadable, match=r"^token: the token has the character ' '"):
+        Client("http://there", "a b")
+    for address in ("nonsense", "http://", "http://[", "http://there:x"):
+        monkeypatch.setenv("HALFSTEP_URL", address)
+        with pytest.raises(Unreadable, match="HALFSTEP_URL is '"):
+            credentials.known(token="token")
+    monkeypatch.delenv("HALFSTEP_URL")
+    monkeypatch.delenv("HALFSTEP_TOKEN")
+    place = credentials.store(STORED._replace(token="hs_é"))
+    with pytest.raises(Unreadable, match=f"{place}: the token has"):
+        credentials.known()
+    assert "the token has the character 'é'" in login("hs_é", "http://there").stderr
+
+
 def test_a_damaged_file_is_named(stranger: Path) -> None:
     """With what writes it anew."""
     credentials.store(STORED).write_text("{")

@@ -116,7 +116,7 @@ def test_a_killed_script_loses_nothing_that_it_spooled(
     training.communicate()
 
     def spooled() -> int:
-        return last_step(AttemptFiles(tmp_path / "halfstep" / "mine", 2))
+        return last_step(AttemptFiles(tmp_path / "halfstep-runs" / "mine", 2))
 
     until(lambda: (run := the_run(database)) is not None and run.step == spooled())
     run = the_run(database)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import halfstep
-from halfstep import credentials, process, sending, uploader
+from halfstep import credentials, process, sending, uploader, watching
 from halfstep.answers import ApiError
 from halfstep.attempt_files import AttemptFiles
 from halfstep.credentials import Credentials
@@ -384,10 +384,28 @@ def test_a_run_is_sent_while_it_is_written(
     assert uploading.script.poll() is None
 
 
-def test_a_death_without_an_outcome_claims_none(
+def test_what_the_server_refuses_is_said_and_given_up_at_the_end(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """What is left is sent, and the run's end is for others to tell."""
+    """It passes once the script has configured it anew; what is sent alike is refused alike."""
+    site.faults = ["422"]
+    writer = Writer(tmp_path).steps()
+    uploading = following(site, writer.files)
+    until(lambda: bool(uploading.pages))
+    assert uploading.said == ["the server refuses the run (It is refused.); everything is kept"]
+    site.faults = ["422"] * 100
+    writer.steps().finish()
+    uploading.threads[0].join(60)
+    assert uploading.said[-1] == (
+        f"It is refused.; `halfstep upload {writer.files.folder}` sends the rest"
+    )
+    assert site.faults
+
+
+def test_a_death_without_a_word_is_told_once_all_is_sent(
+    site: IngestServer, tmp_path: Path, following: Any
+) -> None:
+    """By a server that fails too; the folder says so from then on, and a next attempt goes on."""
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
     until(lambda: bool(uploading.pages))
@@ -396,7 +414,23 @@ def test_a_death_without_an_outcome_claims_none(
     uploading.kill()
     uploading.end()
     assert arrived(site, writer.files).spool == spooled(writer.files)
-    assert arrived(site, writer.files).outcome is None
+    vanished = {"status": "vanished", "step": 300, "error": None}
+    assert arrived(site, writer.files).outcome == vanished
+    again = Writer(tmp_path)
+    assert again.files.attempt == 2
+    send(site, again.steps().finish().files)
+    assert arrived(site, again.files).spool == spooled(again.files)
+
+
+def test_a_death_after_the_last_word_is_none_of_its_own(
+    site: IngestServer, tmp_path: Path, following: Any
+) -> None:
+    """How it ended is what the process said, however it went on."""
+    writer = Writer(tmp_path).steps().finish()
+    uploading = following(site, writer.files)
+    uploading.kill()
+    uploading.end()
+    assert arrived(site, writer.files).outcome == {"status": "finished", "step": 100, "error": None}
 
 
 def test_a_server_that_comes_and_goes_gets_everything(
@@ -564,7 +598,10 @@ def test_upload_with_a_refused_token_ends_at_once(site: IngestServer, tmp_path: 
     Writer(tmp_path).steps()
     site.tokens = set()
     done = upload(site, tmp_path)
-    assert (done.returncode, done.stderr) == (1, "halfstep: It is unauthorized.\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "halfstep: It is unauthorized. The token is that of HALFSTEP_TOKEN.\n",
+    )
 
 
 # ---- The process --------------------------------------------------------------------------------
@@ -681,7 +718,9 @@ def test_a_killed_training_is_sent_to_its_last_byte(site: IngestServer, tmp_path
     files = AttemptFiles(tmp_path / "it", 1)
     until(lambda: not uploaders(tmp_path))
     assert arrived(site, files).spool == spooled(files)
-    assert arrived(site, files).outcome is None
+    outcome = arrived(site, files).outcome
+    assert outcome is not None
+    assert outcome["status"] == "vanished"
 
 
 def test_a_killed_uploader_is_succeeded_at_the_end(site: IngestServer, tmp_path: Path) -> None:
@@ -713,6 +752,30 @@ def test_a_server_that_is_slow_to_answer_holds_no_training(
         f"halfstep: watching; the run is in {tmp_path}/it; {site.url} has not answered yet"
     )
     assert err.splitlines()[-1] == f"halfstep: the run is at {site.url}/runs/7"
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_refusal_is_an_answer(
+    site: IngestServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    is_told: bool,
+) -> None:
+    """The script waits no more for the page; a token that it was not told is named by its place."""
+    monkeypatch.setattr(watching, "PAGE_SECONDS", SECONDS)
+    site.tokens = set()
+    told = {"url": site.url, "token": "token"} if is_told else {}
+    if not is_told:
+        credentials.store(site.server)
+    halfstep.watch(folder=tmp_path, name="it", **told).finish()
+    said = capfd.readouterr().err
+    named = "" if is_told else f" The token is that of {credentials.place()}."
+    refused, begun = said.splitlines()[:2]
+    assert refused.startswith(
+        f"halfstep: the server refuses the token (It is unauthorized.{named});"
+    )
+    assert begun == f"halfstep: watching; the run is in {tmp_path / 'it'}"
 
 
 def test_offline_nothing_is_sent_before_upload(

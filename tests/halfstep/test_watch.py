@@ -363,6 +363,23 @@ def test_what_cannot_be_shown_is_said_and_not_logged(
     assert "it is 2.0 MiB as .txt; allowed: 1 MiB" in told
 
 
+def test_a_number_that_is_none_is_said_and_the_rest_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Too large for a float, complex, without a value, or in no dictionary."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.log({"big": 10**400, "complex": torch.tensor(1 + 1j)})
+        watch.log({"meta": torch.ones((), device="meta")})
+        watch.log([1.0])  # type: ignore[arg-type]
+        watch.log({"good": 1.0})
+    [good] = Written(tmp_path / "it").of("metric")
+    assert good["name"] == "good"
+    told = capsys.readouterr().err
+    for name in ("big", "complex", "meta"):
+        assert f"halfstep: {name} is not logged: " in told
+    assert "halfstep: log was told [1.0]; allowed: a dictionary of values by name" in told
+
+
 def test_a_checkpoint_is_registered_with_size_and_digest(tmp_path: Path) -> None:
     """It lies in the run's folder too, without a second copy."""
     path = tmp_path / "model.pt"
@@ -397,6 +414,20 @@ def test_the_folder_says_all_of_the_run(tmp_path: Path) -> None:
     assert (outcome["status"], outcome["step"], outcome["error"]) == ("finished", 3, None)
 
 
+def test_whole_numbers_that_no_browser_holds_are_texts_of_the_configuration(
+    tmp_path: Path,
+) -> None:
+    """A run of one, of a seed of 64 bits say, was refused by the server for ever."""
+    config = {"seed": 2**64 - 1, "least": [-(2**63)], "exact": 2**53, "long": 10**5000}
+    halfstep.watch(folder=tmp_path, name="it", config=config).finish()
+    assert json.loads((tmp_path / "it" / "run.json").read_text())["config"] == {
+        "seed": "18446744073709551615",
+        "least": ["-9223372036854775808"],
+        "exact": 2**53,
+        "long": "of type int",
+    }
+
+
 @pytest.mark.parametrize("how", ["run", "file"])
 def test_a_resumed_run_is_the_next_attempt(tmp_path: Path, how: str) -> None:
     """By run=, or a file in the folder; its steps go on, from where the script says if it does."""
@@ -422,6 +453,28 @@ def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
     for _ in range(2):
         halfstep.watch(folder=tmp_path, name="it").finish()
     assert {path.name for path in tmp_path.iterdir()} == {"it", "it-2"}
+
+
+def test_the_folder_of_runs_hides_no_module_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script beside it, which finds modules there first, imports us again."""
+    monkeypatch.chdir(tmp_path)
+    halfstep.watch(name="it").finish()
+    assert Path("halfstep-runs/it/outcome-1.json").exists()
+    Path("again.py").write_text("import halfstep; print(halfstep.watch.__name__)")
+    again = subprocess.run([sys.executable, "again.py"], capture_output=True, text=True, check=True)
+    assert again.stdout == "watch\n"
+
+
+def test_runs_of_an_earlier_version_are_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lie in a folder of another name, which stays the one that is taken."""
+    monkeypatch.chdir(tmp_path)
+    halfstep.watch(folder="halfstep", name="it").finish()
+    halfstep.watch(run="it").finish()
+    assert Path("halfstep/it/outcome-2.json").exists()
 
 
 def test_watching_twice_is_watching_once(

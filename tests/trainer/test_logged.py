@@ -124,6 +124,23 @@ def test_it_never_waits_for_the_device(monkeypatch):
     assert recipe.batches == 6
 
 
+@pytest.mark.parametrize("name", ["x" * 400, "", "a\0b", 7], ids=["long", "empty", "NUL", "7"])
+def test_a_name_that_nobody_can_record_is_left_out(run_loop, name):
+    """It is said once, with what is allowed; what is told beside it is there."""
+
+    class Wrong(Regression):
+        def training_step(self, batch):
+            self.log({name: 2.0, "good": 1.0})
+            yield from super().training_step(batch)
+
+    run = run_loop(Wrong, {"training": {"steps": 3}})
+    assert told(run, "good") == ([1, 2, 3], [1.0] * 3)
+    assert told(run, name) == ([], [])
+    [failed] = run.of("failed_diagnosis")
+    assert (failed["diagnosis"], failed["step"]) == ("logging of a number", 1)
+    assert "of 1 to 200 characters" in failed["error"]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -46,6 +46,7 @@ from trainer.diagnosis.questions import (
 )
 from trainer.diagnosis.witness import HALF, Finding, Witness
 from trainer.kept_recipes import NotKeptError
+from trainer.logged import LOGGING
 from trainer.registry import UnknownRecipeError, file_of, load_recipe
 from trainer.train import as_losses, train
 
@@ -171,7 +172,7 @@ def _train(recipe_class: type[Recipe], config: RunConfig[Any], witness: Witness)
                 config,
                 device=CPU,
                 on_steps=records.append,
-                on_event=lambda event: _see_shapes(event, witness),
+                on_event=lambda event: _see_event(event, witness),
             )
         witness.summarise()
     except ConfigError:
@@ -360,7 +361,9 @@ def _see_metrics(metrics: Any, witness: Witness) -> None:
             witness.found("warning", f'evaluate returns {value} as "{name}" after {STEPS} steps')
 
 
-def _see_shapes(event: Event, witness: Witness) -> None:
+def _see_event(event: Event, witness: Witness) -> None:
+    if event["event"] == "failed_diagnosis" and event["diagnosis"] == LOGGING:
+        witness.found("warning", f"a number that it logs is left out: {event['error']}")
     if event["event"] == "shapes":
         witness.found(
             "warning",

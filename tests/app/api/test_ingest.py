@@ -242,6 +242,7 @@ def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Databa
         ("finished", "finished", None),
         ("failed", "failed", "it raised"),
         ("terminated", "failed", "its process was terminated"),
+        ("vanished", "failed", "its process ended without saying so; killed?"),
     ],
 )
 def test_an_attempt_ends_as_its_process_did(
@@ -315,6 +316,20 @@ def test_strangers_and_others_are_refused(
             f"/api/v1/ingest/{path}", params={"offset": 0}, headers=uploader.headers
         )
         assert answer.status_code == 404
+
+
+def test_a_project_that_somebody_may_not_send_to_is_named(
+    uploader: Uploader, database: Database
+) -> None:
+    """The one without a name too."""
+    with database.writing() as session:
+        bob = accounts.user_named(session, "bob")
+        projects.set_role(session, bob, projects.DEFAULT, "viewer")
+    uploader.headers = {"Authorization": f"Bearer {write_token(database, bob)}"}
+    for project, named in (("digits", "'digits'"), ("", "the first project")):
+        answer = uploader.begin(project=project)
+        text = f"{named} lets you send no runs; ask its maintainers"
+        assert (answer.status_code, answer.json()["errors"]) == (422, {"project": text})
 
 
 def test_a_full_token_may_send_too(uploader: Uploader, script: TestClient) -> None:

@@ -38,7 +38,7 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(name: str) -> Written:
-    return Written(Path("halfstep") / name)
+    return Written(Path("halfstep-runs") / name)
 
 
 def logged(name: str) -> dict[str, list[tuple[int, Any]]]:
@@ -50,13 +50,15 @@ def logged(name: str) -> dict[str, list[tuple[int, Any]]]:
 
 
 def table(name: str, key: str) -> list[dict[str, str]]:
-    [path] = (Path("halfstep") / name).rglob(f"{key}.csv")
+    [path] = (Path("halfstep-runs") / name).rglob(f"{key}.csv")
     with path.open() as file:
         return list(csv.DictReader(file))
 
 
 def outcome(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((Path("halfstep") / name / "outcome-1.json").read_text())
+    found: dict[str, Any] = json.loads(
+        (Path("halfstep-runs") / name / "outcome-1.json").read_text()
+    )
     return found
 
 
@@ -69,9 +71,10 @@ def test_a_plain_loop() -> None:
         project="digits",
         name="plain",
         tags=["fp16"],
-        config=argparse.Namespace(learning_rate=0.01, epochs=2),
+        config=argparse.Namespace(learning_rate=0.01, epochs=2, seed=2**64 - 1),
     )
     config = wandb.config
+    torch.manual_seed(config.seed)
     model = torch.nn.Linear(4, 1)
     wandb.watch(model, torch.nn.MSELoss(), log="all", log_freq=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
@@ -87,8 +90,9 @@ def test_a_plain_loop() -> None:
         run.log({"val": {"accuracy": 0.5 + epoch / 4}})
     wandb.finish()
     assert halfstep.run is None
-    described = read_run(Path("halfstep/plain"))
-    assert described["config"] == {"learning_rate": 0.01, "epochs": 2}
+    described = read_run(Path("halfstep-runs/plain"))
+    settings = {"learning_rate": 0.01, "epochs": 2, "seed": str(2**64 - 1)}
+    assert described["config"] == settings
     assert (described["project"], described["tags"]) == ("digits", ["fp16"])
     steps = written("plain").steps
     assert steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
@@ -141,12 +145,12 @@ def test_tables_images_and_a_summary(
     assert table("media", "predictions")[3] == {"id": "3", "label": "digit 3"}
     assert [row["count"] for row in table("media", "weights")] == ["1", "3"]
     assert sum(int(row["count"]) for row in table("media", "activations")) == 10
-    files = {path.name for path in Path("halfstep/media/artifacts").rglob("*.*")}
+    files = {path.name for path in Path("halfstep-runs/media/artifacts").rglob("*.*")}
     assert files >= {"examples-0.png", "examples-1.png", "examples-0.caption.txt", "note.txt"}
     [saved] = written("media").of("checkpoint")
     assert saved["upload"]
     assert saved["files"][0]["size_bytes"] == 7
-    described = read_run(Path("halfstep/media"))
+    described = read_run(Path("halfstep-runs/media"))
     assert described["config"] == {"lr": 0.2, "momentum": 0.9, "notes": "first try"}
     said = capsys.readouterr().err
     assert said.count("define_metric(step_metric=…) is not served") == 1
@@ -250,7 +254,7 @@ def test_one_value_that_cannot_be_shown_costs_no_other(without_torch: None) -> N
     assert logged("all")["loss"] == [(0, 1.5)]
     saved = [event["files"][0] for event in written("all").of("checkpoint")]
     assert len({each["kind"] for each in saved}) == 3
-    kept = [(Path("halfstep/all") / each["path"]).read_text() for each in saved]
+    kept = [(Path("halfstep-runs/all") / each["path"]).read_text() for each in saved]
     assert kept == ["a/config.yaml", "b/config.yaml", "train.py"]
 
 
@@ -262,7 +266,7 @@ def test_a_disabled_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.config.lr == 1
     assert run.disabled
     halfstep.finish()
-    assert not Path("halfstep").exists()
+    assert not Path("halfstep-runs").exists()
 
 
 def test_our_own_watch_stays_ours() -> None:

@@ -387,6 +387,9 @@ WARNINGS = {
         'yield Loss(-torch.log(torch.sigmoid(outputs)).float().mean(), optimizer="adamw")',
         "log of a float16 value, 0.",
     ),
+    "a name that cannot be recorded": (
+        STEP, 'self.log({"x" * 400: 1.0})\n        ' + STEP, "a number that it logs is left out: ",
+    ),
     "indices that decide nothing": (BATCH, "rows = torch.arange(8)", "ignores its indices"),
     "cannot be made on meta": (
         "self.train_size = TRAIN_SIZE",
