@@ -21,7 +21,7 @@ export const createEnvironment = (box, api) => {
     const name = details.dataset.text
     const text = known[name] || 'Nothing that git knows: only files that it does not.'
     details.querySelector('pre').replaceChildren(...(name === 'diff' ? text.split('\n').map(shaded) : [text]))
-  }, true)
+  }, { capture: true }) // it does not bubble
   return {
     /** That of another attempt, or the first; what is open stays so. @param {string} html */
     show: (html) => {
