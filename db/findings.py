@@ -212,8 +212,8 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
     )
     if evidence.variant != "fp32":
         text += (
-            " The same run in fp32 shows whether the precision has a part in it: only if the "
-            "loss is a number there."
+            " The same run in fp32 shows it: where its loss is NaN as well, the precision has no "
+            "part in it."
         )
     part = "skipped" if evidence.skips else ""
     yield Finding("The loss is NaN from the first step on", text, remedies=("fp32",), part=part)
