@@ -14,7 +14,7 @@ from db.errors import NotFound
 from db.finding import Finding
 from db.tables import RECIPE, Run
 
-BF16 = "bf16"
+BF16, FP32 = "bf16", "fp32"
 #: By how much a learning rate is lowered.
 LOWER = 10
 #: Learning rates that most trainings begin with.
@@ -87,8 +87,8 @@ def _actions(
         wanted = _settings(session, run, remedy, fields)
         settings = {path: value for path, value in wanted.items() if path in fields}
         if settings:
-            # The scaler's state is of no use in bf16: that one begins anew.
-            yield _action(run, settings, None if remedy == BF16 else step)
+            # The scaler's state is of no use in another precision: that one begins anew.
+            yield _action(run, settings, None if remedy in (BF16, FP32) else step)
 
 
 def _settings(
@@ -100,10 +100,10 @@ def _settings(
         return {"scaler.floor": 1.0} if (now.get("scaler.floor", 1) or 0) < 1 else {}
     if remedy == "restore_buffers":
         return {f"scaler.{remedy}": True} if now.get(f"scaler.{remedy}") is False else {}
-    if remedy == BF16:
-        allowed = BF16 in fields["precision"].rules.get("enum", ()) if "precision" in fields else 0
-        is_able = bool(allowed) and BF16 in workers.precisions_for(session, run.recipe)
-        return {"precision": BF16} if is_able and run.precision != BF16 else {}
+    if remedy in (BF16, FP32):
+        known = fields["precision"].rules.get("enum", ()) if "precision" in fields else ()
+        is_able = remedy in known and remedy in workers.precisions_for(session, run.recipe)
+        return {"precision": remedy} if is_able and run.precision != remedy else {}
     rates = findings.rates(run.config)
     if remedy == findings.USUAL_RATE:
         wrong = (path for path, rate in rates.items() if rate > findings.LARGEST_RATE)

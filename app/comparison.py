@@ -258,7 +258,8 @@ def _laid_out(
     some_runs = [run for run, _owner in members]
     ids, configs = [run.id for run in some_runs], [run.settings for run in some_runs]
     names = comparisons.metric_names(session, ids, most=MOST_METRICS)
-    told = windows.measured_of(session, ids, names={*names, *MEASURED})
+    measured = windows.measured_of(session, ids, names={*names, *MEASURED})
+    told = {run.id: _not_ours(run, measured[run.id]) for run in some_runs}
     losses = comparisons.lowest_losses(session, ids)
     summaries = summarise_all(session, members, settings)
     is_low = {name: better.lowest(name, configs) for name in ("loss", *names)}
@@ -291,6 +292,12 @@ def _laid_out(
         | {"skipped": _least_skipped(summaries)},
         {name: _winners(name, best, is_low.get(name), some_runs) for name in shown},
     )
+
+
+def _not_ours(run: Run, told: list[windows.Measured]) -> list[windows.Measured]:
+    """Return the metrics that do not go by the name of what is recorded of the run itself."""
+    ours = {STEP, "seconds", "loss"} if run.step else {STEP, "seconds"}
+    return [each for each in told if each.name not in ours]
 
 
 def _last(run: Run, told: list[windows.Measured], seconds: float | None) -> dict[str, float | None]:

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from app import columns as list_columns
 from app.advice import advised
 from app.columns import Column
+from app.environment import environment_of
 from app.json_rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.live import Look, News
 from app.rendering import fragment
@@ -154,6 +155,9 @@ def _words(
         "facts": fragment("_facts.html", run=summary),
         "problem": fragment("_problem.html", run=summary, last=runs.last_change(session, run.id)),
     }
+    if changes.statuses:  # it starts, and has noted in what, or ends
+        noted = environment_of(session, run)
+        fragments["environment"] = fragment("_environment.html", run=summary, environment=noted)
     if changes.events or changes.diagnoses or changes.is_over:
         found = advised(session, run)
         fragments["findings"] = fragment("_findings.html", run=summary, findings=found)

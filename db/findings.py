@@ -1,5 +1,6 @@
 """What the figures of a run say is wrong, in words, and what to do about it."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from db import (
     artifacts,
+    comparisons,
     groups,
     histograms,
     precision_findings,
@@ -21,7 +23,7 @@ from db import (
 from db.finding import Finding
 from db.scales import in_words
 from db.starvation import Starvation, starvation
-from db.tables import ACTIVE, FLAGGED, RECIPE, SKIPPED, Run, ScalerEvent, Step, Worker
+from db.tables import ACTIVE, FLAGGED, RECIPE, SKIPPED, Run, ScalerEvent, Status, Step, Worker
 from db.verdict import Verdict, verdict
 
 SKIPS_READ = 50
@@ -29,6 +31,7 @@ REPLAYS_READ = 50
 UNDERFLOW = 0.01  # share of gradients
 ILL = ("collapsing", "dead")
 FAILED = "failed_diagnosis"
+NAN_STEPS = 10  # none of which had a loss that is a number: no chance, and no search for a scale
 LARGEST_RATE = 1.0  # no optimizer of torch learns by more
 USUAL_RATE = "usual_rate"  # what mends that
 OUTSIDE = "training_step"  # what a replay calls the place outside of all modules
@@ -46,7 +49,9 @@ class Evidence:
     of the group's finished runs, by variant.  starvation: of the latest steps.  weights: how those
     fit that it started from.  headroom: of an fp16 run, the newest.  fell_at: the step from which
     on the scale was below 1.  rates: learning rates, by the setting's path.  over_storage: of a
-    run in training, that its project stores more than it may.
+    run in training, that its project stores more than it may.  nan_steps: all its steps, if the
+    loss was NaN from the first on.  is_script: its loop is not ours, and has no settings of ours.
+    may_replay: its page offers to replay a skipped step.
     """
 
     verdict: Verdict | None
@@ -71,6 +76,20 @@ class Evidence:
     fell_at: int | None = None
     rates: dict[str, float] = field(default_factory=dict)
     over_storage: str = ""
+    nan_steps: int = 0
+    is_script: bool = False
+    may_replay: bool = False
+
+    @property
+    def in_fp32(self) -> str:
+        """How a module is run in fp32."""
+        if self.is_script:
+            return "under torch.autocast(device, enabled=False) with float32 inputs"
+        return "by modules.fp32"
+
+    def of_scaler(self, name: str) -> str:
+        """What a setting of the loss scaler is called."""
+        return f"{name} of GradScaler" if self.is_script else f"scaler.{name}"
 
 
 def of_run(session: Session, run: Run) -> list[Finding]:
@@ -87,6 +106,8 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
     skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
     replays = artifacts.first_replays(session, run.id, most=REPLAYS_READ) if run.skipped else ()
+    # What a fork may mend it may mend of a recipe's run alone.
+    is_recipe = run.source == RECIPE
     evidence = Evidence(
         verdict=verdict(session, run),
         scale=run.scale,
@@ -110,12 +131,13 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         fell_at=_fell_at(session, run),
         rates=rates(run.settings),
         over_storage=quotas.over_storage(session, run.project) if run.status in ACTIVE else "",
+        nan_steps=_nan_steps(session, run),
+        is_script=not is_recipe,
+        may_replay=is_recipe and run.status in (Status.STARTING, Status.RUNNING) and not left_out,
     )
     found = list(find(evidence))
     # With a rate beyond reason nothing else is the cause, and nothing else mends it.
     is_rate = any(USUAL_RATE in each.remedies for each in found)
-    # What a fork may mend it may mend of a recipe's run alone.
-    is_recipe = run.source == RECIPE
     return [
         each
         if is_recipe and (USUAL_RATE in each.remedies or not is_rate)
@@ -138,24 +160,32 @@ def rates(settings: dict[str, Any], prefix: str = "") -> dict[str, float]:
 def find(evidence: Evidence) -> Iterator[Finding]:
     """Yield what the evidence shows, the gravest first."""
     yield from _rate(evidence)
-    yield from _small_scale(evidence)
-    yield from _losses(evidence)
+    yield from _not_a_number(evidence)
     yield from weights_findings.started_in_part(evidence.weights)
     yield from precision_findings.uncalled(evidence.uncalled)
-    yield from precision_findings.poisoned(evidence.poison)
-    yield from _direction(evidence)
-    yield from _one_module(evidence)
-    yield from _replayed(evidence)
-    yield from precision_findings.little_headroom(evidence.headroom)
-    yield from _underflow(evidence)
-    yield from precision_findings.rounded_away(evidence.updates)
-    yield from _bf16(evidence)
+    if not evidence.nan_steps:
+        yield from _of_precision(evidence)
     yield from _schedule(evidence)
     yield from _starving(evidence)
     yield from _slower(evidence)
     yield from _shapes(evidence)
     yield from _failed(evidence)
     yield from _over_storage(evidence)
+
+
+def _of_precision(evidence: Evidence) -> Iterator[Finding]:
+    """Yield what has its cause in what fp16 and bf16 can hold, or in the loss scale."""
+    yield from _small_scale(evidence)
+    yield from _losses(evidence)
+    is_script, in_fp32 = evidence.is_script, evidence.in_fp32
+    yield from precision_findings.poisoned(evidence.poison, in_fp32, is_script=is_script)
+    yield from _direction(evidence)
+    yield from _one_module(evidence)
+    yield from _replayed(evidence)
+    yield from precision_findings.little_headroom(evidence.headroom, in_fp32)
+    yield from _underflow(evidence)
+    yield from precision_findings.rounded_away(evidence.updates, is_script=is_script)
+    yield from _bf16(evidence)
 
 
 def _rate(evidence: Evidence) -> Iterator[Finding]:
@@ -169,14 +199,38 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
+def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
+    if not evidence.nan_steps:
+        return
+    text = f"It was NaN in each of {_steps(evidence.nan_steps)}"
+    if scales := [skip.scale_before for skip in evidence.skips if skip.scale_before]:
+        text += f", at every loss scale down to {in_words(min(scales))}"
+    text += (
+        ": neither the updates nor the loss scale led there, and no setting of them mends it. Look "
+        "for a NaN in the data or the starting weights, the log of zero, a root of less than zero, "
+        "a division by zero."
+    )
+    if evidence.variant != "fp32":
+        text += (
+            " The same run in fp32 shows it: where its loss is NaN as well, the precision has no "
+            "part in it."
+        )
+    part = "skipped" if evidence.skips else ""
+    yield Finding("The loss is NaN from the first step on", text, remedies=("fp32",), part=part)
+
+
 def _small_scale(evidence: Evidence) -> Iterator[Finding]:
     if evidence.verdict and evidence.scale is not None and evidence.scale < 1:
+        replay = "Replay a skipped step to see which module it is in; " * evidence.may_replay
+        stop = "set scaler.floor to 1 and scaler.stop_after_skips"
+        if evidence.is_script:
+            stop = "end the loop where scaler.get_scale() falls below 1"
         yield Finding(
             "The loss scale is below 1",
             f"At {in_words(evidence.scale)} it makes gradients smaller, so that they underflow. No "
-            "smaller scale will help: the overflow has another cause. Replay a skipped step to see "
-            "which module it is in; go back to a checkpoint from before the scale fell, with a "
-            "smaller learning rate, or set scaler.floor to 1 and scaler.stop_after_skips.",
+            f"smaller scale will help: the overflow has another cause. {replay or 'To mend it, '}"
+            "go back to a checkpoint from before the scale fell, with a smaller learning rate, or "
+            f"{stop}.",
             before=evidence.fell_at,
             remedies=("floor", "lower_rate"),
             part="skipped",
@@ -202,8 +256,8 @@ def _direction(evidence: Evidence) -> Iterator[Finding]:
             "The forward pass overflows",
             f"At all of the last {total:,} skips the loss itself was not finite, and the loss "
             "scale has no part in it: backing off cannot help. Look for large activations, log or "
-            "division of a value that fp16 flushed to zero; run that module in fp32, by "
-            "modules.fp32, or use bf16.",
+            "division of a value that fp16 flushed to zero; run that module in fp32, "
+            f"{evidence.in_fp32}, or use bf16.",
             remedies=("bf16",),
             part="skipped",
         )
@@ -211,8 +265,9 @@ def _direction(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "Only the backward pass overflows",
             f"At all of the last {total:,} skips the loss was finite and gradients were not: the "
-            "scale is at its limit. A larger scaler.growth_interval tries the limit less often; "
-            "scaler.ceiling keeps the scale below it.",
+            f"scale is at its limit. A larger {evidence.of_scaler('growth_interval')} tries the "
+            "limit less often"
+            f"{'' if evidence.is_script else '; scaler.ceiling keeps the scale below it'}.",
             part="skipped",
         )
 
@@ -230,8 +285,8 @@ def _one_module(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "Only one module overflows",
             f"At all of the last {len(modules):,} skips the parameters of {name or 'the top'} "
-            "alone had gradients that were not finite. Run it in fp32, by modules.fp32, and the "
-            "scale can grow.",
+            f"alone had gradients that were not finite. Run it in fp32, {evidence.in_fp32}, and "
+            "the scale can grow.",
             module=name or None,
             before=min(skip.step for skip in evidence.skips),
             part="skipped",
@@ -272,9 +327,10 @@ def _underflow(evidence: Evidence) -> Iterator[Finding]:
             "Gradients underflow",
             f"{100 * lost / total:.2g} % of the gradients that are not zero lie below fp16's "
             f"smallest number at this scale, most in {worst['name'] or 'the top'} "
-            f"({100 * worst['underflow']:.2g} %). Start with a larger scaler.init_scale or let it "
-            "grow sooner with a smaller scaler.growth_interval; under Gradients, slide to a scale "
-            "that loses less.",
+            f"({100 * worst['underflow']:.2g} %). Start with a larger "
+            f"{evidence.of_scaler('init_scale')} or let it grow sooner with a smaller "
+            f"{evidence.of_scaler('growth_interval')}; under Gradients, slide to a scale that "
+            "loses less.",
             part="exponents",
         )
 
@@ -284,8 +340,9 @@ def _bf16(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "bf16 is available",
             "The device of this run has it. bf16 has the exponents of fp32, so that it needs no "
-            "loss scale and skips nothing; it has 8 bits of precision to fp16's 11. Compare the "
-            "precisions to see what it gives.",
+            "loss scale and skips nothing; it has 8 bits of precision to fp16's 11."
+            + " Compare the precisions to see what it gives."
+            * (not evidence.is_script),
             remedies=("bf16",),
         )
 
@@ -303,13 +360,23 @@ def _schedule(evidence: Evidence) -> Iterator[Finding]:
 def _starving(evidence: Evidence) -> Iterator[Finding]:
     found = evidence.starvation
     if found and found.is_real:
+        workers = (
+            "Raise num_workers of the DataLoader, up to the machine's cores, then prefetch_factor"
+            if evidence.is_script
+            else "Of a recipe with a dataset, raise data.workers, up to the machine's cores, then "
+            "data.prefetch"
+        )
+        tensors = (
+            ""
+            if evidence.is_script
+            else " A batch() that draws from tensors does so fastest where they lie on the device "
+            "(docs/recipes.md)."
+        )
         yield Finding(
             "Training waits for data",
             f"{found.per_cent} % of the last {_steps(found.steps)} waited for data, for "
-            f"{100 * found.share:.2g} % of their time in all. Of a recipe with a dataset, raise "
-            "data.workers, up to the machine's cores, then data.prefetch; decode and resize once, "
-            "ahead of training, and keep small files together in few large ones. A batch() that "
-            "draws from tensors does so fastest where they lie on the device (docs/recipes.md).",
+            f"{100 * found.share:.2g} % of their time in all. {workers}; decode and resize once, "
+            f"ahead of training, and keep small files together in few large ones.{tensors}",
         )
 
 
@@ -378,6 +445,17 @@ def _lost_losses(session: Session, run: Run) -> int:
     # Without a scaler nothing holds a bad update back, and the reason is plain.
     unscaled = groups.variant(run.settings) != "fp16"
     return 0 if unscaled else session.scalar(query) or 0
+
+
+def _nan_steps(session: Session, run: Run) -> int:
+    """Return how many steps a run has made, if its loss was NaN from the first on, or 0."""
+    if run.own_steps < NAN_STEPS or run.loss is not None:
+        return 0
+    if run.source != RECIPE and run.skipped < run.own_steps:  # its script may have told no loss
+        return 0
+    first = select(Step.loss).where(Step.run_id == run.id).order_by(Step.step).limit(1)
+    has_a_number = comparisons.lowest_losses(session, [run.id])
+    return 0 if has_a_number or math.isinf(session.scalar(first) or 0.0) else run.own_steps
 
 
 def _over_storage(evidence: Evidence) -> Iterator[Finding]:

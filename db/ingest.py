@@ -32,9 +32,10 @@ from db.tables import (
 
 #: Of events that wait for an attempt's first steps.
 EARLY_BYTES = 16 * 2**20
+REASON_CHARACTERS = 500
 HOW_IT_ENDED = {
     "finished": (Status.FINISHED, None),
-    "failed": (Status.FAILED, "it raised"),
+    "failed": (Status.FAILED, "its script raised"),
     "terminated": (Status.FAILED, "its process was terminated"),
     "vanished": (Status.FAILED, "its process ended without saying so; killed?"),
 }
@@ -233,6 +234,8 @@ def end(
     if run.status in ENDED:
         return
     status, reason = HOW_IT_ENDED[how]
+    if error and (said := error.strip()):
+        reason = said.splitlines()[-1][:REASON_CHARACTERS]
     if step > run.step:
         reason = "; ".join(filter(None, [reason, f"of its {step:,} steps {run.step:,} came in"]))
     fault = "code" if error else None

@@ -117,12 +117,14 @@ def trials(
 
 
 def values(session: Session, metric: str, some_runs: Collection[Run]) -> dict[int, float]:
-    """Return the last value of a metric, or of the loss, of each run where it is finite."""
+    """Return the last value of a metric, or of the loss, of each run where it is finite.
+
+    Of a run without steps of its own the loss is what its script logs by that name.
+    """
+    told = latest_metrics.points(session, [run.id for run in some_runs], [metric])
+    last = {run_id: found[metric].value for run_id, found in told.items() if found}
     if metric == LOSS:
-        last = {run.id: run.loss if run.own_steps else None for run in some_runs}
-    else:
-        told = latest_metrics.points(session, [run.id for run in some_runs], [metric])
-        last = {run_id: found[metric].value for run_id, found in told.items() if found}
+        last |= {run.id: run.loss for run in some_runs if run.own_steps}
     return {
         run_id: value
         for run_id, value in last.items()

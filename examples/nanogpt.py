@@ -71,12 +71,15 @@ def batch(data: Tensor, size: int, context: int, device: str) -> tuple[Tensor, T
     return x.to(device), y.to(device)
 
 
-def rate(step: int, args: argparse.Namespace) -> float:
-    """Return the learning rate: up over a tenth of the steps, then down a cosine to a tenth."""
+def rate(updates: int, args: argparse.Namespace) -> float:
+    """Return the learning rate: up over a tenth of the steps, then down a cosine to a tenth.
+
+    updates: of the weights so far; a step that the scaler skipped is none.
+    """
     warm_up = max(args.steps // 10, 1)
-    if step < warm_up:
-        return args.lr * (step + 1) / warm_up
-    share = (step - warm_up) / max(args.steps - warm_up, 1)
+    if updates < warm_up:
+        return args.lr * (updates + 1) / warm_up
+    share = (updates - warm_up) / max(args.steps - warm_up, 1)
     return args.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * share)))
 
 
@@ -110,18 +113,20 @@ def main() -> None:
 
     watch = halfstep.watch(model, config=vars(args))
 
-    started = time.perf_counter()
+    started, updates = time.perf_counter(), 0
     for step in range(args.steps):
         for group in optimizer.param_groups:
-            group["lr"] = rate(step, args)
+            group["lr"] = rate(updates, args)
         x, y = batch(data, args.batch, args.context, device)
         with torch.autocast(device, dtype=torch.float16):
             loss = model(x, y)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scale = scaler.get_scale()  # waits for the device, as below
         scaler.step(optimizer)
         scaler.update()
+        updates += scaler.get_scale() >= scale  # it falls where the step was skipped
         optimizer.zero_grad(set_to_none=True)
         if step % 50 == 0 or step == args.steps - 1:
             spent = time.perf_counter() - started

@@ -21,7 +21,10 @@ LOST_LEASE = "its lease could not be renewed"
 
 
 class CannotStart(Exception):
-    """The attempt cannot begin, and another one could not either; the message says why."""
+    """The attempt cannot begin, and another one could not either; the message says why.
+
+    fault: "settings" where what the run asks for is not there.
+    """
 
     def __init__(self, message: str, fault: str = "infrastructure") -> None:
         super().__init__(message)

@@ -74,7 +74,7 @@ class Command:
             argv, enclosure = self._attempt.enclosed(argv, *self._places)
             return Child(argv, self._environment | wall | enclosure, hidden=self._hidden)
         except OSError as error:  # its variables are more than Linux takes, say
-            raise CannotStart(f"it cannot be started: {error}", fault="code") from error
+            raise CannotStart(f"it cannot be started: {error}", fault="settings") from error
 
     def obey(self, wishes: queue.Wishes, child: Child, *, is_preempted: bool) -> None:
         """Ask it to end, by SIGTERM; end it once its grace is over."""
@@ -133,7 +133,7 @@ class Command:
         programs = Path(venv, "bin") if venv else Path(sys.executable).parent
         if not (programs / "python").exists():
             text = f"{venv} is no virtual environment on this worker: it has no bin/python"
-            raise CannotStart(text, fault="code")
+            raise CannotStart(text, fault="settings")
         base["PATH"] = f"{programs}{os.pathsep}{base.get('PATH', os.defpath)}"
         if venv:
             base["VIRTUAL_ENV"] = venv
@@ -160,7 +160,7 @@ class Command:
             folder = own
         if not folder.is_dir():
             place = f"{said['git']} at {said['commit']}" if said["git"] else "this worker"
-            raise CannotStart(f"there is no folder {said['folder']} on {place}", fault="code")
+            raise CannotStart(f"there is no folder {said['folder']} on {place}", fault="settings")
         return folder
 
     def _check_out(self, folder: Path) -> None:
@@ -175,7 +175,7 @@ class Command:
                 user=attempt.user.number if attempt.user else None,
             )
         except CannotCheckOut as error:
-            raise CannotStart(str(error), fault="code") from error
+            raise CannotStart(str(error), fault="settings") from error
         attempt.remark(f"In a checkout of {said['git']} at {commit}")
 
     def _started(self, words: list[str]) -> list[str]:
@@ -184,7 +184,7 @@ class Command:
         path = program if "/" in program else shutil.which(program, path=self._environment["PATH"])
         if path is None:
             text = f"there is no program {program} on this worker, in its PATH"
-            raise CannotStart(text, fault="code")
+            raise CannotStart(text, fault="settings")
         if devices > 1:
             return [path, str(TORCHRUN), str(devices), *words[1:]]
         return [path, *words[1:]]

@@ -35,7 +35,7 @@ def bring_weights(attempt: Attempt, saved: Sequence[Checkpoint]) -> dict[str, st
         return {}
     source = f"the weights of run {wanted['run']} at step {wanted['step']}"
     if not saved:
-        raise CannotStart(f"{source} that it was to start from are no more", "code")
+        raise CannotStart(f"{source} that it was to start from are no more", "settings")
     return {
         row.kind.partition(".")[2]: _fetch(attempt, row.key, row.sha256, source) for row in saved
     }
@@ -51,22 +51,24 @@ def allowed(path: str, settings: Settings) -> Path:
         raise CannotStart(
             f"weights.path is {path}, but this worker allows no folder: its operator names some in "
             "HALFSTEP_WEIGHTS",
-            "code",
+            "settings",
         )
     try:
         place = Path(path).resolve()  # links are followed, so that none leads out
         is_inside = any(place.is_relative_to(folder) for folder in folders)
         exists = is_inside and place.exists()
     except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name too long, a loop of links
-        raise CannotStart(f"weights.path is {path!r}: {error}", "code") from error
+        raise CannotStart(f"weights.path is {path!r}: {error}", "settings") from error
     if any(place.is_relative_to(each) for each in SYSTEM):
         text = f"weights.path is {path}; not allowed: {', '.join(map(str, SYSTEM))}"
-        raise CannotStart(text, "code")
+        raise CannotStart(text, "settings")
     if not is_inside:
         places = ", ".join(map(str, folders))
-        raise CannotStart(f"weights.path is {path}; allowed: below {places}", "code")
+        raise CannotStart(f"weights.path is {path}; allowed: below {places}", "settings")
     if not exists:
-        raise CannotStart(f"weights.path is {path}, which does not exist on this worker", "code")
+        raise CannotStart(
+            f"weights.path is {path}, which does not exist on this worker", "settings"
+        )
     return place
 
 
@@ -76,5 +78,5 @@ def _fetch(attempt: Attempt, key: str, sha256: str, source: str) -> str:
         wait_for(partial(get_file, attempt.store, key, path, sha256=sha256), attempt.keep_up)
     except (FileNotFoundError, ValueError) as error:
         text = f"{source} that it was to start from are missing or damaged: {error}"
-        raise CannotStart(text, "code") from error
+        raise CannotStart(text, "settings") from error
     return str(path)

@@ -45,8 +45,8 @@ class RunList(BaseModel):
 
 
 class StatusChange(BaseModel):
-    """When and why a run changed its status; fault: "infrastructure", "code", "rule" (of its
-    configuration) or null.
+    """When and why a run changed its status; fault: "infrastructure", "code", "settings" (what it
+    asks for is not there), "rule" (of its configuration) or null.
     """
 
     attempt: int

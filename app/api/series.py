@@ -165,8 +165,7 @@ def window_of(
 ) -> SeriesWindow:
     """Read series of a run. names: only these, and elapsed_ms, without which there is no time."""
     wanted = None if names is None else {*names, "elapsed_ms"}
-    metrics = None if names is None else [name for name in names if name not in SERIES]
-    measured = windows.metrics(session, run.id, first=first, last=last, most=points, names=metrics)
+    measured = windows.metrics(session, run.id, first=first, last=last, most=points, names=names)
     window = windows.window(session, run.id, first=first, last=last, most=points, names=names)
     if window is None:  # of a run that only logs, the steps are those of its metrics
         logged = [line.x[-1] for line in measured.values() if line.x]

@@ -30,7 +30,9 @@ def show_chart(
     names = {run.id: run.name for run, _owner in runs_of.with_owners(session, ids)}
     lines = {}
     for run_id, window in found.items():
-        if line := (window.series | window.metrics).get(series):
+        recorded = window.series.get(series)
+        line = recorded if recorded and recorded.y else window.metrics.get(series)
+        if line:
             xs = line.x if line.x is not None else window.x
             lines[f"{run_id} · {names[run_id]}"] = (xs, line.y)
     picture = chart_links.picture(f"{series} of {', '.join(lines) or 'no run'}", lines)

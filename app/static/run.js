@@ -38,7 +38,7 @@ createConfiguration(article.querySelector('[data-configuration]'), (kept) => {
   Object.assign(further, kept)
   writeView(view, further)
 })
-createEnvironment(article.querySelector('[data-environment]'), api)
+const environment = createEnvironment(article.querySelector('[data-fragment=environment]'), api)
 const system = createSystem(article.querySelector('[data-system]'), api)
 /** Figures of the diagnosis, by what the news call them. @type {[string, (section: Found, api: string) => {refresh: () => unknown}][]} */
 const FIGURES = [['histogram', createGradients], ['layer_norms', createLayers], ['headroom', createHeadroom]]
@@ -96,7 +96,8 @@ const replaceWords = () => {
   article.dataset.status = run.status
   article.querySelector('[data-stored]').textContent = size(run.stored_bytes)
   for (const [name, html] of Object.entries(fragments)) {
-    show(article.querySelector(`[data-fragment=${name}]`), html)
+    if (name === 'environment') environment.show(html)
+    else show(article.querySelector(`[data-fragment=${name}]`), html)
   }
   for (const [name, changed] of rows) mergeRows(article.querySelector(`[data-fragment=${name}]`), changed)
   document.title = run.status === 'running' && run.steps_total ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title

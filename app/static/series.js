@@ -183,14 +183,15 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
       points = new Points(await (await insisted(`${api}/series`)).json())
       newest = points.last
       early.forEach(take)
+      starting.show({ status: section.closest('[data-run]').dataset.status, step: points.end })
       changeView()
     },
     /** @param {any} news of the run, in order */
     add: (news) => {
       skipped = news.run.skipped
-      starting.show(news.run)
       if (points) take(news)
       else if (isAsked) early.push(news)
+      starting.show({ status: news.run.status, step: news.run.step || points?.end || 0 })
       draw()
     },
   }

@@ -1,4 +1,4 @@
-// What stands over the empty axes until the first step: what the run does meanwhile, and for how long.
+// What stands over the empty axes until the first step, or the first metric of a script that only logs: what the run does meanwhile, and for how long.
 
 const WORDS = {
   queued: 'In the queue',
@@ -30,7 +30,7 @@ export const createStarting = (section) => {
     part('seconds').textContent = status in WORDS ? `, ${duration((performance.now() - since) / 1000)}` : ''
     if (status in WORDS) timer = setTimeout(say, 1000)
   }
-  /** @param {{status: string, step: number}} run */
+  /** @param {{status: string, step: number}} run step: up to which something is drawn */
   const show = (run) => {
     const isNew = run.status !== status
     if (isNew) [status, since] = [run.status, performance.now()]

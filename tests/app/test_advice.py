@@ -107,3 +107,16 @@ def test_what_is_not_possible_is_not_offered(
     for change in ("scaler.floor=no", "a.b.c=1", "floor", "=1", "x" * 500 + "=1"):
         answer = browser.get("/runs/new", params={"from": 1, "set": change})
         assert answer.status_code == 422, change
+
+
+def test_a_loss_that_is_nan_from_the_first_step_on_is_tried_in_fp32(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """That alone is offered: it shows whether the precision has a part in it."""
+    offer(database, bf16=True)
+    run = start_run(database, ada)
+    record(database, run, make_steps([math.nan] * 20, skipped=range(1, 21)))
+    [found] = browser.get("/api/v1/runs/1/findings").json()["findings"]
+    [action] = found["actions"]
+    assert action["label"] == "Start again with precision fp32"
+    assert browser.get(action["address"]).status_code == 200

@@ -126,6 +126,25 @@ def test_best_of_each_row_is_marked_where_it_is_known(
     assert cells(page, "config.training.batch_size") == ["64", "64"]
 
 
+def test_a_metric_called_loss_is_not_the_loss_that_is_recorded(
+    database: Database, ada: User, offered: None, script: TestClient
+) -> None:
+    """Nor are others that go by names of ours; of a run that only logs it is all that there is."""
+    both, logs = (start_run(database, ada, name=name) for name in ("both", "logs"))
+    clash = [make_metric(2, 99.0, name) for name in ("loss", "seconds", "run/step_ms")]
+    record(database, both, make_steps([3.0, 1.0, 2.0]), events=clash)
+    record(database, logs, events=[make_metric(n, 9.0 - n, "loss") for n in (1, 2)])
+    query: dict[str, Any] = {"runs": "1,2", "series": "loss"}
+    first, second = script.get("/api/v1/comparison", params=query).json()["runs"]
+    assert (first["figures"]["loss"]["value"], first["best"]["loss"]["value"]) == (2.0, 1.0)
+    assert first["figures"]["seconds"]["value"] is None
+    assert first["best"].keys() == {"loss"}
+    assert (second["figures"]["loss"]["value"], second["best"]["loss"]["value"]) == (7.0, 7.0)
+    drawn = script.get("/api/v1/comparison/series", params=query).json()["runs"]
+    assert drawn["1"]["series"]["loss"]["y"] == [3.0, 1.0, 2.0]
+    assert drawn["2"]["metrics"]["loss"]["y"] == [8.0, 7.0]
+
+
 def test_many_runs_are_rows(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:

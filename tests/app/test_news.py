@@ -32,7 +32,9 @@ def test_run_tells_what_was_recorded_since(
     assert first["steps"]["grad_norm"][1] == "Infinity"
     assert [event["kind"] for event in first["events"]] == ["skip", "backoff"]
     assert first["run"]["applied"] == 4
-    assert first["fragments"].keys() == {"facts", "problem", "findings", "skips", "spikes"}
+    assert first["fragments"].keys() == {
+        *("facts", "problem", "environment", "findings", "skips", "spikes")
+    }
     assert first["rows"].keys() == {"history"}
     assert look(cursor) is None
 

@@ -196,6 +196,21 @@ def test_trials_without_a_finite_value_have_failed(
         assert best[1].id == 2
 
 
+def test_a_script_that_only_logs_has_the_loss_that_it_logs(
+    database: Database, ada: User, offered: None
+) -> None:
+    """A recorded loss is the loss all the same, whatever the script logs by that name."""
+    begin(database, ada, at_once=2, space={"training.batch_size": [1, 2]})
+    with database.writing() as session:
+        for run_id in (1, 2):
+            point = {"run_id": run_id, "name": "loss", "step": 5, "value": 0.25}
+            latest_metrics.note(session.connection(), [point])
+        runs.set_status(session, runs.get(session, 1, lock=True), Status.FINISHED)
+    finish(database, 2, 0.5)
+    sweeping.look(database)
+    assert [each[2:] for each in members(database, 1)] == [("complete", 0.25), ("complete", 0.5)]
+
+
 def test_random_points_are_those_of_the_seed(database: Database, ada: User, offered: None) -> None:
     """Whoever submits them, and whenever: the same points in the same order, within their ends."""
     space = {

@@ -1,5 +1,6 @@
 """What figures say in words: from made evidence, and from rows of both databases."""
 
+import math
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from db import findings, queue, verdict
 from db.database import Database
 from db.findings import Evidence
-from db.tables import Diagnosis, Run, ScalerEvent, Status, User
+from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
 from tests.db.telemetry_made import (
     make_histogram,
@@ -226,6 +227,68 @@ def test_one_module_that_overflows_is_offered_to_a_fork() -> None:
         verdict=_verdict("oscillating"), skips=_skips("head.weight"), modules=MODULES
     )
     assert [(f.module, f.before) for f in findings.find(evidence) if f.module] == [("head", 7)]
+
+
+def test_a_loss_that_is_nan_from_the_first_step_on_is_no_overflow(
+    database: Database, running: Run
+) -> None:
+    """Neither scale nor precision is blamed; a number somewhere, or an infinity first, is another
+    matter."""
+    losses, skipped = [math.nan] * 40, range(1, 41)
+    skips = [make_skip(n, "body.bias", loss_nonfinite=True, scale_before=2.0**-n) for n in skipped]
+    record(database, running, make_steps(losses, skipped=skipped), events=skips)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    assert [each.title for each in found] == ["The loss is NaN from the first step on"]
+    assert "in each of 40 steps, at every loss scale down to 2^-40" in found[0].text
+    assert found[0].remedies == ("fp32",)
+    for other in (1.0, math.inf):
+        steps = make_steps([other, *losses[1:]], skipped=skipped)
+        steps["scale"] = 0.5
+        record(database, running, steps)
+        with database.reading() as session:
+            found = findings.of_run(session, session.get_one(Run, running.id))
+        assert "The forward pass overflows" in [each.title for each in found]
+
+
+@pytest.mark.parametrize("source", [WATCH, COMMAND])
+def test_a_script_is_told_what_its_author_can_do(
+    database: Database, running: Run, source: str
+) -> None:
+    """There are no settings of ours, no replay and no comparison of precisions."""
+    events: list[dict[str, Any]] = [make_skip(n, "body.bias") for n in range(1, 41)]
+    sinking = make_histogram(20, make_module("body", -40, [1], underflow=1.0),
+                             make_module("head", -40, [1]))  # fmt: skip
+    poison = {"event": "poison", "step": 2, "count": 1, "buffers": ["body.running_mean"]}
+    steps = make_steps([1.0] * 40, skipped=range(1, 41))
+    steps["scale"] = 0.5
+    record(database, running, steps, events=[*events, sinking, poison, headroom_of(body=60000.0)])
+
+    def texts() -> str:
+        with database.reading() as session:
+            run = session.get_one(Run, running.id)
+            return " ".join(each.text for each in findings.of_run(session, run))
+
+    for words in ("Replay a skipped", "scaler.floor", "scaler.growth_interval", "modules.fp32"):
+        assert words in texts()
+    with database.writing() as session:
+        session.get_one(Run, running.id).source = source
+    for words in ("Replay", "scaler.floor", "scaler.", "modules.fp32", "training."):
+        assert words not in texts().replace("scaler.get_scale()", "")
+    assert "growth_interval of GradScaler" in texts()
+    assert "torch.autocast(device, enabled=False)" in texts()
+
+
+def test_a_replay_is_advised_while_the_run_trains_alone(database: Database, running: Run) -> None:
+    """Its button is gone with the training."""
+    steps = make_steps([1.0] * 40, skipped=range(1, 41))
+    steps["scale"] = 0.5
+    record(database, running, steps, events=[make_skip(n) for n in range(1, 41)])
+    with database.writing() as session:
+        queue.end(session, running.id, 1, Status.FINISHED)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    assert "Replay" not in " ".join(each.text for each in found)
 
 
 def test_poisoned_buffers_are_a_finding(database: Database, running: Run) -> None:

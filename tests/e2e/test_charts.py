@@ -301,6 +301,32 @@ def test_no_name_is_markup_to_plotly(database: Database, running: Run, page: Pag
     assert page.locator("[data-plot] svg a, [data-plot] svg [style*=bold]").count() == 0
 
 
+def test_metrics_of_a_script_that_only_logs_are_not_written_over(
+    database: Database, running: Run, page: Page
+) -> None:
+    """What stands over empty axes goes as the first comes, and is not there when the page is opened
+    later; a long name is cut, and whole where it is pointed at."""
+    page.goto("/runs/1")
+    said = page.locator("[data-starting]")
+    expect(said).to_contain_text("no step was heard of yet")
+    name = "a" * 200
+    record(database, running, events=[make_metric(step, 1.0, name) for step in (1, 2)])
+    expect(said).to_be_hidden()
+    page.goto("/runs/1?tab=metrics")
+    cell = page.locator(".metrics td", has_text=name)
+    expect(cell).to_have_attribute("title", name)
+    expect(cell).to_have_css("text-overflow", "ellipsis")
+    open_tab(page, "Charts")
+    expect(page.locator("[data-plot] .annotation-text").first).to_be_visible()
+    expect(said).to_be_hidden()
+    page.goto("/compare?runs=1")
+    label = page.locator(".comparison .label", has_text=name)
+    expect(label).to_have_attribute("title", name)
+    box = label.bounding_box()
+    assert box is not None
+    assert box["height"] < 60
+
+
 def test_lines_are_told_hidden_arranged_and_saved(
     database: Database, running: Run, page: Page
 ) -> None:

@@ -1,9 +1,13 @@
 """The tabs of a run's page: by pointer, keys, address and links, and what they do not ask for."""
 
+from typing import Any
+
 from playwright.sync_api import Page, expect
 
+from db import claiming, environments, queue
 from db.database import Database
-from db.tables import Run
+from db.tables import Run, Status, User
+from tests.app.conftest import submit
 from tests.browser import open_tab
 from tests.db.telemetry_made import make_events, make_headroom, make_steps, record
 from tests.e2e.test_streams import asked
@@ -71,3 +75,32 @@ def test_one_part_at_a_time_is_shown_and_fetched(
     for part in ("#skipped", "#headroom", "#history", "#charts"):
         expect(without.locator(part)).to_be_visible()
     plain.close()
+
+
+def test_what_it_was_started_in_comes_while_the_page_is_open(
+    database: Database, ada: User, offered: None, page: Page
+) -> None:
+    """With its texts, and what was opened stays so at the next attempt, with that one's."""
+    submit(database, ada)
+    page.goto("/runs/1?tab=configuration")
+    noted = page.locator("#environment")
+    expect(noted).to_contain_text("It is noted when the run starts")
+    content = {"worker": "w1", "host": "host", "platform": "Linux", "devices": [], "versions": {}}
+    git = {"commit": "c0ffee", "is_dirty": True, "untracked": [], "untracked_count": 0}
+    content |= {"command": ["python"], "folder": "/", "file": None, "git": git | {"is_cut": False}}
+    for attempt, status in ((1, Status.QUEUED), (2, Status.FINISHED)):
+        claimed: dict[str, Any] = {
+            "recipes": ["digits"],
+            "precisions": ["fp16"],
+            "free_devices": [0],
+        }
+        with database.writing() as session:
+            claiming.claim(session, 1, **claimed, lease_seconds=60.0)
+        with database.writing() as session:
+            texts = environments.Texts(None, f"+line {attempt}")
+            environments.record(session, 1, attempt, content, texts)
+            queue.end(session, 1, attempt, status)
+        expect(noted).to_contain_text(f"Of attempt {attempt}")
+        if attempt == 1:
+            noted.get_by_text("What had changed").click()
+        expect(noted.locator("pre .added")).to_have_text(f"+line {attempt}")

@@ -101,9 +101,9 @@ def test_an_exit_code_fails_the_run_with_what_was_printed_last(
     assert site.history(fine) == ["queued", "starting", "running", "finished"]
     for run_id, text, fault in (
         (broken, "exit code 1: no such data", "code"),
-        (missing, "there is no program no-such-program on this worker", "code"),
-        (no_venv, "/nowhere is no virtual environment on this worker", "code"),
-        (no_folder, "there is no folder /nowhere/at/all on this worker", "code"),
+        (missing, "there is no program no-such-program on this worker", "settings"),
+        (no_venv, "/nowhere is no virtual environment on this worker", "settings"),
+        (no_folder, "there is no folder /nowhere/at/all on this worker", "settings"),
         (no_secret, "there is no secret GONE any more", "infrastructure"),
     ):
         run = site.run(run_id)
@@ -284,7 +284,7 @@ def test_a_commit_is_checked_out(site: Site, tmp_path: Path) -> None:
     assert "has no commit abcdef0" in last_reason(site, branch)[0]
     assert "has no commit 0123456789" in last_reason(site, unknown)[0]
     assert "none' does not appear to be a git repository" in last_reason(site, nowhere)[0]
-    assert last_reason(site, nowhere)[1] == "code"
+    assert last_reason(site, nowhere)[1] == "settings"
 
 
 @pytest.mark.only_on("sqlite")

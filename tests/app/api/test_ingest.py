@@ -240,7 +240,7 @@ def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Databa
     ("how", "status", "reason"),
     [
         ("finished", "finished", None),
-        ("failed", "failed", "it raised"),
+        ("failed", "failed", "RuntimeError: CUDA out of memory"),
         ("terminated", "failed", "its process was terminated"),
         ("vanished", "failed", "its process ended without saying so; killed?"),
     ],
@@ -252,7 +252,7 @@ def test_an_attempt_ends_as_its_process_did(
     uploader.begin()
     spool_steps(uploader, 5)
     uploader.send()
-    error = "Traceback: \0 CUDA out of memory" if how == "failed" else None
+    error = "Traceback: \0\nRuntimeError: CUDA out of memory\n" if how == "failed" else None
     for _ in range(2):
         assert uploader.end(how, step=5, error=error).status_code == 200
     run = script.get("/api/v1/runs/1").json()

@@ -93,6 +93,18 @@ def test_failed_run_shows_its_traceback(
     assert "This run failed: an error in the code" in page
 
 
+def test_what_could_not_be_started_is_no_error_in_the_code(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """The sentence that says why stands there once."""
+    reason = "there is no program pyhton on this worker, in its PATH"
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FAILED, error=reason, reason=reason, fault="settings")
+    problem = browser.get("/runs/1").text.partition('role="alert"')[2].partition("<nav")[0]
+    assert "This run failed: it could not be started.</b> There is no program pyhton" in problem
+    assert problem.count("is no program pyhton") == 1
+
+
 def test_checkpoint_can_be_downloaded_and_loaded(
     database: Database, running: Run, browser: TestClient
 ) -> None:

@@ -72,7 +72,7 @@ def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
     for path in ("/runs?filter=status:stopped", "/runs/1"):
         page = browser.get(path).text
         assert 'data-ending="stopped" title="failed">stopped by a rule</span>' in page
-    assert f"This run was stopped: a rule of its configuration.</b> {reason}" in page
+    assert f"This run was stopped: a rule of its configuration.</b> S{reason[1:]}" in page
     assert "an error in the code" not in page
 
 
