@@ -206,7 +206,7 @@ def begin(
     )
     session.add(sweep)
     session.flush()
-    go_on(session, sweep.id)
+    _go_on(session, sweep)
     return sweep
 
 
@@ -214,8 +214,7 @@ def extend(
     session: Session, sweep_id: int, *, runs: int | None = None, space: SpaceGiven | None = None
 ) -> Sweep:
     """Add runs to a sweep; to a grid, values to its settings. Raises Invalid, Conflict."""
-    projects.lock_within(session, Sweep, sweep_id)
-    sweep = sweeps.get(session, sweep_id, lock=True)
+    sweep = _locked(session, sweep_id)
     if sweep.status not in (RUNNING, PAUSED):
         text = f"Sweep {sweep_id} is {sweep.status}: only a running or paused one takes more runs."
         raise Conflict(text)
@@ -228,7 +227,7 @@ def extend(
         _lengthen(sweep, runs or 0)
     sweep.revision += 1
     session.flush()
-    go_on(session, sweep_id)
+    _go_on(session, sweep)
     return sweep
 
 
@@ -265,10 +264,10 @@ def _widen(session: Session, sweep: Sweep, given: SpaceGiven) -> None:
 
 def resume(session: Session, sweep_id: int) -> None:
     """Go on with a sweep that was paused, or failed. Raises Conflict, and Invalid if it cannot."""
-    projects.lock_within(session, Sweep, sweep_id)
-    sweeps.resume(session, sweep_id)
+    sweep = _locked(session, sweep_id)
+    sweeps.resume(sweep)
     session.flush()
-    go_on(session, sweep_id)
+    _go_on(session, sweep)
 
 
 def go_on(session: Session, sweep_id: int) -> None:
@@ -276,8 +275,16 @@ def go_on(session: Session, sweep_id: int) -> None:
 
     Raises Invalid, or what else keeps a run from being submitted.
     """
+    _go_on(session, _locked(session, sweep_id))
+
+
+def _locked(session: Session, sweep_id: int) -> Sweep:
+    """Return a sweep, with its project, that nobody else changes before the commit."""
     projects.lock_within(session, Sweep, sweep_id)
-    sweep = sweeps.get(session, sweep_id, lock=True)
+    return sweeps.get(session, sweep_id, lock=True)
+
+
+def _go_on(session: Session, sweep: Sweep) -> None:
     if sweep.kind == HYPERBAND:
         if not tpe.is_installed():
             raise Invalid({"kind": tpe.NEEDED})

@@ -10,6 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db import (
+    advice_words,
     artifacts,
     comparisons,
     groups,
@@ -20,6 +21,7 @@ from db import (
     weights_findings,
     workers,
 )
+from db.advice_words import AdviceWords
 from db.finding import Finding
 from db.scales import in_words
 from db.starvation import Starvation, starvation
@@ -50,7 +52,7 @@ class Evidence:
     fit that it started from.  headroom: of an fp16 run, the newest.  fell_at: the step from which
     on the scale was below 1.  rates: learning rates, by the setting's path.  over_storage: of a
     run in training, that its project stores more than it may.  nan_steps: all its steps, if the
-    loss was NaN from the first on.  is_script: its loop is not ours, and has no settings of ours.
+    loss was NaN from the first on.  words: what remedies are called in its loop.
     may_replay: its page offers to replay a skipped step.
     """
 
@@ -77,19 +79,8 @@ class Evidence:
     rates: dict[str, float] = field(default_factory=dict)
     over_storage: str = ""
     nan_steps: int = 0
-    is_script: bool = False
+    words: AdviceWords = advice_words.RECIPE
     may_replay: bool = False
-
-    @property
-    def in_fp32(self) -> str:
-        """How a module is run in fp32."""
-        if self.is_script:
-            return "under torch.autocast(device, enabled=False) with float32 inputs"
-        return "by modules.fp32"
-
-    def of_scaler(self, name: str) -> str:
-        """What a setting of the loss scaler is called."""
-        return f"{name} of GradScaler" if self.is_script else f"scaler.{name}"
 
 
 def of_run(session: Session, run: Run) -> list[Finding]:
@@ -132,7 +123,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         rates=rates(run.settings),
         over_storage=quotas.over_storage(session, run.project) if run.status in ACTIVE else "",
         nan_steps=_nan_steps(session, run),
-        is_script=not is_recipe,
+        words=advice_words.RECIPE if is_recipe else advice_words.SCRIPT,
         may_replay=is_recipe and run.status in (Status.STARTING, Status.RUNNING) and not left_out,
     )
     found = list(find(evidence))
@@ -177,14 +168,13 @@ def _of_precision(evidence: Evidence) -> Iterator[Finding]:
     """Yield what has its cause in what fp16 and bf16 can hold, or in the loss scale."""
     yield from _small_scale(evidence)
     yield from _losses(evidence)
-    is_script, in_fp32 = evidence.is_script, evidence.in_fp32
-    yield from precision_findings.poisoned(evidence.poison, in_fp32, is_script=is_script)
+    yield from precision_findings.poisoned(evidence.poison, evidence.words)
     yield from _direction(evidence)
     yield from _one_module(evidence)
     yield from _replayed(evidence)
-    yield from precision_findings.little_headroom(evidence.headroom, in_fp32)
+    yield from precision_findings.little_headroom(evidence.headroom, evidence.words)
     yield from _underflow(evidence)
-    yield from precision_findings.rounded_away(evidence.updates, is_script=is_script)
+    yield from precision_findings.rounded_away(evidence.updates, evidence.words)
     yield from _bf16(evidence)
 
 
@@ -221,16 +211,15 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
 
 def _small_scale(evidence: Evidence) -> Iterator[Finding]:
     if evidence.verdict and evidence.scale is not None and evidence.scale < 1:
-        replay = "Replay a skipped step to see which module it is in; " * evidence.may_replay
-        stop = "set scaler.floor to 1 and scaler.stop_after_skips"
-        if evidence.is_script:
-            stop = "end the loop where scaler.get_scale() falls below 1"
+        first = "To mend it, "
+        if evidence.may_replay:
+            first = "Replay a skipped step to see which module it is in; "
         yield Finding(
             "The loss scale is below 1",
             f"At {in_words(evidence.scale)} it makes gradients smaller, so that they underflow. No "
-            f"smaller scale will help: the overflow has another cause. {replay or 'To mend it, '}"
+            f"smaller scale will help: the overflow has another cause. {first}"
             "go back to a checkpoint from before the scale fell, with a smaller learning rate, or "
-            f"{stop}.",
+            f"{evidence.words.stop_falling}.",
             before=evidence.fell_at,
             remedies=("floor", "lower_rate"),
             part="skipped",
@@ -257,7 +246,7 @@ def _direction(evidence: Evidence) -> Iterator[Finding]:
             f"At all of the last {total:,} skips the loss itself was not finite, and the loss "
             "scale has no part in it: backing off cannot help. Look for large activations, log or "
             "division of a value that fp16 flushed to zero; run that module in fp32, "
-            f"{evidence.in_fp32}, or use bf16.",
+            f"{evidence.words.in_fp32}, or use bf16.",
             remedies=("bf16",),
             part="skipped",
         )
@@ -265,9 +254,8 @@ def _direction(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "Only the backward pass overflows",
             f"At all of the last {total:,} skips the loss was finite and gradients were not: the "
-            f"scale is at its limit. A larger {evidence.of_scaler('growth_interval')} tries the "
-            "limit less often"
-            f"{'' if evidence.is_script else '; scaler.ceiling keeps the scale below it'}.",
+            f"scale is at its limit. A larger {evidence.words.scaler('growth_interval')} tries the "
+            f"limit less often{evidence.words.hold_down}.",
             part="skipped",
         )
 
@@ -285,7 +273,8 @@ def _one_module(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "Only one module overflows",
             f"At all of the last {len(modules):,} skips the parameters of {name or 'the top'} "
-            f"alone had gradients that were not finite. Run it in fp32, {evidence.in_fp32}, and "
+            "alone had gradients that were not finite. Run it in fp32, "
+            f"{evidence.words.in_fp32}, and "
             "the scale can grow.",
             module=name or None,
             before=min(skip.step for skip in evidence.skips),
@@ -328,8 +317,8 @@ def _underflow(evidence: Evidence) -> Iterator[Finding]:
             f"{100 * lost / total:.2g} % of the gradients that are not zero lie below fp16's "
             f"smallest number at this scale, most in {worst['name'] or 'the top'} "
             f"({100 * worst['underflow']:.2g} %). Start with a larger "
-            f"{evidence.of_scaler('init_scale')} or let it grow sooner with a smaller "
-            f"{evidence.of_scaler('growth_interval')}; under Gradients, slide to a scale that "
+            f"{evidence.words.scaler('init_scale')} or let it grow sooner with a smaller "
+            f"{evidence.words.scaler('growth_interval')}; under Gradients, slide to a scale that "
             "loses less.",
             part="exponents",
         )
@@ -341,8 +330,7 @@ def _bf16(evidence: Evidence) -> Iterator[Finding]:
             "bf16 is available",
             "The device of this run has it. bf16 has the exponents of fp32, so that it needs no "
             "loss scale and skips nothing; it has 8 bits of precision to fp16's 11."
-            + " Compare the precisions to see what it gives."
-            * (not evidence.is_script),
+            f"{evidence.words.compare}",
             remedies=("bf16",),
         )
 
@@ -360,23 +348,12 @@ def _schedule(evidence: Evidence) -> Iterator[Finding]:
 def _starving(evidence: Evidence) -> Iterator[Finding]:
     found = evidence.starvation
     if found and found.is_real:
-        workers = (
-            "Raise num_workers of the DataLoader, up to the machine's cores, then prefetch_factor"
-            if evidence.is_script
-            else "Of a recipe with a dataset, raise data.workers, up to the machine's cores, then "
-            "data.prefetch"
-        )
-        tensors = (
-            ""
-            if evidence.is_script
-            else " A batch() that draws from tensors does so fastest where they lie on the device "
-            "(docs/recipes.md)."
-        )
         yield Finding(
             "Training waits for data",
             f"{found.per_cent} % of the last {_steps(found.steps)} waited for data, for "
-            f"{100 * found.share:.2g} % of their time in all. {workers}; decode and resize once, "
-            f"ahead of training, and keep small files together in few large ones.{tensors}",
+            f"{100 * found.share:.2g} % of their time in all. {evidence.words.load_faster}; decode "
+            "and resize once, ahead of training, and keep small files together in few large ones."
+            f"{evidence.words.draw_faster}",
         )
 
 

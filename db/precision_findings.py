@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from db.advice_words import AdviceWords
 from db.finding import Finding
 
 NAMES_SHOWN = 12
@@ -23,10 +24,9 @@ def uncalled(found: dict[str, Any] | None) -> Iterator[Finding]:
         )
 
 
-def little_headroom(found: dict[str, Any] | None, in_fp32: str) -> Iterator[Finding]:
+def little_headroom(found: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
     """Yield what the newest look at the headroom of an fp16 run says, before the first overflow.
 
-    in_fp32: how a module is run so.
     Of outputs in fp16 alone: gradients are near the limit where the scale is well, for it grows
     until one overflows.
     """
@@ -41,18 +41,15 @@ def little_headroom(found: dict[str, Any] | None, in_fp32: str) -> Iterator[Find
             f"{left:.1f} powers of two left in {name}",
             f"In step {found['step']:,} its largest activation was {largest:,.5g}; beyond fp16's "
             "65,504 it is infinite, and no loss scale helps. If it grows from look to look, under "
-            f"Headroom, run it in fp32 in time, {in_fp32}, or use bf16.",
+            f"Headroom, run it in fp32 in time, {words.in_fp32}, or use bf16.",
             module=name,
             remedies=("bf16",),
             part="headroom",
         )
 
 
-def poisoned(found: dict[str, Any] | None, in_fp32: str, *, is_script: bool) -> Iterator[Finding]:
-    """Yield what the spool's event of poison, the earliest, says. in_fp32: how a module is run so.
-
-    is_script: nothing restores its buffers.
-    """
+def poisoned(found: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
+    """Yield what the spool's event of poison, the earliest, says."""
     if not found:
         return
     more = found["count"] - len(found["buffers"])
@@ -62,14 +59,13 @@ def poisoned(found: dict[str, Any] | None, in_fp32: str, *, is_script: bool) -> 
         f"After the skip at step {found['step']:,}: {names}. The scaler kept that step from the "
         "weights, not from running statistics, and no later batch takes an inf or NaN out of them: "
         "the network is lost in evaluation. Start from a checkpoint before that step with "
-        f"{'' if is_script else 'scaler.restore_buffers, or with '}the module ahead of them in "
-        f"fp32, {in_fp32}.",
+        f"{words.restore}the module ahead of them in fp32, {words.in_fp32}.",
         before=found["step"],
         remedies=("restore_buffers",),
     )
 
 
-def rounded_away(updates: dict[str, Any] | None, *, is_script: bool) -> Iterator[Finding]:
+def rounded_away(updates: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
     """Yield what the newest count of updates says, as db.histograms has it."""
     if not updates or not updates["modules"]:
         return
@@ -83,8 +79,7 @@ def rounded_away(updates: dict[str, Any] | None, *, is_script: bool) -> Iterator
             f"At step {updates['step']:,}, {100 * lost / wanted:.2g} % of the weights in bf16 that "
             f"had a gradient stayed as they were, most in {worst['name'] or 'the top'} "
             f"({100 * worst['share']:.2g} %): the update is less than half the distance to the "
-            "next bf16 number. Keep the weights in fp32"
-            f"{'' if is_script else ', by training.weights'}: autocast computes in bf16 all the "
-            "same. A larger learning rate loses fewer.",
+            f"next bf16 number. Keep the weights in fp32{words.keep_in_fp32}: autocast computes in "
+            "bf16 all the same. A larger learning rate loses fewer.",
             part="updates",
         )

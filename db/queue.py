@@ -51,7 +51,7 @@ def set_aside(session: Session, run_id: int, reason: str) -> None:
     )
     if attempt is not None:
         change = {"run_id": run_id, "attempt": attempt, "status": Status.FAILED}
-        session.add(RunStatus(**change, reason=reason, fault="code"))
+        session.add(RunStatus(**change, reason=reason, fault="settings"))
 
 
 def node(session: Session, run_id: int, attempt: int, number: int = 0) -> RunNode:

@@ -244,15 +244,13 @@ def pause(session: Session, sweep_id: int) -> Sweep:
     return sweep
 
 
-def resume(session: Session, sweep_id: int) -> Sweep:
-    """Go on submitting runs, after a pause or a fault."""
-    sweep = get(session, sweep_id, lock=True)
+def resume(sweep: Sweep) -> None:
+    """Go on submitting runs, after a pause or a fault. sweep: locked. Raises Conflict."""
     if sweep.status not in (PAUSED, FAILED):
-        text = f"Sweep {sweep_id} is {sweep.status}: only a paused or failed one can be resumed."
+        text = f"Sweep {sweep.id} is {sweep.status}: only a paused or failed one can be resumed."
         raise Conflict(text)
     sweep.error = None
     _change(sweep, RUNNING)
-    return sweep
 
 
 def fail(session: Session, sweep_id: int, error: str) -> None:

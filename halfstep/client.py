@@ -60,7 +60,7 @@ class Client(AlertCalls, ShelfCalls):
             headers={"Authorization": f"Bearer {found.token}"},
             timeout=PATIENCE_SECONDS,
             follow_redirects=True,
-            event_hooks=naming(credentials.origin(found.token)),
+            event_hooks=naming(found.origin),
         )
 
     def __enter__(self) -> Self:

@@ -5,17 +5,20 @@ A stored token is for the server that it was stored with, and no other gets to s
 
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 
 class Credentials(NamedTuple):
-    """Of one server. Its address has no slash at its end."""
+    """Of one server. Its address has no slash at its end.
+
+    origin: where the token stands, a file or a variable, for messages; "" of an argument.
+    """
 
     url: str
     token: str
+    origin: str = ""
 
 
 class Unreadable(ValueError):
@@ -29,21 +32,22 @@ def known(
 
     otherwise: the server if nothing names one.  None if either is not known. Raises Unreadable.
     """
-    sources = ["url" if url else "HALFSTEP_URL", "token" if token else "HALFSTEP_TOKEN"]
+    named, origin = "url" if url else "HALFSTEP_URL", "" if token else "HALFSTEP_TOKEN"
     url = url or os.environ.get("HALFSTEP_URL")
     token = token or os.environ.get("HALFSTEP_TOKEN")
     stored = None if url and token else read()
     if stored and (not url or url.rstrip("/") == stored.url):
-        sources = [sources[0] if url else str(place()), sources[1] if token else str(place())]
+        named = named if url else stored.origin
+        origin = origin if token else stored.origin
         url, token = stored.url, token or stored.token
     url = url or otherwise
     if not url or not token:
         return None
     if not is_address(url):
-        raise Unreadable(f"{sources[0]} is {url!r}; allowed: http://… or https://…")
+        raise Unreadable(f"{named} is {url!r}; allowed: http://… or https://…")
     if wrong := flaw(token):
-        raise Unreadable(f"{sources[1]}: {wrong}")
-    return Credentials(url.rstrip("/"), token)
+        raise Unreadable(f"{origin or 'token'}: {wrong}")
+    return Credentials(url.rstrip("/"), token, origin)
 
 
 def is_address(url: str) -> bool:
@@ -61,15 +65,6 @@ def flaw(token: str) -> str | None:
     return f"the token has the character {wrong[0]!r}; allowed: ASCII, no blanks" if wrong else None
 
 
-def origin(token: str) -> str:
-    """Return where a token stands: the file, else the variable; "" of an argument."""
-    with suppress(Unreadable):
-        stored = read()
-        if stored and stored.token == token:
-            return str(place())
-    return "HALFSTEP_TOKEN" if os.environ.get("HALFSTEP_TOKEN") == token else ""
-
-
 def store(credentials: Credentials) -> Path:
     """Keep them in a file that its user alone can read; return where."""
     path = place()
@@ -77,7 +72,7 @@ def store(credentials: Credentials) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(file, "w") as written:  # noqa: PTH123 - of a descriptor, for its mode
-        json.dump(credentials._asdict(), written)
+        json.dump({"url": credentials.url, "token": credentials.token}, written)
     return temporary.replace(path)
 
 
@@ -85,7 +80,7 @@ def read() -> Credentials | None:
     """Return what was stored, None if nothing was. Raises Unreadable."""
     try:
         stored = json.loads(place().read_text())
-        return Credentials(stored["url"], stored["token"])
+        return Credentials(stored["url"], stored["token"], str(place()))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:

@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 import httpx2
 
-from halfstep import credentials
 from halfstep.answers import ApiError, content, naming, spoken
 from halfstep.credentials import Credentials
 
@@ -58,19 +57,13 @@ class Ingest:
     "ended" if it wants no more of this attempt.
     """
 
-    def __init__(
-        self,
-        server: Credentials,
-        patience_seconds: float = PATIENCE_SECONDS,
-        origin: str | None = None,
-    ) -> None:
-        """origin: where the token stands, for messages; found out if not told."""
+    def __init__(self, server: Credentials, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.server = server
         self._http = httpx2.Client(
             base_url=server.url,
             headers={"Authorization": f"Bearer {server.token}"},
             timeout=patience_seconds,
-            event_hooks=naming(credentials.origin(server.token) if origin is None else origin),
+            event_hooks=naming(server.origin),
         )
 
     def __enter__(self) -> Self:
@@ -83,7 +76,7 @@ class Ingest:
         """Go on with another token."""
         self.server = server
         self._http.headers["Authorization"] = f"Bearer {server.token}"
-        self._http.event_hooks = naming(credentials.origin(server.token))
+        self._http.event_hooks = naming(server.origin)
 
     def open(self, described: Mapping[str, Any]) -> Recorded:
         """Say which attempt of which run is to come. described: as the server's API has it."""

@@ -60,7 +60,7 @@ def start(
     }
     command = [sys.executable, "-P", "-m", "halfstep.uploader"]
     with subprocess.Popen(
-        [*command, str(files.folder), str(files.attempt), credentials.origin(server.token)],
+        [*command, str(files.folder), str(files.attempt), server.origin],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL if patience_seconds is None else subprocess.PIPE,
@@ -243,6 +243,7 @@ def main() -> None:
     server = credentials.known()
     if server is None:
         sys.exit("HALFSTEP_URL and HALFSTEP_TOKEN are not set")
+    server = server._replace(origin=origin)  # it came by a variable from where it stands
     os.nice(NICENESS)
     # After the fork, for they take their time.
     from halfstep.ingest import Ingest
@@ -254,7 +255,7 @@ def main() -> None:
         [written] = [each for each in read_run(folder)["attempts"] if each["attempt"] == attempt]
         training = Training(AttemptFiles(folder, attempt), written["pid"], written["pid_started"])
         threading.Thread(target=training.await_death, args=[voice.let_go], daemon=True).start()
-        with succeeding(training), Ingest(server, origin=origin) as ingest:
+        with succeeding(training), Ingest(server) as ingest:
             sending = RunSending(folder, ingest, voice.say)
             follow(sending, training, voice.say, announce=voice.announce, release=voice.release)
     except Exception as error:  # of ours, or a folder that was deleted: no traceback for the script

@@ -157,9 +157,7 @@ class Recorder:
                     self._publish(event, meanwhile)
 
     def _publish(self, event: dict[str, Any], meanwhile: Callable[[], None]) -> None:
-        if not self._stored.issuperset(map(self._key, event["files"])):
-            self._check_fence()
-        keys = [self._store_file(file, meanwhile) for file in event["files"]]
+        keys = self._store_files(event["files"], meanwhile)
         with self._database.writing() as session:
             checkpoints.publish(session, self._run_id, self._attempt, event, keys)
 
@@ -177,15 +175,9 @@ class Recorder:
             self._has_sent_off = True
         if not recording:
             return not self._uploads
-        files = [file for event in recording.files for file in files_of(event)]
-        if not self._stored.issuperset(map(self._key, files)):
-            self._check_fence()
         # Files before the transaction, which holds a lock.
-        keys = [
-            [self._store_file(file, meanwhile) for file in event["files"]]
-            for event in recording.checkpoints
-        ]
-        artifact_keys = [self._store_file(event, meanwhile) for event in recording.artifacts]
+        keys = [self._store_files(event["files"], meanwhile) for event in recording.checkpoints]
+        artifact_keys = self._store_files(recording.artifacts, meanwhile)
         retired: list[str] = []
         with self._database.writing() as session:
             recording.write(session, keys, artifact_keys)
@@ -320,14 +312,15 @@ class Recorder:
         files = spool_files(self._folder / "spool")
         return [path for path in files if int(path.name.partition("-")[0]) <= self._attempt]
 
-    def _store_file(self, file: dict[str, Any], meanwhile: Callable[[], None]) -> str:
-        """Put a file of the run's folder into the store and return its key."""
-        key = self._key(file)
-        if key not in self._stored:
-            path = self._folder / str(file["path"])
-            wait_for(partial(put_file, self._store, key, path), meanwhile)
+    def _store_files(self, files: list[dict[str, Any]], meanwhile: Callable[[], None]) -> list[str]:
+        """Put into the store which of these files it lacks, and return the keys of all."""
+        lacking = {key: file for file in files if (key := self._key(file)) not in self._stored}
+        if lacking:
+            self._check_fence()
+        for key, file in lacking.items():
+            wait_for(partial(self._send, file), meanwhile)
             self._stored.add(key)
-        return key
+        return [self._key(file) for file in files]
 
     def _key(self, file: dict[str, Any]) -> str:
         """Return where a file of the run's folder lies in the store."""

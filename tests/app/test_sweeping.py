@@ -366,7 +366,7 @@ def test_without_optuna_a_search_says_what_to_install(
     assert len(members(database, 2)) == 2
     with database.writing() as session:
         sweeps.get(session, 1, lock=True).kind = "random"
-        sweeps.resume(session, 1)
+        sweeps.resume(sweeps.get(session, 1, lock=True))
     sweeping.look(database)
     assert [each[2] for each in members(database, 1)] == ["complete", "open"]
     assert the_sweep(database, 1)[0].error is None
@@ -383,7 +383,7 @@ def test_a_sweep_is_paused_resumed_extended_and_cancelled(
     sweeping.look(database)
     assert [each[2] for each in members(database, 1)] == ["complete"]
     with database.writing() as session:
-        sweeps.resume(session, 1)
+        sweeps.resume(sweeps.get(session, 1, lock=True))
         sweeping.go_on(session, 1)
         space = {"training.max_grad_norm": "0.1, 5"}
         assert sweeping.extend(session, 1, space=space).runs_total == 4

@@ -24,19 +24,22 @@ def test_arguments_go_before_the_environment_and_that_before_the_file(
     """Each part by itself; without a part there is nothing."""
     assert credentials.known() is None
     credentials.store(STORED)
-    assert credentials.known() == STORED
+    place = str(credentials.place())
+    assert credentials.known() == STORED._replace(origin=place)
     monkeypatch.setenv("HALFSTEP_TOKEN", "environment's")
-    assert credentials.known() == ("http://stored", "environment's")
+    assert credentials.known() == ("http://stored", "environment's", "HALFSTEP_TOKEN")
     monkeypatch.setenv("HALFSTEP_URL", "http://environment/")
-    assert credentials.known() == ("http://environment", "environment's")
-    assert credentials.known("http://told", "told") == ("http://told", "told")
+    assert credentials.known() == ("http://environment", "environment's", "HALFSTEP_TOKEN")
+    assert credentials.known("http://told", "told") == ("http://told", "told", "")
+    monkeypatch.delenv("HALFSTEP_TOKEN")
+    assert credentials.known("http://stored") == ("http://stored", "stored-token", place)
 
 
 def test_a_stored_token_is_shown_to_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is for the server that it was stored with, however its address is spelled."""
-    credentials.store(STORED)
+    place = credentials.store(STORED)
     assert credentials.known("http://other") is None
-    assert credentials.known("http://stored/") == STORED
+    assert credentials.known("http://stored/") == STORED._replace(origin=str(place))
     monkeypatch.setenv("HALFSTEP_URL", "http://other")
     assert credentials.known(otherwise="http://stored") is None
 
@@ -47,9 +50,9 @@ def test_login_keeps_the_token_for_its_user_alone(stranger: Path) -> None:
     path = stranger / "halfstep" / "login.json"
     assert done.stdout == f"The token of http://there/ is in {path}\n"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert credentials.known() == ("http://there", "secret-token")
+    assert credentials.known() == ("http://there", "secret-token", str(path))
     assert login("another", "http://there").returncode == 0
-    assert credentials.known() == ("http://there", "another")
+    assert credentials.known() == ("http://there", "another", str(path))
     with Client() as client:
         assert client._http.headers["Authorization"] == "Bearer another"
         assert str(client._http.base_url) == "http://there"
