@@ -5,16 +5,21 @@ Why it is one transaction, and in which order it locks: decision 17.
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
+    Boolean,
     ColumnElement,
-    Row,
+    Float,
+    Integer,
+    Select,
+    Update,
     and_,
     bindparam,
     exists,
-    false,
     func,
+    insert,
     null,
     or_,
     select,
@@ -49,9 +54,48 @@ from db.tables import (
 )
 from db.workers import TAKING
 
-#: Made once: each alias makes all of its columns anew.
+#: Parts of a claim's statements, and what they are told. To make a statement costs as much as to
+#: execute it: what is the same in every claim is made once.
+Conditions: TypeAlias = tuple[ColumnElement[bool], ...]
+Told: TypeAlias = dict[str, Any]
+
 _EARLIER, _OTHER = aliased(Run), aliased(Run)
-#: Made once, as what every claim asks.
+_IS_UNHELD = ~exists().where(_EARLIER.id == Run.after_id, _EARLIER.status.not_in(ENDED))
+#: Asked in the statement that takes a run too, once the worker is locked: whoever drains it either
+#: waits for that, or is seen by it.
+_IS_DRAINED = exists().where(
+    Worker.id == bindparam("asking", type_=Integer), Worker.drained_at.is_not(None)
+)
+_WAITS: Conditions = (Run.status == Status.QUEUED, ~_IS_DRAINED)
+_IS_THAT_ONE = Run.id == bindparam("only", type_=Integer)
+#: Of a run of one node: the worker that asks can train it now.
+_FITS = and_(
+    Run.nodes == 1,
+    Run.devices_per_node <= bindparam("free", type_=Integer),
+    or_(
+        and_(
+            Run.source == RECIPE,
+            Run.recipe.in_(bindparam("recipes", expanding=True)),
+            Run.precision.in_(bindparam("precisions", expanding=True)),
+        ),
+        and_(Run.source == COMMAND, bindparam("takes_commands", type_=Boolean)),
+    ),
+    bindparam("memory_gib", type_=Float) >= MEMORY_GIB,
+)
+
+
+def _passes(*before: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Say of a run of one node that a reservation on the worker that asks is not in its way."""
+    return or_(
+        Run.priority > bindparam("kept_priority", type_=Integer),
+        and_(Run.priority == bindparam("kept_priority", type_=Integer), *before),
+        Run.devices_per_node <= bindparam("left_over", type_=Integer),
+        Run.expected_seconds <= bindparam("kept_seconds", type_=Float),  # null: nobody knows
+    )
+
+
+_KEPT_PLACE = (bindparam("kept_position", type_=Float), bindparam("kept_id", type_=Integer))
+_FITS_BESIDE = _FITS & _passes(tuple_(Run.position, Run.id) <= tuple_(*_KEPT_PLACE))
 _NODES = select(RunNode.worker_id, RunNode.devices).where(
     RunNode.worker_id.in_(bindparam("worker_ids", expanding=True)), IN_USE
 )
@@ -89,7 +133,7 @@ def claim(
     commands: whether the worker takes them too.
     only: a run beside which none is looked at.
     """
-    free = set(free_devices) - in_use(session, [worker_id])[worker_id]
+    free = len(set(free_devices) - in_use(session, [worker_id])[worker_id])
     if not free:
         return None
     here = Place(
@@ -100,17 +144,20 @@ def claim(
         commands=commands,
         torch=None,
         devices=len(free_devices),
-        free=len(free),
+        free=free,
     )
-    waits = [Run.status == Status.QUEUED, *unheld(runs_per_user), ~_is_drained(worker_id)]
-    if only is not None:
-        waits.append(Run.id == only)
+    told = _told(here) | {"only": only}
+    waits = (*_WAITS, *unheld(runs_per_user), *([] if only is None else [_IS_THAT_ONE]))
     usage = Usage.read(session)
-    waiting = [*waits, *usage.allows(devices_per_user)]
-    is_one, are_several = _are_there(session, waiting, _fits(here, None, usage), SEVERAL)
-    plan = planned(session, waiting, here, gang_patience, usage) if are_several else Plan()
-    if is_one and plan.kept is not None:
-        [is_one] = _are_there(session, waiting, _fits(here, plan.kept, usage))
+    waiting = (*waits, *usage.allows(devices_per_user))
+    is_one, are_several = _are_there(session, told, waiting, _FITS, SEVERAL)
+    plan = Plan()
+    if are_several:
+        plan = planned(session, waiting, told, here, gang_patience, usage)
+    told |= _told(here, plan.kept)
+    fits = _fits(here, plan.kept, usage)
+    if is_one and fits is not _FITS:
+        [is_one] = _are_there(session, told, waiting, fits)
     if not is_one and plan.gang is None:
         write_down(session, plan)
         return None  # as is usual, and nothing is locked for it
@@ -118,53 +165,50 @@ def claim(
     if per_user or usage.limits:
         quotas.take_turns(session, per_user=per_user)
         usage = Usage.read(session)
-        waiting = [*waits, *usage.allows(devices_per_user)]
+        waiting = (*waits, *usage.allows(devices_per_user))
     worker_ids = (worker_id, *plan.partners)
     taken = _lock(session, worker_ids, free_devices)
     write_down(session, plan)
-    fits = _fits(replace(here, free=len(taken[worker_id])), plan.kept, usage)
+    told |= _told(replace(here, free=len(taken[worker_id])), plan.kept)
+    fits = _fits(here, plan.kept, usage)
     if plan.gang is not None and all(
         len(devices) >= plan.gang.devices_per_node for devices in taken.values()
     ):
         fits |= Run.id == plan.gang.id
-    found = _take(session, worker_id, [*waiting, fits], usage)
+    found = session.execute(_taking((*waiting, fits), usage.order), told).one_or_none()
     if found is None:
         return None
-    run, moment = found
-    session.add_all(
-        RunNode(
-            run_id=run.id,
-            attempt=run.attempt,
-            node=number,
-            worker_id=each,
-            devices=taken[each][: run.devices_per_node],
-            step_before=run.step,
-            lease_expires_at=moment + lease_seconds,
-        )
+    run: Run = found[0]
+    moment: float = found[1]
+    its = {"run_id": run.id, "attempt": run.attempt}
+    nodes = [
+        {
+            **its,
+            "node": number,
+            "worker_id": each,
+            "devices": taken[each][: run.devices_per_node],
+            "step_before": run.step,
+            "lease_expires_at": moment + lease_seconds,
+        }
         for number, each in enumerate(worker_ids[: run.nodes])
-    )
+    ]
+    session.execute(insert(RunNode), nodes)
     by = "a worker" if run.nodes == 1 else f"{run.nodes} workers"
-    change = {"run_id": run.id, "attempt": run.attempt, "status": run.status}
-    session.add(RunStatus(**change, reason=f"claimed by {by}"))
-    session.flush()
+    session.execute(insert(RunStatus), {**its, "status": run.status, "reason": f"claimed by {by}"})
     notifications.tell(session, *worker_ids[1 : run.nodes])
     return run
 
 
 def _are_there(
-    session: Session,
-    waiting: Collection[ColumnElement[bool]],
-    *kinds: ColumnElement[bool],
+    session: Session, told: Told, waiting: Conditions, *kinds: ColumnElement[bool]
 ) -> Sequence[bool]:
     """Tell of each of these kinds whether a run of it waits, in one statement."""
-    return session.execute(select(*(exists().where(*waiting, kind) for kind in kinds))).one()
+    return session.execute(_asking(waiting, kinds), told).one()
 
 
-def _is_drained(worker_id: int) -> ColumnElement[bool]:
-    """Say of a worker that it is to take nothing. Asked in the statement that takes a run too, once
-    the worker is locked: whoever drains it either waits for that, or is seen by it.
-    """
-    return exists().where(Worker.id == worker_id, Worker.drained_at.is_not(None))
+@lru_cache
+def _asking(waiting: Conditions, kinds: Conditions) -> Select[*tuple[bool, ...]]:
+    return select(*(exists().where(*waiting, kind) for kind in kinds))
 
 
 def in_use(session: Session, worker_ids: Collection[int]) -> dict[int, set[int]]:
@@ -177,7 +221,7 @@ def in_use(session: Session, worker_ids: Collection[int]) -> dict[int, set[int]]
 
 def unheld(runs_per_user: int) -> list[ColumnElement[bool]]:
     """Say of a queued run that neither another's end nor its owner's limit is in its way."""
-    conditions = [~exists().where(_EARLIER.id == Run.after_id, _EARLIER.status.not_in(ENDED))]
+    conditions: list[ColumnElement[bool]] = [_IS_UNHELD]
     if runs_per_user:
         active = select(func.count()).where(_OTHER.status.in_(ACTIVE))
         of_owner = active.where(_OTHER.owner_id == Run.owner_id).scalar_subquery()
@@ -202,58 +246,57 @@ def _lock(
     return {each: sorted(indexes[each] - used[each]) for each in worker_ids}
 
 
+def _told(here: Place, kept: Reservation | None = None) -> Told:
+    """Return what the parts of a claim's statements are told of who asks, and of what is kept."""
+    told = {
+        "asking": here.worker_id,
+        "free": here.free,
+        "recipes": list(here.recipes),
+        "precisions": list(here.precisions),
+        "takes_commands": here.commands,
+        "memory_gib": here.device_memory_bytes / GIB,
+    }
+    if kept is not None:
+        first = kept.run
+        told |= {
+            "kept_priority": first.priority,
+            "kept_position": first.position,
+            "kept_id": first.id,
+            "left_over": kept.left_over(here),
+            "kept_seconds": None if kept.until is None else kept.until - first.moment,
+        }
+    return told
+
+
 def _fits(here: Place, kept: Reservation | None, usage: Usage) -> ColumnElement[bool]:
     """Say of a run of one node that this worker can train it now, and may."""
-    fits = and_(
-        Run.nodes == 1,
-        Run.devices_per_node <= here.free,
-        or_(
-            and_(
-                Run.source == RECIPE,
-                Run.recipe.in_(here.recipes),
-                Run.precision.in_(here.precisions),
-            ),
-            Run.source == COMMAND if here.commands else false(),
-        ),
-        here.device_memory_bytes / GIB >= MEMORY_GIB,
-    )
     if kept is None or here.worker_id not in kept.worker_ids:
-        return fits
-    first = kept.run
-    place: list[Any] = [Run.position, Run.id]
-    its = [first.position, first.id]
-    if usage.loads is not None:
-        place, its = [usage.loads, *place], [usage.load(first.project), *its]
-    may = [
-        Run.priority > first.priority,
-        and_(Run.priority == first.priority, tuple_(*place) <= tuple_(*its)),
-        Run.devices_per_node <= kept.left_over(here),
-    ]
-    if kept.until is not None:
-        may.append(Run.expected_seconds <= kept.until - first.moment)
-    return fits & or_(*may)
+        return _FITS
+    if usage.loads is None:
+        return _FITS_BESIDE
+    place = tuple_(usage.loads, Run.position, Run.id)
+    return _FITS & _passes(place <= tuple_(usage.load(kept.run.project), *_KEPT_PLACE))
 
 
-def _take(
-    session: Session, worker_id: int, conditions: Collection[ColumnElement[bool]], usage: Usage
-) -> Row[Run, float] | None:
-    """Start an attempt of the first of these runs, and return it and the moment: one statement,
-    the same on both databases.
+@lru_cache
+def _taking(conditions: Conditions, order: Conditions) -> Update:
+    """Make what starts an attempt of the first of these runs, and returns it and the moment: one
+    statement, the same on both databases.
 
     SKIP LOCKED lets claims pass each other by; SQLite has no such clause and needs none, since it
     has one writer.
     """
-    first = select(Run.id).where(*conditions).order_by(*usage.order).limit(1)
+    first = select(Run.id).where(*conditions).order_by(*order).limit(1)
     first = first.with_for_update(skip_locked=True, of=Run)
     taken = update(Run).where(Run.id == first.scalar_subquery())
     taken = taken.values(
         attempt=Run.attempt + 1,
         status=Status.STARTING,
         revision=Run.revision + 1,
-        worker_id=worker_id,
+        worker_id=bindparam("asking", type_=Integer),
         **dict.fromkeys(("error", "fault", "first_since", "resumed_step"), None),
         reservation=null(),
     )
     # As it is then, also if the session knew it before.
     taken = taken.execution_options(synchronize_session=False, populate_existing=True)
-    return session.execute(taken.returning(Run, now())).one_or_none()
+    return taken.returning(Run, now())

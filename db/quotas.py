@@ -31,6 +31,8 @@ BOUNDS = {
 WHOLE = ("devices", "queued")
 WANTED = Run.nodes * Run.devices_per_node
 
+#: Made once, so that a statement in this order is too.
+_URGENT_FIRST, _IN_POSITION = Run.priority.desc(), (Run.position.asc(), Run.id.asc())
 _QUEUED_PER_USER = "queued_per_user"
 
 
@@ -79,7 +81,7 @@ class Usage:
     def order(self) -> tuple[ColumnElement[Any], ...]:
         """What the queue goes by: priority, then the project with the least, then position."""
         fair = () if self.loads is None else (self.loads,)
-        return (Run.priority.desc(), *fair, Run.position.asc(), Run.id.asc())
+        return (_URGENT_FIRST, *fair, *_IN_POSITION)
 
     def allows(self, devices_per_user: int) -> list[ColumnElement[bool]]:
         """Say of a queued run that its project and its owner may use the devices that it wants."""

@@ -11,7 +11,20 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, Text, cast, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Float,
+    Integer,
+    Row,
+    Select,
+    Text,
+    bindparam,
+    cast,
+    func,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from db.database import now
@@ -99,7 +112,8 @@ class Plan:
 
 def _line(
     session: Session,
-    waiting: Collection[ColumnElement[bool]],
+    waiting: tuple[ColumnElement[bool], ...],
+    told: Mapping[str, Any],
     places: list[Place],
     usage: Usage,
 ) -> Sequence[Row[Any]]:
@@ -107,15 +121,27 @@ def _line(
 
     However many there are for which there are no workers, they hide nobody.
     """
-    recipes = {name for each in places for name in each.recipes}
+    up = {
+        "places": len(places),
+        "most_devices": max(each.devices for each in places),
+        "offered": sorted({name for each in places for name in each.recipes}),
+        "most_gib": max(each.device_memory_bytes for each in places) / GIB,
+    }
+    return session.execute(_lining(waiting, usage.order), {**told, **up}).all()
+
+
+@lru_cache
+def _lining(
+    waiting: tuple[ColumnElement[bool], ...], order: tuple[ColumnElement[Any], ...]
+) -> Select[Any]:
     query = _WANTED.where(
         *waiting,
-        Run.nodes <= len(places),
-        Run.devices_per_node <= max(each.devices for each in places),
-        or_(Run.source == COMMAND, Run.recipe.in_(sorted(recipes))),
-        max(each.device_memory_bytes for each in places) / GIB >= MEMORY_GIB,
+        Run.nodes <= bindparam("places", type_=Integer),
+        Run.devices_per_node <= bindparam("most_devices", type_=Integer),
+        or_(Run.source == COMMAND, Run.recipe.in_(bindparam("offered", expanding=True))),
+        bindparam("most_gib", type_=Float) >= MEMORY_GIB,
     )
-    return session.execute(query.order_by(*usage.order).limit(LOOKED_AT)).all()
+    return query.order_by(*order).limit(LOOKED_AT)
 
 
 _COLUMNS: tuple[ColumnElement[Any] | InstrumentedAttribute[Any], ...] = (
@@ -175,17 +201,19 @@ _PLACES = _every_place()
 
 def planned(
     session: Session,
-    waiting: Collection[ColumnElement[bool]],
+    waiting: tuple[ColumnElement[bool], ...],
+    told: Mapping[str, Any],
     here: Place,
     patience: float,
     usage: Usage,
 ) -> Plan:
     """Find the first gang that this worker can be part of, and what is kept for one before it.
 
+    told: what the conditions of waiting are told.
     Nothing is written: see write_down.
     """
     places = _places(session, here)
-    line = _line(session, waiting, places, usage)
+    line = _line(session, waiting, told, places, usage)
     teams: dict[tuple[Any, ...], list[list[Place]]] = {}
     lacking: dict[tuple[Any, ...], bool] = {}
     tried: set[tuple[Any, ...]] = set()
