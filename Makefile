@@ -12,7 +12,7 @@ PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up compose-env release test test-security test-faults test-clusters test-frameworks image-test gpu lint bench screenshots lock
+.PHONY: help up compose-env release test test-security test-faults test-clusters test-frameworks image-test gpu lint bench screenshots lock suite scripts
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,9 +29,16 @@ release: ## Make wheels, hashes, bills of materials and an audit in dist/; fails
 	@PYTHON=$(PYTHON) sh .ci/release
 
 test: $(VENV)/.installed-test ## Run lint, types, import contracts and every test
-	@$(MAKE) --no-print-directory lint
-	$(BIN)/node --import ./tests/app/static/names.js --test --test-reporter=dot 'tests/app/static/*.test.js'
+	@$(TOGETHER) suite scripts $(LINTS)
+
+# At once, on both cores; whatever of them fails, the others go on and tell too.
+TOGETHER = $(MAKE) --no-print-directory --jobs=2 --keep-going
+
+suite:
 	$(BIN)/pytest --numprocesses 4 --dist loadgroup
+
+scripts:
+	$(BIN)/node --import ./tests/app/static/names.js --test --test-reporter=dot 'tests/app/static/*.test.js'
 
 test-security: $(VENV)/.installed-test ## Send the whole API 40,000 requests that nobody would, on both databases, and watch the server's memory
 	HALFSTEP_FUZZ_ROUNDS=20 $(BIN)/pytest tests/app/test_fuzz.py --numprocesses 2
@@ -62,11 +69,27 @@ image-test: $(VENV)/.installed-test ## Build both images and train a run in them
 	unshare --net $(BIN)/pytest tests/images/trial.py
 
 lint: $(VENV)/.installed-test ## Run lint, types and import contracts alone
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	@$(TOGETHER) --output-sync $(LINTS)
+
+LINTS := lint-types lint-code lint-format lint-imports lint-scripts lint-compose
+.PHONY: $(LINTS)
+
+lint-types:
 	$(BIN)/mypy
+
+lint-code:
+	$(BIN)/ruff check .
+
+lint-format:
+	$(BIN)/ruff format --check .
+
+lint-imports:
 	$(BIN)/lint-imports
+
+lint-scripts:
 	$(BIN)/node .ci/node_modules/typescript/bin/tsc
+
+lint-compose:
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
 bench: $(VENV)/.installed-test ## Run every benchmark and print one table

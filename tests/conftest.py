@@ -9,12 +9,17 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Generator, Iterator
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import psutil
 import pytest
 from hypothesis import settings
+from pwdlib import PasswordHash
+from pwdlib.hashers.argon2 import Argon2Hasher
+from sqlalchemy import event
 
 from db import accounts
 from db.database import Database
@@ -58,11 +63,18 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what starts processes and waits for them, so that others fill the waits.
+    """Spread what starts processes and waits for them among all the others, which fill the waits.
 
-    At the end, where the alphabet has most of them, they would wait alone.
+    Not to the end, where they would wait alone.
     """
-    items.sort(key=lambda item: "site" not in getattr(item, "fixturenames", ()))
+    waiting = [item for item in items if "site" in getattr(item, "fixturenames", ())]
+    busy = [item for item in items if "site" not in getattr(item, "fixturenames", ())]
+    placed = [*_placed(waiting, end=0.8), *_placed(busy, end=1.0)]
+    items[:] = [item for _place, item in sorted(placed, key=itemgetter(0))]
+
+
+def _placed(items: list[pytest.Item], end: float) -> list[tuple[float, pytest.Item]]:
+    return [(end * i / len(items), item) for i, item in enumerate(items)]
 
 
 def _shortened(kinds: list[str], metafunc: pytest.Metafunc) -> list[str]:
@@ -174,8 +186,25 @@ def database(database_url: str) -> Iterator[Database]:
     """Yield a connection to the test's own database."""
     database = Database(database_url)
     compiled.share(database)
+    if database.engine.dialect.name == "sqlite":
+        event.listen(database.engine, "connect", _sync_nothing)
     yield database
     database.dispose()
+
+
+def _sync_nothing(connection: Any, _record: Any) -> None:
+    # As PostgreSQL's server here with fsync=off: what is thrown away need outlive no power cut.
+    connection.execute("PRAGMA synchronous=OFF")
+
+
+#: With what the product hashes passwords.
+PASSWORDS = accounts._passwords
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_passwords() -> None:
+    """Hundreds of passwords are hashed, each for a tenth of a second if it is to keep a secret."""
+    accounts._passwords = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
 
 
 @pytest.fixture

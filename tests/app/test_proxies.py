@@ -47,7 +47,7 @@ http {{
 
 @pytest.fixture
 def ada_signs_in(database: Database, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ada has a password, and a wrong one may be tried once: Argon2 is dear."""
+    """Ada has a password, and a wrong one may be tried once."""
     monkeypatch.setitem(FREE_TRIES, "name", 1)
     with database.writing() as session:
         accounts.set_password(session, session.get_one(User, ada.id), PASSWORD)

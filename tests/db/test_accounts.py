@@ -8,6 +8,7 @@ from db import accounts
 from db.database import Database, now
 from db.errors import Invalid, Refused
 from db.tables import ApiToken, SignInLink, SignInSession, User
+from tests.conftest import PASSWORDS
 
 
 def test_link_signs_in_once(database: Database, ada: User) -> None:
@@ -40,6 +41,11 @@ def test_wrong_name_or_password_is_refused_alike(
         assert accounts.check_password(session, "ada", "correct horse").id == ada.id
     with pytest.raises(Refused, match="name or the password"), database.reading() as session:
         accounts.check_password(session, name, password)
+
+
+def test_passwords_are_hashed_as_argon2_advises() -> None:
+    """Which the other tests are spared."""
+    assert PASSWORDS.hash("correct horse").startswith("$argon2id$v=19$m=65536,t=3,p=4$")
 
 
 def test_user_without_password_cannot_sign_in_by_one(database: Database, ada: User) -> None:

@@ -18,15 +18,15 @@ MILLISECONDS = 60_000  # patience with a slow machine
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one process do a module's tests: it starts Chromium once."""
+    """Have one process do a module's tests, and seldom start Chromium."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """The system's own Chromium."""
+    """The system's own Chromium, closed before other tests: Playwright keeps the event loop."""
     with sync_playwright() as playwright:
         browser = launched(playwright)
         yield browser

@@ -114,6 +114,7 @@ for _ in range(7):
 """
 
 
+@pytest.mark.only_on("sqlite")  # the script does not know; tests/halfstep/test_upload_end_to_end.py
 def test_two_lines_and_the_wheel_bring_a_run_to_the_page(
     python: Path, tmp_path: Path, database: Database, server: dict[str, str]
 ) -> None:

@@ -49,6 +49,8 @@ class Machines:
     def start(self, run_id: int) -> None:
         """Claim both nodes and start their supervisors."""
         with self.site.database.writing() as session:
+            for worker in self.workers:  # which nobody takes for dead, on however busy a machine
+                workers.beat(session, worker.id)
             run = claiming.claim(
                 session,
                 self.workers[0].id,
