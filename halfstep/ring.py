@@ -11,7 +11,6 @@ called comes from cold caches, and a tuple is the cheapest of all. This module i
 """
 
 import math
-import struct
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -175,9 +174,9 @@ class Ring:
 
 def _taken(rows: list[Sequence[SupportsFloat]], count: int) -> NDArray[np.float64]:
     """Take so many rows from the front, as an array."""
-    numbers = list(chain.from_iterable(rows[:count]))
+    numbers = np.fromiter(chain.from_iterable(rows[:count]), np.float64, count * len(rows[0]))
     del rows[:count]
-    return np.frombuffer(struct.pack(f"{len(numbers)}d", *numbers)).reshape(count, -1)
+    return numbers.reshape(count, -1)
 
 
 def _joined(rows: NDArray[Any], slices: list[slice]) -> NDArray[Any]:
