@@ -61,6 +61,7 @@ class Diagnoses:
         """Send off what was measured of a step, which used this scale."""
         if row.counted:
             self._ask("histogram", step, lambda: self._send_counts(step, row, scale))
+            row.counted = []
         if self._headroom.is_on:
             self._headroom.end()
             self._ask("headroom", step, lambda: self._send_headroom(step, scale))

@@ -67,7 +67,8 @@ def fault(event: Any) -> str | None:
     kind = event.get("event")
     if not isinstance(kind, str) or kind not in EVENTS:
         return f"event is {shown(kind)}; allowed: {', '.join(EVENTS)}"
-    wrong = _fault(event, EVENTS[kind], "") or _misplaced(event)
+    fields = {name: value for name, value in event.items() if name != "event"}
+    wrong = _fault(fields, EVENTS[kind], "") or _misplaced(event)
     return wrong and f"{_called(event)}: {wrong}"
 
 
@@ -102,20 +103,28 @@ def _fault(value: Any, rule: Rule, path: str) -> str | None:
     if isinstance(rule, Listed):
         if not isinstance(value, list | tuple):
             return f"{path} is {shown(value)}; allowed: a list"
-        one = rule.each
-        doubtful: Iterable[tuple[int, Any]] = enumerate(value)
-        if isinstance(one, Plain):  # of a thousand numbers nearly always none is
-            doubtful = ((i, each) for i, each in doubtful if not one.holds(each))
-        return _first(_fault(each, one, f"{path}.{i}") for i, each in doubtful)
+        for i, each in enumerate(value):
+            if not _holds(rule.each, each) and (wrong := _fault(each, rule.each, f"{path}.{i}")):
+                return wrong
+        return None
     if not isinstance(value, dict):
         return f"{path} is {shown(value)}; allowed: an object"
     prefix = f"{path}." if path else ""
     for name, inner in rule.items():
-        if name not in value and (isinstance(inner, Mapping) or inner.is_needed):
-            return f"{prefix}{name} is missing"
-    known = (name for name in rule if name in value)
+        if name not in value:
+            if isinstance(inner, Mapping) or inner.is_needed:
+                return f"{prefix}{name} is missing"
+            continue
+        each = value[name]
+        if not _holds(inner, each) and (wrong := _fault(each, inner, f"{prefix}{name}")):
+            return wrong
     further = {name: value[name] for name in value.keys() - rule.keys()}
-    return _first(_fault(value[n], rule[n], f"{prefix}{n}") for n in known) or _unplain(further)
+    return _unplain(further) if further else None
+
+
+def _holds(rule: Rule, value: Any) -> bool:
+    """Tell whether a plain value is right, as of a thousand numbers nearly always all are."""
+    return isinstance(rule, Plain) and rule.holds(value)
 
 
 def _first(faults: Iterable[str | None]) -> str | None:

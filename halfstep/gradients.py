@@ -5,7 +5,7 @@ Nothing in here waits for a device unless it says so. This module imports torch.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,24 +17,21 @@ from halfstep.ring_rows import Counts
 #: What wrappers of modules put into the names of parameters.
 WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
-FEW = 16  # tensors that are read faster one by one than in a row that is made of them first
 
+class Gradients:
+    """Those of somebody's optimizer, whose parameters may have any type and lie on any device.
 
-class Measured(NamedTuple):
-    """The gradients of one optimizer in one step: numbers on a CPU, else tensors of the device."""
+    What was measured last: numbers on a CPU, else tensors of the device.
+    """
 
     total: Tensor | float  # L2 over all of them
     norms: Tensor | list[float]  # L2 of each, by name; of a CPU's, times `scale`
     counts: Counts | None = None  # on a CPU, of those that are not finite
-    scale: float = 1.0  # what a CPU's norms are still multiplied by
+    scale: float  # what a CPU's norms are still multiplied by
 
-
-class Gradients:
-    """Those of somebody's optimizer, whose parameters may have any type and lie on any device."""
-
-    def __init__(self, optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> None:
+    def __init__(self, optimizer: Optimizer, name: str, names: Mapping[nn.Parameter, str]) -> None:
         """names: of parameters, in forward order; others are called by their place."""
-        self.optimizer = optimizer
+        self.optimizer, self.name = optimizer, name
         own = {
             parameter: f"group{g}.{i}"
             for g, group in enumerate(optimizer.param_groups)
@@ -46,6 +43,8 @@ class Gradients:
         self.device = self.parameters[0].device
         is_half = any(p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters)
         self._dtype = torch.float32 if is_half else None  # of the norms; None: the gradients' own
+        norm = torch.linalg.vector_norm
+        self._norm = partial(norm, dtype=torch.float32) if is_half else norm
         self.groups = len(optimizer.param_groups)  # with more, it is another optimizer
         self._is_plain = all(
             p.device == self.device and not hasattr(p, "to_local") for p in self.parameters
@@ -57,23 +56,26 @@ class Gradients:
     def rate(self) -> float | Tensor:
         """Return the learning rate of the first group: a tensor if only its device knows it."""
         rate = self.optimizer.param_groups[0]["lr"]
-        return rate if isinstance(rate, Tensor) and not rate.is_cpu else float(rate)
+        if isinstance(rate, float) or (isinstance(rate, Tensor) and not rate.is_cpu):
+            return rate
+        return float(rate)
 
-    def measure(self, scale: Tensor | None = None) -> Measured | None:
-        """Measure them; None if there are none. scale: what they are still multiplied by."""
+    def measure(self, scale: Tensor | None = None) -> bool:
+        """Measure them; tell if there are any. scale: what they are still multiplied by."""
+        if self._is_on_host:
+            return self._read(scale)
         present = [g for p in self.parameters if (g := p.grad) is not None]
         if not present:
-            return None
+            return False
         norms = self._norms(present)
         if len(present) < len(self.parameters):
             found = iter(norms)
             norms = [self._zero if p.grad is None else next(found) for p in self.parameters]
-        if self._is_on_host:
-            return self._numbers(norms, scale)
         stacked = torch.stack(list(norms))
         if scale is not None:
             stacked = stacked / scale
-        return Measured(torch.linalg.vector_norm(stacked), stacked)
+        self.total, self.norms = torch.linalg.vector_norm(stacked), stacked
+        return True
 
     def _norms(self, gradients: list[Tensor]) -> Sequence[Tensor]:
         """Return the norm of each, in one call for all."""
@@ -88,21 +90,33 @@ class Gradients:
         norms = torch._foreach_norm(local, dtype=self._dtype)
         return [norm.to(self.device, non_blocking=True) for norm in norms]
 
-    def _numbers(self, norms: Sequence[Tensor], scale: Tensor | None) -> Measured:
-        """Read norms in host memory: nobody waits."""
-        if len(norms) < FEW:
-            values = [norm.item() for norm in norms]
-        else:
-            values = torch.stack(list(norms)).tolist()
-        total, factor = math.hypot(*values), 1.0 if scale is None else scale.item()
-        if math.isfinite(total):
-            return Measured(total / factor, values, None, factor)
-        counts = {
+    def _read(self, scale: Tensor | None) -> bool:
+        """Measure them in host memory, each read as it is measured: nobody waits."""
+        self.norms = norms = self._numbers()
+        self.scale = factor = 1.0 if scale is None else scale.item()
+        total = math.hypot(*norms)
+        if not total < math.inf:
+            self.total, self.counts = sum(norms), self._nonfinite(norms)
+            return True
+        self.total, self.counts = total / factor, None
+        return total > 0 or any(p.grad is not None for p in self.parameters)
+
+    def _numbers(self) -> list[float]:
+        if self._is_plain:
+            norm = self._norm
+            try:
+                return [0.0 if (g := p.grad) is None else norm(g).item() for p in self.parameters]
+            except (NotImplementedError, RuntimeError):  # one is sparse, and so will be the next
+                self._is_plain = False
+        local = [None if p.grad is None else local_elements(p.grad) for p in self.parameters]
+        return [0.0 if gradient is None else self._norm(gradient).item() for gradient in local]
+
+    def _nonfinite(self, norms: list[float]) -> Counts:
+        return {
             position: count_nonfinite(gradient)
-            for position, value in enumerate(values)
-            if not math.isfinite(value) and (gradient := self.parameters[position].grad) is not None
+            for position, norm in enumerate(norms)
+            if not math.isfinite(norm) and (gradient := self.parameters[position].grad) is not None
         }
-        return Measured(sum(values), values, counts, factor)
 
 
 def parameter_names(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, str]:

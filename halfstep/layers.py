@@ -3,7 +3,7 @@
 A layer is a module that has parameters of its own; its norm is the L2 norm over them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,8 @@ class Layers:
         self.names = list(dict.fromkeys(owners))
         self._layer_of = np.array([self.names.index(owner) for owner in owners])  # (P,)
 
-    def norms(self, norms: NDArray[np.floating]) -> list[list[float]]:
-        """Return the norms of the layers in each step, of those of their parameters (steps, P)."""
-        steps, layers = len(norms), len(self.names)
-        places = self._layer_of + layers * np.arange(steps)[:, None]  # (steps, P)
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares = np.square(norms, dtype=np.float64)
-            sums = np.bincount(places.ravel(), squares.ravel(), minlength=steps * layers)
-        found: list[list[float]] = np.sqrt(sums).reshape(steps, layers).tolist()
+    def norms(self, squares: Sequence[float] | NDArray[np.float64]) -> list[float]:
+        """Return the norms of the layers in a step, of the squares of their parameters' (P,)."""
+        sums = np.bincount(self._layer_of, squares, len(self.names))
+        found: list[float] = np.sqrt(sums).tolist()
         return found

@@ -6,7 +6,6 @@ stepped once. Nothing in here waits for the device, but for a new optimizer in t
 This module imports torch.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,11 +55,12 @@ class Loop:
         self._wanted = None if optimizers is None else {id(o): n for n, o in optimizers.items()}
         self._scaler = scaler
         self._names: dict[nn.Parameter, str] = {}
-        self._known: dict[int, tuple[str, Gradients]] = {}  # by id, which they keep alive
+        self._known: dict[int, Gradients] = {}  # by an optimizer's id, which they keep alive
         self.under_scaler: set[int] = set()  # ids of optimizers that an enabled scaler steps
         self.on_scaler: Callable[[], None] = lambda: None
         self._schedule = ScheduleWatch()
         self._rows = Rows({}, layers_every=every.layers)
+        self._has_layers = every.layers > 0
         wants_more = every.histogram or every.headroom
         self._diagnoses = Diagnoses(every, on_event, say) if wants_more else None
         self._ring: Ring | None = None
@@ -107,8 +107,6 @@ class Loop:
         row = self._open.get(id(scaler)) or self._heard(scaler)
         if row is None:
             return
-        if self._step_started is None:
-            self._start()
         if row is not self._current:
             if self._current is self._unscaled:
                 self.on_scaler()
@@ -148,9 +146,9 @@ class Loop:
         for optimizer, state in scaler._per_optimizer_states.items():
             if optimizer in row.measured:
                 flags = state["found_inf_per_device"]
-                row.found_inf[optimizer] = _joint(flags, is_read=ring.is_on_host)
+                row.found_inf[optimizer] = _joint(flags, ring.is_on_host)
         if row.found_inf:
-            if scale.is_cpu or ring.is_on_host:
+            if ring.is_on_host or scale.is_cpu:
                 row.scale = scale.item()
             else:
                 row.scale = scale
@@ -161,7 +159,7 @@ class Loop:
         row, ring = self._open.get(id(scaler)), self._ring
         if row is None or not row.found_inf or ring is None or (after := scaler._scale) is None:
             return
-        if after.is_cpu or ring.is_on_host:
+        if ring.is_on_host or after.is_cpu:
             self._write(row, after.item() if new_scale is None else row.scale)
         elif new_scale is None:
             ring.row[SCALE_AFTER].copy_(after)
@@ -178,7 +176,7 @@ class Loop:
         row = self._current
         self._measure(row, optimizer)
         expected = self._known.keys() if self._wanted is None else self._wanted.keys()
-        if is_alone and row.measured.keys() == expected:
+        if is_alone and row.measured == expected:
             self._close_unscaled()
 
     # ---- Rows ---------------------------------------------------------------------------------
@@ -187,33 +185,31 @@ class Loop:
         identity = id(optimizer)
         if self._wanted is not None and identity not in self._wanted:
             return
-        if self._step_started is None:
-            self._start()
-        known = self._known.get(identity)
-        if known is None or len(optimizer.param_groups) != known[1].groups:
+        gradients = self._known.get(identity)
+        if gradients is None or len(optimizer.param_groups) != gradients.groups:
             gradients = self._meet(optimizer)
-        else:
-            gradients = known[1]
         if row.rate is None:
             row.rate = gradients.rate()
-        if measured := gradients.measure(scale):
-            row.measured[identity] = measured
+        if gradients.measure(scale):
+            row.measured.add(identity)
             if self._diagnoses:
                 self._diagnoses.measured(self.step + 1, row, gradients, scale)
 
     def _start(self) -> None:
         if self._step_started is None:
-            self._step_started = time.perf_counter()
+            self._step_started = clock()
 
     def _meet(self, optimizer: Optimizer) -> Gradients:
         """Know an optimizer from here on, or anew; the rows have to be laid out for it."""
-        identity, gradients = id(optimizer), Gradients(optimizer, self._names)
-        name = self._known[identity][0] if identity in self._known else self._name(optimizer)
+        self._start()
+        known = self._known.get(id(optimizer))
+        name = self._name(optimizer) if known is None else known.name
+        gradients = Gradients(optimizer, name, self._names)
         if self._ring is not None and not self._ring.drain(RELAY_SECONDS):
             raise RuntimeError(f"the device has not finished its steps in {RELAY_SECONDS:g} s")
-        self._known[identity] = name, gradients
+        self._known[id(optimizer)] = gradients
         has_rates = isinstance(gradients.rate(), Tensor)
-        names = {name: each.names for name, each in self._known.values()}
+        names = {each.name: each.names for each in self._known.values()}
         self._rows = self._rows.relaid(names, has_rates=has_rates)
         self._ring = Ring(
             self._rows.columns,
@@ -228,7 +224,7 @@ class Loop:
         if self._wanted is not None:
             return self._wanted[id(optimizer)]
         name = type(optimizer).__name__
-        others = [type(g.optimizer).__name__ for _, g in self._known.values()]
+        others = [type(each.optimizer).__name__ for each in self._known.values()]
         return f"{name}{others.count(name) + 1}" if name in others else name
 
     def _write(self, row: OpenRow, scale_after: Value) -> None:
@@ -238,41 +234,43 @@ class Loop:
             return
         found: list[Value] = []
         totals: list[Value] = []
-        for identity, (name, _) in self._known.items():
+        for identity, gradients in self._known.items():
             found.append(row.found_inf.get(identity, 0.0))
-            if measured := row.measured.get(identity):
-                totals.append(measured.total)
-                if measured.counts:
-                    self._rows.count(ring.number, name, measured.counts)
-            else:
+            if identity not in row.measured:
                 totals.append(0.0)
+                continue
+            totals.append(gradients.total)
+            if gradients.counts:
+                self._rows.count(ring.number, gradients.name, gradients.counts)
         losses = self._told or row.losses
         loss = losses[0] if len(losses) == 1 else mean(losses)
-        rate = row.rate if isinstance(row.rate, Tensor) else 0.0
+        rate = row.rate
+        if rate is None or isinstance(rate, float):
+            rate = 0.0  # for the host knows it
+        elif ring.is_on_host:
+            rate = rate.item()  # the schedule may change it in place before the row is read
         values = [loss, row.scale, scale_after, rate, *found, *totals, *totals]
         if not ring.is_on_host:
             self._queue(ring.row, row, values)
             return
         ring.values = values  # what lies on another device is waited for
-        if self._rows.is_for_layers(self.step + 1):
+        if self._has_layers and self._rows.is_for_layers(self.step + 1):
             self._rows.hold(ring.number, self._norms(row))
 
     def _norms(self, row: OpenRow) -> list[float]:
         norms: list[float] = []
-        for identity, (_, gradients) in self._known.items():
-            measured = row.measured.get(identity)
-            if measured is None or isinstance(measured.norms, Tensor):
+        for identity, gradients in self._known.items():
+            if identity not in row.measured or isinstance(gradients.norms, Tensor):
                 norms += [0.0] * len(gradients.names)
             else:
-                norms += [norm / measured.scale for norm in measured.norms]
+                norms += [norm / gradients.scale for norm in gradients.norms]
         return norms
 
     def _queue(self, target: Tensor, row: OpenRow, values: list[Value]) -> None:
         """Have the device write a row's scalars, and norms of parameters behind them."""
-        measured = [row.measured.get(identity) for identity in self._known]
         norms = [
-            gradients.no_norms if each is None else each.norms
-            for (_, gradients), each in zip(self._known.values(), measured, strict=True)
+            gradients.norms if identity in row.measured else gradients.no_norms
+            for identity, gradients in self._known.items()
         ]
         scalars = torch.stack([_tensor(value, target.device) for value in values])
         torch.cat([scalars, *(_tensor(each, target.device) for each in norms)], out=target)
@@ -311,6 +309,7 @@ class Loop:
         if not scaler._enabled or self._scaler not in (None, scaler):
             return None
         _check_attributes(scaler)
+        self._start()
         row = self._open[id(scaler)] = OpenRow(scaler)
         return row
 
@@ -327,7 +326,7 @@ def _check_attributes(scaler: GradScaler) -> None:
         )
 
 
-def _joint(flags: Mapping[torch.device, Tensor], *, is_read: bool) -> Value:
+def _joint(flags: Mapping[torch.device, Tensor], is_read: bool) -> Value:
     """Return one flag of those of several devices: a number, or a tensor of the first one.
 
     is_read: the host reads all that it can of a step, and waits for the rest.

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.exponents import Exponents
-from halfstep.gradients import Measured
 
 Value: TypeAlias = float | Tensor
 
@@ -23,16 +22,16 @@ class OpenRow:
     def __init__(self, scaler: GradScaler | None = None) -> None:
         self.scaler = scaler  # whose id stands for it: so it is kept alive
         self.number: int | None = None  # of the scaler, in the order in which they first updated
+        self.scale: Value = 1.0
+        self.counted: list[tuple[Exponents, Tensor]] = []  # in a step that is due
         self.clear()
 
     def clear(self) -> None:
         """Begin the next step."""
         self.losses: list[Value] = []
-        self.measured: dict[int, Measured] = {}
+        self.measured: set[int] = set()
         self.found_inf: dict[int, Value] = {}
-        self.scale: Value = 1.0
         self.rate: Value | None = None
-        self.counted: list[tuple[Exponents, Tensor]] = []  # in a step that is due
 
 
 def kept_loss(loss: Value) -> Value:

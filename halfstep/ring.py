@@ -4,16 +4,17 @@ A loop writes one row a step. Now and then the rows that are complete are copied
 behind the work already queued; an event, polled at each step's end, says when they have arrived.
 The host never waits for the device, except in `drain`.
 
-What the host knows of a step by itself, its number and its times, stands in a ring of its own, and
-on a CPU so does the row: there is none on the device. It is handed over with the row, as a record
-of the spool's format, which is made of many steps at once. This module imports torch.
+What the host knows of a step by itself, its number and its times, waits in a list, and on a CPU so
+does the row: there is none on the device. It is handed over with the row, as a record of the
+spool's format. An array is made of many steps at once: in the midst of somebody's step, whatever is
+called comes from cold caches, and a tuple is the cheapest of all. This module imports torch.
 """
 
 import math
-import struct
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -29,7 +30,6 @@ DRAIN_ROWS = 256
 DRAIN_SECONDS = 0.25
 POLL_SECONDS = 0.001
 LONGEST_US = 2**31 - 1
-KNOWN = 5  # what the host knows of a step: step, clock, seconds, learning rate, µs of waiting
 
 #: What takes rows that have arrived: the first one's number, the rows in fp32, and their records.
 OnArrival = Callable[[int, NDArray[np.float32], Steps], None]
@@ -58,9 +58,8 @@ class Ring:
         self._columns, self._device = columns, device
         self._started_at, self._on_arrival = started_at, on_arrival
         self._drained_at = clock()
-        self._kept = np.zeros((RING_ROWS, KNOWN + scalars))  # what is known, and the values
-        self._memory = self._kept.data.cast("B")  # the same, to pack into
-        self._layout = struct.Struct(f"{KNOWN + scalars}d")
+        self._known: list[Sequence[SupportsFloat]] = []  # of the rows that are not read yet
+        self._values: list[Sequence[SupportsFloat]] = []  # on a CPU, of the same rows
         self.is_on_host = device.type == "cpu"
         self.values: Sequence[SupportsFloat] = (0.0,) * scalars  # of the open row
         self._pinned: Tensor | None = None
@@ -77,7 +76,7 @@ class Ring:
     def close(
         self, step: int, started: float, rate: float, waited_seconds: float | None = None
     ) -> float:
-        """End the open row, and hand over what is due; return when it ended, by perf_counter.
+        """End the open row, and hand over what is due; return when it ended, by halfstep.clock.
 
         started: the step, by the same clock.  waited_seconds: of it, for data; None if nobody
         knows.
@@ -85,17 +84,17 @@ class Ring:
         On CUDA the host runs ahead of the device until the launch queue is full: a single time is
         how long queueing took, and the mean of many is the device's own pace.
         """
-        ended, now = time.perf_counter(), clock()
+        now = clock()
         waited_us = UNKNOWN_US if waited_seconds is None else waited_seconds * 1e6
-        at = self.number % RING_ROWS * self._layout.size
-        known = step, now, ended - started, rate, waited_us
-        self._layout.pack_into(self._memory, at, *known, *self.values)
+        self._known.append((step, now, now - started, rate, waited_us))
+        if self.is_on_host:
+            self._values.append(self.values)
         self.number += 1
         if self._sent != self._read:
             self._receive(wait=self.number - self._read == RING_ROWS)
         if self.number - self._sent >= DRAIN_ROWS or now - self._drained_at >= DRAIN_SECONDS:
             self._send(now)
-        return ended
+        return now
 
     def drain(self, patience_seconds: float = math.inf) -> bool:
         """Wait for the device, so long at most; tell whether every closed row is handed over."""
@@ -138,17 +137,16 @@ class Ring:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        if self._read == self._sent:
+        count = self._sent - self._read
+        if not count:
             return
-        slices = _slices(self._read, self._sent)
-        kept = _joined(self._kept, slices)
         if self.is_on_host:
             with np.errstate(over="ignore"):
-                arrived = kept[:, KNOWN:].astype(np.float32)
+                arrived = _taken(self._values, count).astype(np.float32)
         else:
-            arrived = _joined(self._arrivals, slices)
+            arrived = _joined(self._arrivals, _slices(self._read, self._sent))
         first, self._read = self._read, self._sent
-        self._on_arrival(first, arrived, self._records(*kept[:, :KNOWN].T))
+        self._on_arrival(first, arrived, self._records(*_taken(self._known, count).T))
 
     def _records(self, *known: NDArray[np.float64]) -> Steps:
         step, now, seconds, rate, waited_us = known
@@ -172,6 +170,13 @@ class Ring:
     def _arrivals(self) -> NDArray[Any]:
         """Where the host reads what has come from a device."""
         return (self._device_ring if self._pinned is None else self._pinned).numpy()
+
+
+def _taken(rows: list[Sequence[SupportsFloat]], count: int) -> NDArray[np.float64]:
+    """Take so many rows from the front, as an array."""
+    numbers = np.fromiter(chain.from_iterable(rows[:count]), np.float64, count * len(rows[0]))
+    del rows[:count]
+    return numbers.reshape(count, -1)
 
 
 def _joined(rows: NDArray[Any], slices: list[slice]) -> NDArray[Any]:

@@ -126,18 +126,21 @@ class Rows:
     def _layer_norms(self, first: int, rows: NDArray[np.float32], records: Steps) -> list[Event]:
         """Tell the norm of each layer's gradients, in the steps that are due."""
         every = self._layers_every
+        squares: Mapping[int, Sequence[float] | NDArray[np.float64]]  # by place among the rows
         if self._norms:
             due = [i for row in self._norms if (i := row - first) < len(rows)]
-            norms = np.array([self._norms.pop(first + i) for i in due])
+            squares = {i: [norm * norm for norm in self._norms.pop(first + i)] for i in due}
         # Mostly none is due, as two numbers tell: steps only rise.
         elif every and (records[0]["step"] - 1) // every != records[-1]["step"] // every:
             due = np.flatnonzero(records["step"] % every == 0).tolist()
-            norms = rows[due, self.scalars :]
+            squares = {i: np.square(rows[i, self.scalars :], dtype=np.float64) for i in due}
         else:
             return []
-        layers = zip(due, self._layers.norms(norms), strict=True) if due else []
         names = {"event": "layer_norms", "layers": self._layers.names}
-        return [names | {"step": int(records["step"][i]), "norms": each} for i, each in layers]
+        return [
+            names | {"step": int(records["step"][i]), "norms": self._layers.norms(each)}
+            for i, each in squares.items()
+        ]
 
     def _is_uneventful(self, rows: NDArray[np.float32]) -> bool:
         """Whether all is finite and the scale as it was: nearly always, so it has to be cheap."""

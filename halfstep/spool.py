@@ -119,6 +119,7 @@ UNKNOWN_US = -1  # a loop that is not ours tells nobody what it waits for
 #: Of records without data_us: the same bytes up to there.
 UNTIMED_DTYPE = np.dtype([(name, STEP_DTYPE[name]) for name in (STEP_DTYPE.names or ())[:-1]])
 SKIPPED, NONFINITE_LOSS, NORM_OVERFLOW = 1, 2, 4
+ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps makes one for each event
 
 
 def optimizer_skipped(index: int) -> int:
@@ -335,9 +336,9 @@ def frame(kind: int, payload: bytes) -> bytes:
 
 def _json(event: Event) -> str:
     try:
-        return json.dumps(event, allow_nan=False)
+        return ENCODER.encode(event)
     except ValueError:  # a float that JSON lacks: seldom enough to look for it only then
-        return json.dumps(json_safe(event), allow_nan=False)
+        return ENCODER.encode(json_safe(event))
 
 
 def json_safe(value: Any) -> Any:

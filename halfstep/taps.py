@@ -108,8 +108,8 @@ class Taps:
             if is_heard_before and name in before:
                 guard(before[name], this, *args, **kwargs)
             result = original(this, *args, **kwargs)
-            if name in after:
-                guard(after[name], this, *args, **kwargs)
+            if hear := after.get(name):
+                guard(hear, this, *args, **kwargs)
             return result
 
         _keep_from_compiler(wrapped)

@@ -142,6 +142,37 @@ def test_a_loop_without_a_scaler_is_watched_by_its_optimizer(tmp_path: Path, fus
     assert (steps["grad_norm"] > 0).all()
 
 
+def test_a_rate_on_a_device_is_that_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule changes it in place before the row is read, where rows are kept by the host."""
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    weight, rate = nn.Parameter(torch.ones(2)), torch.tensor(0.5)
+    optimizer = torch.optim.SGD([weight], lr=rate)
+    with halfstep.watch(folder=tmp_path, name="it"):
+        for _ in range(3):
+            optimizer.zero_grad()
+            weight.sum().backward()
+            optimizer.step()
+            rate /= 2
+    assert Written(tmp_path / "it").steps["lr"].tolist() == [0.5, 0.25, 0.125]
+
+
+def test_gradients_that_are_sparse_or_missing_are_measured(tmp_path: Path) -> None:
+    """In the host's memory each is read as it is: rows of an embedding, a half, and none."""
+    table, half = nn.Embedding(4, 2, sparse=True), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    unused, alone = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    watched = torch.optim.SGD([*table.parameters(), half, unused], lr=0.1)
+    with halfstep.watch(folder=tmp_path, name="it", optimizers=[watched]):
+        for size in (3.0, 4.0):
+            watched.zero_grad()
+            (table(torch.tensor([1, 3])).sum() * size + half.sum() * 0.5 + alone.sum()).backward()
+            watched.step()
+    assert Written(tmp_path / "it").steps["grad_norm"].tolist() == pytest.approx(
+        [(4 * size**2 + 2 * 0.5**2) ** 0.5 for size in (3.0, 4.0)]
+    )
+
+
 def test_a_step_without_a_scaler_is_one_of_each_optimizer(tmp_path: Path) -> None:
     """Of two that are named, both have stepped before a row closes."""
     net = Net()

@@ -35,8 +35,9 @@ def test_parameters_of_a_layer_are_joined():
     network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1, bias=False))
     layers = Layers(f"net.{name}" for name, _ in network.named_parameters())
     assert layers.names == ["net.0", "net.1"]
-    assert layers.norms(np.array([[3, 4, 7], [0, 6, 2]], np.float32)) == [[5, 7], [6, 2]]
-    [norms] = layers.norms(np.array([[np.inf, 4, np.nan]], np.float32))
+    assert layers.norms([3.0**2, 4.0**2, 7.0**2]) == [5, 7]
+    assert layers.norms(np.square([0.0, 6.0, 2.0])) == [6, 2]
+    norms = layers.norms([np.inf, 4.0**2, np.nan])
     assert norms[0] == np.inf
     assert np.isnan(norms[1])
 
