@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -104,6 +105,8 @@ ORDERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
 )
 #: A setting that goes by its last part may be at several paths: so many of them are looked at.
 MOST_PATHS = 5
+#: Queries that were put together once, of names that people type.
+MOST_KEPT = 1000
 
 
 @dataclass(frozen=True)
@@ -332,6 +335,7 @@ def _settings_at(paths: Sequence[str]) -> list[tuple[Any, ColumnElement[bool]]]:
     return found
 
 
+@lru_cache(MOST_KEPT)
 def named_at_all(name: str) -> Select[Any]:
     """Ask whether any run has a setting or a metric of this name."""
     setting = select(RunSetting.run_id).where(_settings_called(name)).limit(1)
@@ -341,8 +345,13 @@ def named_at_all(name: str) -> Select[Any]:
 
 def paths_of(session: Session, name: str) -> list[str]:
     """Return the paths of the settings that go by a name, the first few of them."""
+    return list(session.scalars(_paths_called(name)))
+
+
+@lru_cache(MOST_KEPT)
+def _paths_called(name: str) -> Select[Any]:
     paths = select(RunSetting.path).where(_settings_called(name)).distinct()
-    return list(session.scalars(paths.order_by(RunSetting.path).limit(MOST_PATHS)))
+    return paths.order_by(RunSetting.path).limit(MOST_PATHS)
 
 
 def values_of(session: Session, run_ids: Sequence[int], name: str) -> dict[int, float | str | None]:

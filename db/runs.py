@@ -2,9 +2,20 @@
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, case, func, literal, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    bindparam,
+    case,
+    func,
+    literal,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from db import notifications, pyramid, run_settings
@@ -361,13 +372,18 @@ def silent_seconds(run: Any, moment: float) -> int:
 
 def progress(session: Session, some_runs: Collection[Run]) -> tuple[dict[int, Progress], float]:
     """Return how far runs have come, and the database's time."""
-    # Kept: SQLAlchemy takes longer to put this together than the database to answer it.
-    duration = NUMBERS["duration"]
-    query = select(Run.id, _retried(some_runs), duration, now())
-    unskipped = _unskipped(some_runs)
-    rows = session.execute(query.where(Run.id.in_(unskipped))).all()
+    unskipped, retrying = _unskipped(some_runs), _retrying(some_runs)
+    query = _progress(retrying=bool(retrying))
+    rows = session.execute(query, {"run_ids": list(unskipped), "retrying": retrying}).all()
     found = {row[0]: Progress(unskipped[row[0]] + row[1], row[2]) for row in rows}
     return found, rows[0][3] if rows else 0.0
+
+
+@cache  # SQLAlchemy takes longer to put this together than the database to answer it
+def _progress(*, retrying: bool) -> Select[Any]:
+    retried = _retried() if retrying else literal(0)
+    mine = Run.id.in_(bindparam("run_ids", expanding=True))
+    return select(Run.id, retried, NUMBERS["duration"], now()).where(mine)
 
 
 def ends(session: Session, run_ids: Collection[int]) -> list[tuple[float, int]]:
@@ -378,8 +394,13 @@ def ends(session: Session, run_ids: Collection[int]) -> list[tuple[float, int]]:
 
 def statuses(session: Session, run_id: int) -> list[RunStatus]:
     """Return the history of a run's status, oldest first."""
-    query = select(RunStatus).where(RunStatus.run_id == run_id).order_by(RunStatus.id)
-    return list(session.scalars(query))
+    return list(session.scalars(_statuses(), {"run_id": run_id}))
+
+
+@cache
+def _statuses() -> Select[Any]:
+    query = select(RunStatus).where(RunStatus.run_id == bindparam("run_id"))
+    return query.order_by(RunStatus.id)
 
 
 def last_change(session: Session, run_id: int) -> RunStatus | None:
@@ -399,8 +420,9 @@ def applied(session: Session, run: Run) -> int:
 def applied_of(session: Session, some_runs: Collection[Run]) -> dict[int, int]:
     """Return it of each run, in one query."""
     retrying = _retrying(some_runs)
-    query = select(Run.id, _retried(some_runs)).where(Run.id.in_(retrying))
-    retried = {row[0]: row[1] for row in session.execute(query)} if retrying else {}
+    query = select(Run.id, _retried()).where(Run.id.in_(bindparam("retrying", expanding=True)))
+    rows = session.execute(query, {"retrying": retrying}) if retrying else ()
+    retried = {row[0]: row[1] for row in rows}
     unskipped = _unskipped(some_runs)
     return {run_id: steps + retried.get(run_id, 0) for run_id, steps in unskipped.items()}
 
@@ -414,15 +436,16 @@ def _retrying(some_runs: Iterable[Run]) -> list[int]:
     return [run.id for run in some_runs if run.settings.get("scaler", {}).get("retry_in_fp32")]
 
 
-def _retried(some_runs: Iterable[Run]) -> ColumnElement[int]:
-    """Return how many skipped steps of a run were applied after all, for a query of these runs."""
-    if not (retrying := _retrying(some_runs)):
-        return literal(0)
+def _retried() -> ColumnElement[int]:
+    """Return how many skipped steps of a run were applied after all; of those that are given as
+    `retrying`.
+    """
     mine = (Diagnosis.run_id == Run.id, Diagnosis.kind == "retry")
     # The spool brings a retry before its step.
     applied = Diagnosis.content["applied"].as_boolean() & (Diagnosis.step <= Run.step)
     count = select(func.count()).select_from(Diagnosis).where(*mine, applied).correlate(Run)
-    return case((Run.id.in_(retrying), count.scalar_subquery()), else_=0)
+    retrying = Run.id.in_(bindparam("retrying", expanding=True))
+    return case((retrying, count.scalar_subquery()), else_=0)
 
 
 def set_status(
