@@ -106,7 +106,7 @@ ORDERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
 #: A setting that goes by its last part may be at several paths: so many of them are looked at.
 MOST_PATHS = 5
 #: Queries that were put together once, of names that people type.
-MOST_KEPT = 1000
+MOST_KEPT = 200
 
 
 @dataclass(frozen=True)
@@ -305,12 +305,7 @@ class Order:
             return cls((func.coalesce(NUMBERS[name], last), Run.id.expression), falls)
         if name in ORDERS:
             return cls((ORDERS[name], Run.id.expression), falls)
-        settings, metric = _settings_at(paths_of(session, name)), aliased(LatestMetric)
-        numbers = [*(setting.number for setting, _on in settings), metric.value]
-        texts = [setting.text for setting, _on in settings]
-        keys = (func.coalesce(*numbers, last), func.coalesce(*texts, "", ""), Run.id.expression)
-        called = and_(metric.run_id == Run.id, metric.name == name)
-        return cls(keys, falls, (*settings, (metric, called)))
+        return _order_by_name(name, tuple(paths_of(session, name)), falls=falls)
 
     def joined_to(self, query: Select[Any]) -> Select[Any]:
         """Return a query of runs that can be ordered so."""
@@ -320,6 +315,17 @@ class Order:
                 # By the index of a run's settings SQLite would look two places up for each run.
                 query = query.with_hint(table, f"INDEXED BY {_BY_NAME}", "sqlite")
         return query
+
+
+@lru_cache(MOST_KEPT)
+def _order_by_name(name: str, paths: tuple[str, ...], *, falls: bool) -> Order:
+    settings, metric = _settings_at(paths), aliased(LatestMetric)
+    numbers = [*(setting.number for setting, _on in settings), metric.value]
+    texts = [setting.text for setting, _on in settings]
+    last = -math.inf if falls else math.inf
+    keys = (func.coalesce(*numbers, last), func.coalesce(*texts, "", ""), Run.id.expression)
+    called = and_(metric.run_id == Run.id, metric.name == name)
+    return Order(keys, falls, (*settings, (metric, called)))
 
 
 _OWNER = ((User, User.id == Run.owner_id),)

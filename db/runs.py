@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
+    Integer,
     Select,
     bindparam,
     case,
@@ -19,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from db import notifications, pyramid, run_settings
-from db.conditions import NUMBERS, Compared, Filter, Has, Order
+from db.conditions import MOST_KEPT, NUMBERS, Compared, Filter, Has, Order, Term
 from db.database import now
 from db.errors import Conflict, InTheBin, Invalid, NotFound
 from db.tables import (
@@ -250,11 +251,7 @@ def newest_and_count(
     A first page is filtered once for both. Without a filter all runs are counted by an index, and
     the newest of them are read without a look at the others.
     """
-    total: ColumnElement[int] = func.count().over()
-    if before is not None or not conditions:
-        of_all = _matching(select(func.count()), conditions)
-        total = of_all.correlate(None).scalar_subquery()
-    rows = _page(session, conditions, sort, before, limit, total.label("total"))
+    rows = _page(session, conditions, sort, before, limit, counts=True)
     if not rows:
         return [], 0 if before is None else count(session, conditions)
     return [(run, owner) for run, owner, _total in rows], rows[0].total
@@ -276,25 +273,49 @@ def _page(
     sort: str,
     before: int | None,
     limit: int,
-    *more: ColumnElement[Any],
+    *,
+    counts: bool = False,
 ) -> Sequence[Any]:
-    """Read runs in their order, each with its owner's name and what more is asked for.
-
-    Their rows are long: only those of the page are read, and not while runs are compared.
-    """
-    order = Order.of(session, sort)
-    keys = [key.label(f"key_{n}") for n, key in enumerate(order.keys)]
-    query = _matching(select(Run.id.label("run_id"), *keys, *more), conditions, order)
+    """Read runs in their order, each with its owner's name. counts: and how many there are."""
+    order, given = Order.of(session, sort), {"limit": limit}
     if before is not None:
-        last, place = _keys_of(session, before, order), tuple_(*order.keys)
+        last = _keys_of(session, before, order)
         if last is None:
             return []
-        query = query.where(place < tuple_(*last) if order.falls else place > tuple_(*last))
-    shown = _ordered(query, order.keys, falls=order.falls).limit(limit).subquery()
+        given |= {f"last_{n}": value for n, value in enumerate(last)}
+    query = _page_query(tuple(conditions), order, is_first=before is None, counts=counts)
+    return session.execute(query, given).all()
+
+
+@lru_cache(MOST_KEPT)  # it is made of many parts, and the same list is asked for again and again
+def _page_query(
+    conditions: tuple[Term, ...], order: Order, *, is_first: bool, counts: bool
+) -> Select[Any]:
+    """Select a page of runs. Their rows are long: only those of the page are read, and not while
+    runs are compared.
+    """
+    more = [_total(conditions, is_first=is_first).label("total")] if counts else []
+    keys = [key.label(f"key_{n}") for n, key in enumerate(order.keys)]
+    query = _matching(select(Run.id.label("run_id"), *keys, *more), conditions, order)
+    if not is_first:
+        ends = [bindparam(f"last_{n}", type_=key.type) for n, key in enumerate(order.keys)]
+        place, last = tuple_(*order.keys), tuple_(*ends)
+        query = query.where(place < last if order.falls else place > last)
+    page = _ordered(query, order.keys, falls=order.falls).limit(bindparam("limit", type_=Integer()))
+    shown = page.subquery()
     rows = select(Run, User.name, *(shown.c[each.name] for each in more))
     rows = rows.join(shown, shown.c.run_id == Run.id).join(User, User.id == Run.owner_id)
     keys_shown = [shown.c[key.name] for key in keys]
-    return session.execute(_ordered(rows, keys_shown, falls=order.falls)).all()
+    ordered: Select[Any] = _ordered(rows, keys_shown, falls=order.falls)
+    return ordered
+
+
+def _total(conditions: tuple[Term, ...], *, is_first: bool) -> ColumnElement[int]:
+    if is_first and conditions:
+        return func.count().over()
+    of_all = _matching(select(func.count()), conditions)
+    count: ColumnElement[int] = of_all.correlate(None).scalar_subquery()
+    return count
 
 
 def _ordered(query: Any, keys: Iterable[ColumnElement[Any]], *, falls: bool) -> Any:
