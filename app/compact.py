@@ -8,6 +8,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 #: Less than a packet is not worth it.
 LEAST_BYTES = 1000
+#: Of numbers a higher one saves a tenth more, for three times as long.
+LEVEL = 1
 
 
 class Compact:
@@ -60,7 +62,7 @@ def _compact(asked: Headers, start: Message, body: bytes) -> bytes:
         del headers["content-length"]
         body = b""
     elif len(body) >= LEAST_BYTES and "gzip" in asked.get("accept-encoding", ""):
-        body = gzip.compress(body, 4)
+        body = gzip.compress(body, LEVEL)
         headers["Content-Encoding"] = "gzip"
         headers["Content-Length"] = str(len(body))
     start["headers"] = headers.raw

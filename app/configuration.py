@@ -7,7 +7,6 @@ from sqlalchemy.orm import Session
 
 from app import command_lines, schemas
 from db import workers
-from db.errors import NotFound
 from db.tables import Run
 
 
@@ -24,14 +23,10 @@ class Setting(BaseModel):
 
 def settings_of(session: Session, run: Run) -> list[Setting]:
     """Return all settings; of a recipe that no worker offers the defaults are not known."""
-    try:
-        schema = (
-            command_lines.schema(run.command["parameters"])
-            if run.command
-            else workers.recipe(session, run.recipe)["schema"]
-        )
-    except NotFound:
-        schema = {}
+    if run.command:
+        schema = command_lines.schema(run.command["parameters"])
+    else:
+        schema = (workers.find_recipe(session, run.recipe) or {}).get("schema", {})
     known = {field.path: field for field in schemas.properties(schema)}
     values = schemas.flat(run.whole_config)
     return [_setting(run, path, value, known.get(path)) for path, value in values]

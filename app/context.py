@@ -59,7 +59,8 @@ Hashing = Annotated[None, Depends(_hashing, scope="function")]
 Turn = Annotated[None, Depends(_turn, scope="function")]
 
 
-def _database(request: Request, _turn: Turn) -> Database:
+# What waits for nothing is async: anything else is a way to a thread and back.
+async def _database(request: Request, _turn: Turn) -> Database:
     database: Database = request.app.state.database
     return database
 
@@ -72,7 +73,7 @@ async def ingesting(request: Request, work: Callable[[], Done]) -> Done:
     return await get_running_loop().run_in_executor(request.app.state.ingesting, work)
 
 
-def _settings(request: Request) -> Settings:
+async def _settings(request: Request) -> Settings:
     settings: Settings = request.app.state.settings
     return settings
 
@@ -80,7 +81,7 @@ def _settings(request: Request) -> Settings:
 TheSettings = Annotated[Settings, Depends(_settings)]
 
 
-def _live(request: Request) -> Live:
+async def _live(request: Request) -> Live:
     live: Live = request.app.state.live
     return live
 

@@ -20,7 +20,7 @@ from db.settings import Settings
 #: FastAPI works out a route when it is first asked for, and keeps it here: the servers of a
 #: process, of which the tests start thousands, share that.
 ROUTES = APIRouter()
-for router in (assets.router, metrics.router, pages.router, downloads.router, api.router):
+for router in (downloads.router, api.router, assets.router, metrics.router, pages.router):
     ROUTES.include_router(router)
 
 

@@ -1,7 +1,6 @@
 """A run in one glance, the same for pages, API and live streams."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PlainSerializer
@@ -164,27 +163,37 @@ def summarise_all(
 
     queue: if it was read already.
     """
+    return [RunSummary(**told) for told in told_of_all(session, rows, settings, queue)]
+
+
+def told_of_all(
+    session: Session,
+    rows: Sequence[tuple[Run, str]],
+    settings: Settings,
+    queue: Queue | None = None,
+) -> list[dict[str, Any]]:
+    """Return what summaries of runs are made of."""
     some_runs = [run for run, _owner in rows]
     if queue is None and any(run.status == Status.QUEUED for run in some_runs):
         queue = Queue.read(session)
     judged = verdicts.verdicts(session, some_runs)
     progress, moment = runs.progress(session, some_runs)  # by the clock that wrote their starts
     return [
-        RunSummary(
+        {
             **{name: getattr(run, name) for name in _COLUMNS},
-            owner=owner,
-            tags=labels.tags_of(run),
-            own_steps=run.own_steps,
-            is_scaled=verdicts.is_scaled(run.settings),
-            applied=progress[run.id].applied,
-            ending=ending(run, progress[run.id].applied),
-            verdict=_verdict(judged.get(run.id)),
-            seconds=progress[run.id].seconds,
-            seconds_left=_seconds_left(run),
-            silent_seconds=runs.silent_seconds(run, moment),
+            "owner": owner,
+            "tags": labels.tags_of(run),
+            "own_steps": run.own_steps,
+            "is_scaled": verdicts.is_scaled(run.settings),
+            "applied": progress[run.id].applied,
+            "ending": ending(run, progress[run.id].applied),
+            "verdict": _verdict(judged.get(run.id)),
+            "seconds": progress[run.id].seconds,
+            "seconds_left": _seconds_left(run),
+            "silent_seconds": runs.silent_seconds(run, moment),
             **_throughput(run),
             **_waiting(run, queue, settings),
-        )
+        }
         for run, owner in rows
     ]
 
@@ -214,7 +223,7 @@ def _throughput(run: Run) -> dict[str, float | None]:
 def _verdict(found: verdicts.Verdict | None) -> RunVerdict | None:
     if found is None:
         return None
-    figures = {name: json_number(value) for name, value in asdict(found.figures).items()}
+    figures = {name: json_number(value) for name, value in vars(found.figures).items()}
     return RunVerdict(word=found.word, reason=found.reason, figures=figures)
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from pwdlib import PasswordHash
-from sqlalchemy import delete, func, literal, null, select, union_all, update
+from sqlalchemy import bindparam, delete, func, literal, null, select, union_all, update
 from sqlalchemy.orm import Session
 
 from db import projects, rights
@@ -250,17 +250,22 @@ class KnownSession(NamedTuple):
 
 def find_session(session: Session, secret: str) -> KnownSession | None:
     """Return whom a cookie belongs to, or None if it is unknown or too old."""
-    query = (
-        select(User, SignInSession)
-        .join(SignInSession, SignInSession.user_id == User.id)
-        .where(SignInSession.token_hash == hash_of(secret), SignInSession.expires_at > now())
-        .where(IS_ACTIVE)
-    )
-    rows = session.execute(rights.with_roles(query)).all()
+    rows = session.execute(_by_session(), {"hash": hash_of(secret)}).all()
     if not rows:
         return None
     user, sign_in = rows[0][:2]
     return KnownSession(user, sign_in, rights.standing_of(user, rows))
+
+
+@cache  # every request asks, and it is made of many parts
+def _by_session() -> Any:
+    query = (
+        select(User, SignInSession)
+        .join(SignInSession, SignInSession.user_id == User.id)
+        .where(SignInSession.token_hash == bindparam("hash"), SignInSession.expires_at > now())
+        .where(IS_ACTIVE)
+    )
+    return rights.with_roles(query)
 
 
 def sign_ins(session: Session, user: User) -> list[SignInSession]:
@@ -366,17 +371,22 @@ class KnownToken(NamedTuple):
 
 def find_api_token(session: Session, token: str) -> KnownToken | None:
     """Return whom a token belongs to, and what it may do."""
-    recent = func.coalesce(ApiToken.used_at > now() - USE_NOTED_SECONDS, False)
-    columns = (ApiToken.name, ApiToken.kind, ApiToken.project, ApiToken.run_id)
-    query = select(User, *columns, recent).join(ApiToken, ApiToken.user_id == User.id)
-    query = query.where(ApiToken.token_hash == hash_of(token), IS_ACTIVE)
-    query = query.where(func.coalesce(ApiToken.expires_at > now(), True))
-    rows = session.execute(rights.with_roles(query)).all()
+    rows = session.execute(_by_token(), {"hash": hash_of(token)}).all()
     if not rows:
         return None
     user, name, kind, project, run_id, is_noted = rows[0][:6]
     standing = rights.standing_of(user, rows, kind=kind, only=project)
     return KnownToken(user, standing, name, kind, project, run_id, bool(is_noted))
+
+
+@cache  # as above
+def _by_token() -> Any:
+    recent = func.coalesce(ApiToken.used_at > now() - USE_NOTED_SECONDS, False)
+    columns = (ApiToken.name, ApiToken.kind, ApiToken.project, ApiToken.run_id)
+    query = select(User, *columns, recent).join(ApiToken, ApiToken.user_id == User.id)
+    query = query.where(ApiToken.token_hash == bindparam("hash"), IS_ACTIVE)
+    query = query.where(func.coalesce(ApiToken.expires_at > now(), True))
+    return rights.with_roles(query)
 
 
 def standings(session: Session, hashes: Collection[str]) -> dict[str, Standing]:

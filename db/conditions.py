@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -104,6 +105,8 @@ ORDERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
 )
 #: A setting that goes by its last part may be at several paths: so many of them are looked at.
 MOST_PATHS = 5
+#: Queries that were put together once, of names that people type.
+MOST_KEPT = 200
 
 
 @dataclass(frozen=True)
@@ -302,12 +305,7 @@ class Order:
             return cls((func.coalesce(NUMBERS[name], last), Run.id.expression), falls)
         if name in ORDERS:
             return cls((ORDERS[name], Run.id.expression), falls)
-        settings, metric = _settings_at(paths_of(session, name)), aliased(LatestMetric)
-        numbers = [*(setting.number for setting, _on in settings), metric.value]
-        texts = [setting.text for setting, _on in settings]
-        keys = (func.coalesce(*numbers, last), func.coalesce(*texts, "", ""), Run.id.expression)
-        called = and_(metric.run_id == Run.id, metric.name == name)
-        return cls(keys, falls, (*settings, (metric, called)))
+        return _order_by_name(name, tuple(paths_of(session, name)), falls=falls)
 
     def joined_to(self, query: Select[Any]) -> Select[Any]:
         """Return a query of runs that can be ordered so."""
@@ -317,6 +315,17 @@ class Order:
                 # By the index of a run's settings SQLite would look two places up for each run.
                 query = query.with_hint(table, f"INDEXED BY {_BY_NAME}", "sqlite")
         return query
+
+
+@lru_cache(MOST_KEPT)
+def _order_by_name(name: str, paths: tuple[str, ...], *, falls: bool) -> Order:
+    settings, metric = _settings_at(paths), aliased(LatestMetric)
+    numbers = [*(setting.number for setting, _on in settings), metric.value]
+    texts = [setting.text for setting, _on in settings]
+    last = -math.inf if falls else math.inf
+    keys = (func.coalesce(*numbers, last), func.coalesce(*texts, "", ""), Run.id.expression)
+    called = and_(metric.run_id == Run.id, metric.name == name)
+    return Order(keys, falls, (*settings, (metric, called)))
 
 
 _OWNER = ((User, User.id == Run.owner_id),)
@@ -332,6 +341,7 @@ def _settings_at(paths: Sequence[str]) -> list[tuple[Any, ColumnElement[bool]]]:
     return found
 
 
+@lru_cache(MOST_KEPT)
 def named_at_all(name: str) -> Select[Any]:
     """Ask whether any run has a setting or a metric of this name."""
     setting = select(RunSetting.run_id).where(_settings_called(name)).limit(1)
@@ -341,8 +351,13 @@ def named_at_all(name: str) -> Select[Any]:
 
 def paths_of(session: Session, name: str) -> list[str]:
     """Return the paths of the settings that go by a name, the first few of them."""
+    return list(session.scalars(_paths_called(name)))
+
+
+@lru_cache(MOST_KEPT)
+def _paths_called(name: str) -> Select[Any]:
     paths = select(RunSetting.path).where(_settings_called(name)).distinct()
-    return list(session.scalars(paths.order_by(RunSetting.path).limit(MOST_PATHS)))
+    return paths.order_by(RunSetting.path).limit(MOST_PATHS)
 
 
 def values_of(session: Session, run_ids: Sequence[int], name: str) -> dict[int, float | str | None]:

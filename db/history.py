@@ -1,8 +1,9 @@
 """What a viewer of a run gets whole, never sampled: scaler events and steps with a flag."""
 
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, func, select, union
+from sqlalchemy import Select, bindparam, func, select, union
 from sqlalchemy.orm import Session
 
 from db.paging import Page, page
@@ -61,10 +62,15 @@ def _flagged(flag: str, *columns: Any) -> Select[Any]:
 
 def resumptions(session: Session, run_id: int) -> dict[int, int]:
     """Return the last step before each attempt's own, of those that resumed a run."""
-    query = select(RunNode.attempt, RunNode.resumed_step).where(
-        RunNode.run_id == run_id, RunNode.node == 0, RunNode.resumed_step > 0
-    )
-    return {attempt: step for attempt, step in session.execute(query) if step is not None}
+    rows = session.execute(_resumptions(), {"run_id": run_id})
+    return {attempt: step for attempt, step in rows if step is not None}
+
+
+@cache
+def _resumptions() -> Any:
+    of_run = (RunNode.run_id == bindparam("run_id"), RunNode.node == 0)
+    query = select(RunNode.attempt, RunNode.resumed_step)
+    return query.where(*of_run, RunNode.resumed_step > 0)
 
 
 def cursor_now(session: Session, run: Run, *, waiting: int = 0) -> Cursor:
@@ -72,23 +78,33 @@ def cursor_now(session: Session, run: Run, *, waiting: int = 0) -> Cursor:
 
     waiting: the mark of what it waits for.
     """
-
-    def newest(column: Any) -> int:
-        query = select(func.max(column)).where(column.class_.run_id == run.id)
-        return session.scalar(query) or 0
-
+    newest = session.execute(_newest(), {"run_id": run.id}).one()
     # An attempt that has made no step yet may still take steps back.
     has_begun = run.resumed_step is not None
     return Cursor(
         attempt=run.attempt if has_begun else max(run.attempt - 1, 0),
         revision=run.revision,
-        step=newest(Step.step),
-        event=newest(ScalerEvent.id),
-        metric=newest(Metric.id),
-        log=newest(LogLine.number),
-        diagnosis=newest(Diagnosis.id),
-        status=newest(RunStatus.id),
+        **newest._mapping,
         files=run.files_revision,
         waiting=waiting,
         rewinds=run.rewinds,
     )
+
+
+@cache
+def _newest() -> Select[Any]:
+    columns = {
+        "step": Step.step,
+        "event": ScalerEvent.id,
+        "metric": Metric.id,
+        "log": LogLine.number,
+        "diagnosis": Diagnosis.id,
+        "status": RunStatus.id,
+    }
+
+    def newest(column: Any) -> Any:
+        of_run = column.class_.run_id == bindparam("run_id")
+        found = select(func.coalesce(func.max(column), 0)).where(of_run)
+        return found.scalar_subquery()
+
+    return select(*(newest(column).label(name) for name, column in columns.items()))

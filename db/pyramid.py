@@ -3,7 +3,11 @@
 `update` writes it in the transaction that writes the points; `rebuild` makes it anew from them.
 """
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +15,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     FromClause,
-    Select,
+    bindparam,
     delete,
     func,
     literal,
@@ -49,27 +53,32 @@ METRIC_SERIES = (Series("value", "f8", mean=True),)
 
 @dataclass(frozen=True)
 class Source:
-    """Numbers by step, and where their pyramid is: a run's steps, or one of its metrics."""
+    """Numbers by step, and where their pyramid is: a run's steps, or one of its metrics.
+
+    series: those that are asked for.  kept: those that the pyramid keeps.
+    """
 
     points: FromClause
     buckets: FromClause
     key: dict[str, Any]
     series: tuple[Series, ...]
+    kept: tuple[Series, ...]
 
     def of(self, table: FromClause) -> list[ColumnElement[bool]]:
         """Return what picks its rows out of a table."""
         return [table.c[name] == value for name, value in self.key.items()]
 
 
-def steps_of(run_id: int) -> Source:
-    """Return the steps of a run."""
-    return Source(Step.__table__, StepBucket.__table__, {"run_id": run_id}, STEP_SERIES)
+def steps_of(run_id: int, names: Collection[str] | None = None) -> Source:
+    """Return the steps of a run. names: of these series only."""
+    series = tuple(each for each in STEP_SERIES if names is None or each.name in names)
+    return Source(Step.__table__, StepBucket.__table__, {"run_id": run_id}, series, STEP_SERIES)
 
 
 def metric_of(run_id: int, name: str) -> Source:
     """Return one metric of a run."""
     key = {"run_id": run_id, "name": name}
-    return Source(Metric.__table__, MetricBucket.__table__, key, METRIC_SERIES)
+    return Source(Metric.__table__, MetricBucket.__table__, key, METRIC_SERIES, METRIC_SERIES)
 
 
 def metrics_of(session: Session, run_id: int) -> list[Source]:
@@ -143,52 +152,121 @@ def _largest(connection: Connection, run_id: int) -> Summaries:
 
 def read_points(connection: Connection, source: Source, ranges: list[StepRange]) -> Points:
     """Read the raw points of some ranges of steps."""
-    column = source.points.c
-    values: list[ColumnElement[Any]] = [column[name] for name, _, _ in source.series]
-    flags: ColumnElement[Any] = literal(0)
-    if source.series is STEP_SERIES:
-        flags = column.flags
-        # NULL where the clip changed nothing.
-        values[3] = func.coalesce(column.grad_norm_clipped, column.grad_norm)
-    query = select(column.step, column.elapsed_ms, flags, *values)
-    query = query.where(*source.of(source.points))
-    rows = _fetch(connection, [query.where(column.step.between(*span)) for span in ranges])
-    # NULL becomes NaN; whole numbers are exact up to 2**53.
-    table = np.array(rows, float).reshape(len(rows), 3 + len(values))
-    table = table[np.argsort(table[:, 0])]
-    step, elapsed_ms, flag = table[:, :3].astype(np.int64).T
-    return Points(step, elapsed_ms, flag, table[:, 3:])
+    if not ranges:
+        return _points([], source)
+    query = _points_query(source.points, source.series, tuple(source.key), len(ranges))
+    rows = _fetch(connection, query, source.key | _bounds(ranges))
+    return _points(sorted(rows, key=itemgetter(0)), source)
+
+
+def read_points_of_runs(
+    connection: Connection, sources: Collection[Source], span: StepRange
+) -> Iterator[tuple[Source, Points]]:
+    """Read the raw points of several runs, in one query. sources: alike but for the run."""
+    by_run = {source.key["run_id"]: source for source in sources}
+    first = next(iter(sources))
+    query = _points_of_runs_query(first.points, first.series, tuple(first.key))
+    rows = _fetch(connection, query, first.key | {"run_ids": list(by_run)} | _bounds([span]))
+    for run_id, points in groupby(rows, itemgetter(0)):
+        yield by_run[run_id], _points([row[1:] for row in points], by_run[run_id])
+
+
+def _points(rows: list[tuple[Any, ...]], source: Source) -> Points:
+    """Put rows in order of step together, column by column. NULL becomes NaN."""
+    columns = list(zip(*rows, strict=True)) or [()] * (3 + len(source.series))
+    step, elapsed_ms, flags = (np.array(column, np.int64) for column in columns[:3])
+    values = np.array(columns[3:], float).reshape(len(source.series), len(rows))
+    return Points(step, elapsed_ms, flags, values.T)
 
 
 def read_buckets(
     connection: Connection, source: Source, ranges: list[BucketRange]
 ) -> dict[int, Summaries]:
     """Read some ranges of buckets, by their size."""
-    column = source.buckets.c
-    query = select(column.size, column.bucket, column.summary).where(*source.of(source.buckets))
-    rows = _fetch(
-        connection,
-        [
-            query.where(column.size == size, column.bucket.between(first, last))
-            for size, first, last in ranges
-        ],
-    )
+    query = _buckets_query(source.buckets, tuple(source.key), len(ranges))
+    sizes = {f"size_{n}": size for n, (size, _, _) in enumerate(ranges)}
+    bounds = _bounds([(first, last) for _, first, last in ranges])
+    rows = _fetch(connection, query, source.key | sizes | bounds)
     found = {}
     for size in {size for size, _, _ in ranges}:
         stones = [row for row in rows if row[0] == size]
         start: Ints = np.array([bucket for _, bucket, _ in stones], dtype=np.int64) * size
-        summaries = unpack(start, [summary for *_, summary in stones], source.series, size)
+        packed = [summary for *_, summary in stones]
+        summaries = unpack(start, packed, source.kept, size, source.series)
         found[size] = in_order([summaries])
     return found
 
 
-def _fetch(connection: Connection, queries: list[Select[Any]]) -> list[tuple[Any, ...]]:
+# Queries are made once and given their values: SQLAlchemy takes longer to put one together than the
+# database to answer it.
+
+
+@cache
+def _points_query(
+    points: FromClause, series: tuple[Series, ...], key: tuple[str, ...], ranges: int
+) -> Any:
+    query = select(*_columns(points, series)).where(*_of(points, key))
+    return _union([query.where(_within(points.c.step, n)) for n in range(ranges)])
+
+
+@cache
+def _points_of_runs_query(
+    points: FromClause, series: tuple[Series, ...], key: tuple[str, ...]
+) -> Any:
+    others = _of(points, tuple(name for name in key if name != "run_id"))
+    some = points.c.run_id.in_(bindparam("run_ids", expanding=True))
+    query = select(points.c.run_id, *_columns(points, series))
+    query = query.where(some, *others, _within(points.c.step))
+    return query.order_by(points.c.run_id, points.c.step)
+
+
+@cache
+def _buckets_query(buckets: FromClause, key: tuple[str, ...], ranges: int) -> Any:
+    column = buckets.c
+    query = select(column.size, column.bucket, column.summary).where(*_of(buckets, key))
+    return _union(
+        [
+            query.where(column.size == bindparam(f"size_{n}"), _within(column.bucket, n))
+            for n in range(ranges)
+        ]
+    )
+
+
+def _columns(points: FromClause, series: tuple[Series, ...]) -> Iterator[ColumnElement[Any]]:
+    column = points.c
+    yield column.step
+    yield column.elapsed_ms
+    yield column.flags if "flags" in column else literal(0)
+    for name, _, _ in series:
+        # NULL where the clip changed nothing.
+        is_clipped = name == "grad_norm_clipped"
+        yield func.coalesce(column[name], column.grad_norm) if is_clipped else column[name]
+
+
+def _of(table: FromClause, key: tuple[str, ...]) -> list[ColumnElement[bool]]:
+    return [table.c[name] == bindparam(name) for name in key]
+
+
+def _within(column: ColumnElement[Any], number: int = 0) -> ColumnElement[bool]:
+    return column.between(bindparam(f"first_{number}"), bindparam(f"last_{number}"))
+
+
+def _bounds(ranges: list[tuple[int, int]]) -> dict[str, int]:
+    return {
+        f"{end}_{n}": value
+        for n, span in enumerate(ranges)
+        for end, value in zip(("first", "last"), span, strict=True)
+    }
+
+
+def _union(queries: list[Any]) -> Any:
     """Run queries as one. Each reads one range of a primary key, as a single OR might not."""
-    if not queries:
-        return []
-    query = queries[0] if len(queries) == 1 else union_all(*queries)
+    return queries[0] if len(queries) == 1 else union_all(*queries)
+
+
+def _fetch(connection: Connection, query: Any, values: dict[str, Any]) -> list[tuple[Any, ...]]:
     # Straight from the driver: thousands of SQLAlchemy's rows would take twice the time.
-    return list(connection.execute(query).cursor.fetchall())
+    return list(connection.execute(query, values).cursor.fetchall())
 
 
 def _siblings(first: int, last: int, size: int) -> BucketRange:

@@ -2,13 +2,25 @@
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, case, func, literal, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Select,
+    bindparam,
+    case,
+    func,
+    literal,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from db import notifications, pyramid, run_settings
-from db.conditions import NUMBERS, Compared, Filter, Has, Order
+from db.conditions import MOST_KEPT, NUMBERS, Compared, Filter, Has, Order, Term
 from db.database import now
 from db.errors import Conflict, InTheBin, Invalid, NotFound
 from db.tables import (
@@ -239,11 +251,7 @@ def newest_and_count(
     A first page is filtered once for both. Without a filter all runs are counted by an index, and
     the newest of them are read without a look at the others.
     """
-    total: ColumnElement[int] = func.count().over()
-    if before is not None or not conditions:
-        of_all = _matching(select(func.count()), conditions)
-        total = of_all.correlate(None).scalar_subquery()
-    rows = _page(session, conditions, sort, before, limit, total.label("total"))
+    rows = _page(session, conditions, sort, before, limit, counts=True)
     if not rows:
         return [], 0 if before is None else count(session, conditions)
     return [(run, owner) for run, owner, _total in rows], rows[0].total
@@ -265,25 +273,49 @@ def _page(
     sort: str,
     before: int | None,
     limit: int,
-    *more: ColumnElement[Any],
+    *,
+    counts: bool = False,
 ) -> Sequence[Any]:
-    """Read runs in their order, each with its owner's name and what more is asked for.
-
-    Their rows are long: only those of the page are read, and not while runs are compared.
-    """
-    order = Order.of(session, sort)
-    keys = [key.label(f"key_{n}") for n, key in enumerate(order.keys)]
-    query = _matching(select(Run.id.label("run_id"), *keys, *more), conditions, order)
+    """Read runs in their order, each with its owner's name. counts: and how many there are."""
+    order, given = Order.of(session, sort), {"limit": limit}
     if before is not None:
-        last, place = _keys_of(session, before, order), tuple_(*order.keys)
+        last = _keys_of(session, before, order)
         if last is None:
             return []
-        query = query.where(place < tuple_(*last) if order.falls else place > tuple_(*last))
-    shown = _ordered(query, order.keys, falls=order.falls).limit(limit).subquery()
+        given |= {f"last_{n}": value for n, value in enumerate(last)}
+    query = _page_query(tuple(conditions), order, is_first=before is None, counts=counts)
+    return session.execute(query, given).all()
+
+
+@lru_cache(MOST_KEPT)  # it is made of many parts, and the same list is asked for again and again
+def _page_query(
+    conditions: tuple[Term, ...], order: Order, *, is_first: bool, counts: bool
+) -> Select[Any]:
+    """Select a page of runs. Their rows are long: only those of the page are read, and not while
+    runs are compared.
+    """
+    more = [_total(conditions, is_first=is_first).label("total")] if counts else []
+    keys = [key.label(f"key_{n}") for n, key in enumerate(order.keys)]
+    query = _matching(select(Run.id.label("run_id"), *keys, *more), conditions, order)
+    if not is_first:
+        ends = [bindparam(f"last_{n}", type_=key.type) for n, key in enumerate(order.keys)]
+        place, last = tuple_(*order.keys), tuple_(*ends)
+        query = query.where(place < last if order.falls else place > last)
+    page = _ordered(query, order.keys, falls=order.falls).limit(bindparam("limit", type_=Integer()))
+    shown = page.subquery()
     rows = select(Run, User.name, *(shown.c[each.name] for each in more))
     rows = rows.join(shown, shown.c.run_id == Run.id).join(User, User.id == Run.owner_id)
     keys_shown = [shown.c[key.name] for key in keys]
-    return session.execute(_ordered(rows, keys_shown, falls=order.falls)).all()
+    ordered: Select[Any] = _ordered(rows, keys_shown, falls=order.falls)
+    return ordered
+
+
+def _total(conditions: tuple[Term, ...], *, is_first: bool) -> ColumnElement[int]:
+    if is_first and conditions:
+        return func.count().over()
+    of_all = _matching(select(func.count()), conditions)
+    count: ColumnElement[int] = of_all.correlate(None).scalar_subquery()
+    return count
 
 
 def _ordered(query: Any, keys: Iterable[ColumnElement[Any]], *, falls: bool) -> Any:
@@ -361,13 +393,18 @@ def silent_seconds(run: Any, moment: float) -> int:
 
 def progress(session: Session, some_runs: Collection[Run]) -> tuple[dict[int, Progress], float]:
     """Return how far runs have come, and the database's time."""
-    # Kept: SQLAlchemy takes longer to put this together than the database to answer it.
-    duration = NUMBERS["duration"]
-    query = select(Run.id, _retried(some_runs), duration, now())
-    unskipped = _unskipped(some_runs)
-    rows = session.execute(query.where(Run.id.in_(unskipped))).all()
+    unskipped, retrying = _unskipped(some_runs), _retrying(some_runs)
+    query = _progress(retrying=bool(retrying))
+    rows = session.execute(query, {"run_ids": list(unskipped), "retrying": retrying}).all()
     found = {row[0]: Progress(unskipped[row[0]] + row[1], row[2]) for row in rows}
     return found, rows[0][3] if rows else 0.0
+
+
+@cache  # SQLAlchemy takes longer to put this together than the database to answer it
+def _progress(*, retrying: bool) -> Select[Any]:
+    retried = _retried() if retrying else literal(0)
+    mine = Run.id.in_(bindparam("run_ids", expanding=True))
+    return select(Run.id, retried, NUMBERS["duration"], now()).where(mine)
 
 
 def ends(session: Session, run_ids: Collection[int]) -> list[tuple[float, int]]:
@@ -378,8 +415,13 @@ def ends(session: Session, run_ids: Collection[int]) -> list[tuple[float, int]]:
 
 def statuses(session: Session, run_id: int) -> list[RunStatus]:
     """Return the history of a run's status, oldest first."""
-    query = select(RunStatus).where(RunStatus.run_id == run_id).order_by(RunStatus.id)
-    return list(session.scalars(query))
+    return list(session.scalars(_statuses(), {"run_id": run_id}))
+
+
+@cache
+def _statuses() -> Select[Any]:
+    query = select(RunStatus).where(RunStatus.run_id == bindparam("run_id"))
+    return query.order_by(RunStatus.id)
 
 
 def last_change(session: Session, run_id: int) -> RunStatus | None:
@@ -399,8 +441,9 @@ def applied(session: Session, run: Run) -> int:
 def applied_of(session: Session, some_runs: Collection[Run]) -> dict[int, int]:
     """Return it of each run, in one query."""
     retrying = _retrying(some_runs)
-    query = select(Run.id, _retried(some_runs)).where(Run.id.in_(retrying))
-    retried = {row[0]: row[1] for row in session.execute(query)} if retrying else {}
+    query = select(Run.id, _retried()).where(Run.id.in_(bindparam("retrying", expanding=True)))
+    rows = session.execute(query, {"retrying": retrying}) if retrying else ()
+    retried = {row[0]: row[1] for row in rows}
     unskipped = _unskipped(some_runs)
     return {run_id: steps + retried.get(run_id, 0) for run_id, steps in unskipped.items()}
 
@@ -414,15 +457,16 @@ def _retrying(some_runs: Iterable[Run]) -> list[int]:
     return [run.id for run in some_runs if run.settings.get("scaler", {}).get("retry_in_fp32")]
 
 
-def _retried(some_runs: Iterable[Run]) -> ColumnElement[int]:
-    """Return how many skipped steps of a run were applied after all, for a query of these runs."""
-    if not (retrying := _retrying(some_runs)):
-        return literal(0)
+def _retried() -> ColumnElement[int]:
+    """Return how many skipped steps of a run were applied after all; of those that are given as
+    `retrying`.
+    """
     mine = (Diagnosis.run_id == Run.id, Diagnosis.kind == "retry")
     # The spool brings a retry before its step.
     applied = Diagnosis.content["applied"].as_boolean() & (Diagnosis.step <= Run.step)
     count = select(func.count()).select_from(Diagnosis).where(*mine, applied).correlate(Run)
-    return case((Run.id.in_(retrying), count.scalar_subquery()), else_=0)
+    retrying = Run.id.in_(bindparam("retrying", expanding=True))
+    return case((retrying, count.scalar_subquery()), else_=0)
 
 
 def set_status(

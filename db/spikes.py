@@ -1,8 +1,9 @@
 """Sudden rises of a run's loss, as its training told them."""
 
+from functools import cache
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, bindparam, select
 from sqlalchemy.orm import Session
 
 from db.tables import Diagnosis
@@ -14,8 +15,12 @@ MOST = 200
 
 def spikes(session: Session, run_id: int, *, most: int = MOST) -> list[dict[str, Any]]:
     """Return the latest spikes, in order of step: step, loss, z; rewound_to, where it went back."""
-    query = select(Diagnosis.step, Diagnosis.content).where(
-        Diagnosis.run_id == run_id, Diagnosis.kind == SPIKE
-    )
-    rows = session.execute(query.order_by(Diagnosis.step.desc()).limit(most)).all()
+    rows = session.execute(_latest(), {"run_id": run_id, "most": most}).all()
     return [{"rewound_to": None, **content, "step": step} for step, content in reversed(rows)]
+
+
+@cache
+def _latest() -> Select[Any]:
+    query = select(Diagnosis.step, Diagnosis.content)
+    query = query.where(Diagnosis.run_id == bindparam("run_id"), Diagnosis.kind == SPIKE)
+    return query.order_by(Diagnosis.step.desc()).limit(bindparam("most"))

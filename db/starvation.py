@@ -2,8 +2,10 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from sqlalchemy import case, func, select
+from sqlalchemy import bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from db.tables import Run, Step
@@ -41,13 +43,18 @@ def starvation(session: Session, run: Run) -> Starvation | None:
 
 def starvations(session: Session, run_ids: Collection[int]) -> dict[int, Starvation]:
     """Look at runs, in one query; those are left out of which nobody knows."""
+    return {
+        run_id: Starvation(steps, count, float(data_us) / max(float(step_us), 1.0))
+        for run_id, steps, count, data_us, step_us in session.execute(
+            _sums(), {"run_ids": list(run_ids)}
+        )
+    }
+
+
+@cache
+def _sums() -> Any:
     waited = case((Step.data_us >= REAL_SHARE * Step.step_us, 1), else_=0)
     sums = (func.count(), func.sum(waited), func.sum(Step.data_us), func.sum(Step.step_us))
     latest = (Step.run_id == Run.id) & (Step.step > Run.step - WINDOW)
     query = select(Run.id, *sums).join(Step, latest & Step.data_us.is_not(None))
-    return {
-        run_id: Starvation(steps, count, float(data_us) / max(float(step_us), 1.0))
-        for run_id, steps, count, data_us, step_us in session.execute(
-            query.where(Run.id.in_(run_ids)).group_by(Run.id)
-        )
-    }
+    return query.where(Run.id.in_(bindparam("run_ids", expanding=True))).group_by(Run.id)

@@ -147,15 +147,21 @@ def pack(summaries: Summaries, series: tuple[Series, ...], size: int) -> list[by
     return packed.view(f"V{packed.itemsize}").tolist()
 
 
-def unpack(start: Ints, packed: list[bytes], series: tuple[Series, ...], size: int) -> Summaries:
-    """Read what `pack` has laid out. A mean that is not kept is NaN.
+def unpack(
+    start: Ints,
+    packed: list[bytes],
+    series: tuple[Series, ...],
+    size: int,
+    wanted: tuple[Series, ...] | None = None,
+) -> Summaries:
+    """Read what `pack` has laid out: all series, or those wanted. A mean that is not kept is NaN.
 
     Where the last series was not kept yet, it has no finite value.
     """
     joined, record = b"".join(packed), layout(series, size)
     if len(joined) < len(packed) * record.itemsize:
         joined = _with_last(packed, series, size)
-    rows = np.frombuffer(joined, record)
+    rows, series = np.frombuffer(joined, record), series if wanted is None else wanted
 
     def column(part: str) -> NDArray[Any]:
         return np.column_stack([rows[f"{name}_{part}"] for name, _, _ in series])

@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, null, select, union_all
+from sqlalchemy import and_, bindparam, null, select, union_all
 from sqlalchemy.orm import Session
 
 from db.scales import in_words
@@ -187,7 +188,22 @@ class _Latest(NamedTuple):
 
 
 def _latest_skips(session: Session, some_runs: Collection[Run]) -> _Latest:
-    mine = Run.id.in_([run.id for run in some_runs])
+    latest = _Latest({}, {})
+    ids = {"run_ids": [run.id for run in some_runs]}
+    rows: Iterable[Any] = session.execute(_latest_skips_query(), ids)
+    for run_id, step, *end in rows:
+        if step is None:
+            latest.ends[run_id] = end
+        else:
+            latest.steps.setdefault(run_id, []).append(step)
+    for steps in latest.steps.values():
+        steps.sort()
+    return latest
+
+
+@cache  # it is made of many parts, and every list asks
+def _latest_skips_query() -> Any:
+    mine = Run.id.in_(bindparam("run_ids", expanding=True))
     skipped = and_(Step.run_id == Run.id, FLAGGED["skipped"])
     # Left alone, SQLite would read all steps rather than the index that holds just these.
     recent = (
@@ -214,17 +230,7 @@ def _latest_skips(session: Session, some_runs: Collection[Run]) -> _Latest:
         .scalar_subquery()
     )
     columns = (newest(Step.step), newest(Step.elapsed_ms), end, by_hand)
-    ends = select(Run.id, null(), *columns).where(mine)
-    latest = _Latest({}, {})
-    rows: Iterable[Any] = session.execute(union_all(recent, ends))
-    for run_id, step, *end in rows:
-        if step is None:
-            latest.ends[run_id] = end
-        else:
-            latest.steps.setdefault(run_id, []).append(step)
-    for steps in latest.steps.values():
-        steps.sort()
-    return latest
+    return union_all(recent, select(Run.id, null(), *columns).where(mine))
 
 
 def count(

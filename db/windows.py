@@ -7,15 +7,27 @@ their edges multiples of them, so they never move while the run grows.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any
+from functools import cache
+from itertools import groupby, pairwise
+from typing import Any, Self
 
 import numpy as np
-from sqlalchemy import Connection, case, func, select, text
+from numpy.typing import NDArray
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    bindparam,
+    case,
+    func,
+    select,
+    text,
+)
 from sqlalchemy.orm import Session
 
 from db import latest_metrics
 from db.pyramid import (
+    END,
     METRIC_SERIES,
     SIZES,
     BucketRange,
@@ -25,11 +37,15 @@ from db.pyramid import (
     metrics_of,
     read_buckets,
     read_points,
+    read_points_of_runs,
     steps_of,
 )
 from db.series import json_number
 from db.summaries import Ints, Points, Series, Summaries, in_order, merge, unpack
-from db.tables import FLAGGED, MetricBucket, ScalerEvent
+from db.tables import FLAGGED, SKIPPED, Metric, MetricBucket, Run, ScalerEvent, Step
+
+#: That are read at once: of more, or longer, runs those of a few at a time.
+ROWS = 40_000
 
 
 @dataclass(frozen=True)
@@ -90,19 +106,37 @@ def window(
 
     names: only these series, and the loss. Raises ValueError if most is less than 32.
     """
-    connection = session.connection()
-    source = steps_of(run_id)
-    span = _span(connection, source, first, last)
-    if span is None:
-        return None
-    stretch = _Stretch.read(connection, source, span, most)
-    lines = dict(stretch.lines(None if names is None else {"loss", *names}))
-    skips, loss = stretch.ticks(stretch.parts.skips), lines["loss"]
-    total = int(stretch.parts.steps.sum())
+    found = windows_of(session, [run_id], first=first, last=last, most=most, names=names)
+    return found.get(run_id)
+
+
+def windows_of(
+    session: Session,
+    run_ids: Collection[int],
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    most: int = 5000,
+    names: Collection[str] | None = None,
+) -> dict[int, Window]:
+    """Return what `window` does, of each run that has steps: the short ones by two queries."""
+    connection, asked = session.connection(), _asked(first, last)
+    wanted = None if names is None else {"loss", *names}
+    spans = connection.execute(_spans_of_runs(), {"run_ids": list(run_ids), **asked})
+    there = [(steps_of(row[0], wanted), (row[1], row[2])) for row in spans if row[1] is not None]
+    return {
+        stretch.source.key["run_id"]: _window(connection, stretch, most)
+        for stretch in _read(connection, there, asked, most)
+    }
+
+
+def _window(connection: Connection, stretch: "_Raw | _Stretch", most: int) -> Window:
+    lines, skips, total = dict(stretch.lines()), stretch.skips(), stretch.total
+    span, loss, run_id = stretch.span, lines["loss"], stretch.source.key["run_id"]
     waits = lines.get("data_us")
     if waits and waits.nonfinite.total == total:  # nobody knows what it waited for
         lines["data_us"] = Line([], [], Ticks())
-    if stretch.bucket > 1:
+    if isinstance(stretch, _Stretch):
         skips = _located(connection, run_id, span, "skipped", skips, most)
         nonfinite = _located(connection, run_id, span, "nonfinite", loss.nonfinite, most)
         lines["loss"] = replace(loss, nonfinite=nonfinite)
@@ -132,18 +166,32 @@ def metrics(
 
     names: only these.
     """
-    connection = session.connection()
-    lines = {}
-    sources = (
-        metrics_of(session, run_id)
-        if names is None
-        else [metric_of(run_id, name) for name in sorted(set(names))]
-    )
-    for source in sources:
-        if span := _span(connection, source, first, last):
-            stretch = _Stretch.read(connection, source, span, most)
-            lines[source.key["name"]] = dict(stretch.lines())["value"]
-    return lines
+    return metrics_of_runs(session, [run_id], first=first, last=last, most=most, names=names)[
+        run_id
+    ]
+
+
+def metrics_of_runs(
+    session: Session,
+    run_ids: Collection[int],
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    most: int = 5000,
+    names: Collection[str] | None = None,
+) -> dict[int, dict[str, Line]]:
+    """Return what `metrics` does, of each run: the short ones by a query a name, and one more."""
+    connection, asked = session.connection(), _asked(first, last)
+    given = {"run_ids": list(run_ids), "top": SIZES[-1], **asked}
+    if names is not None:
+        given["names"] = list(names)
+    rows = connection.execute(_spans_of_metrics(names is not None), given)
+    there = [(metric_of(row[1], row[0]), (row[2], row[3])) for row in rows if row[2] is not None]
+    found: dict[int, dict[str, Line]] = {run_id: {} for run_id in run_ids}
+    for stretch in _read(connection, there, asked, most):
+        key = stretch.source.key
+        found[key["run_id"]][key["name"]] = dict(stretch.lines())["value"]
+    return {run_id: dict(sorted(lines.items())) for run_id, lines in found.items()}
 
 
 def metric_names(session: Session, run_id: int) -> list[str]:
@@ -214,22 +262,115 @@ def extremes(
         yield keys[at], lowest, highest, points
 
 
-def _span(
-    connection: Connection, source: Source, first: int | None, last: int | None
-) -> StepRange | None:
-    """Return the first and the last step that there is from first to last."""
-    step = source.points.c.step
-    there = select(step).where(*source.of(source.points))
-    if first is not None:
-        there = there.where(step >= first)
-    if last is not None:
-        there = there.where(step <= last)
-    ends = select(
-        there.order_by(step).limit(1).scalar_subquery(),
-        there.order_by(step.desc()).limit(1).scalar_subquery(),
-    )
-    lowest, highest = connection.execute(ends).one()
-    return None if lowest is None else (lowest, highest)
+def _asked(first: int | None, last: int | None) -> dict[str, int]:
+    return {"first": -END if first is None else first, "last": END if last is None else last}
+
+
+@cache
+def _spans_of_runs() -> Any:
+    """Select of each run the first and the last step that there is from first to last."""
+    points = Step.__table__.c
+    ends = _ends(points.step, points.run_id == Run.id)
+    return select(Run.id, *ends).where(Run.id.in_(bindparam("run_ids", expanding=True)))
+
+
+@cache
+def _spans_of_metrics(are_named: bool) -> Any:
+    """Select the same of each metric of each run, by name."""
+    kept, points = MetricBucket.__table__.c, Metric.__table__.c
+    each = select(kept.run_id, kept.name).distinct()
+    each = each.where(kept.run_id.in_(bindparam("run_ids", expanding=True)))
+    each = each.where(kept.size == bindparam("top"))
+    if are_named:
+        each = each.where(kept.name.in_(bindparam("names", expanding=True)))
+    of = each.subquery().c
+    ends = _ends(points.step, points.run_id == of.run_id, points.name == of.name)
+    return select(of.name, of.run_id, *ends).order_by(of.name)
+
+
+def _ends(step: ColumnElement[int], *same: ColumnElement[bool]) -> list[ScalarSelect[int]]:
+    there = select(step).where(*same, step.between(bindparam("first"), bindparam("last"))).limit(1)
+    return [there.order_by(order).scalar_subquery() for order in (step, step.desc())]
+
+
+def _read(
+    connection: Connection,
+    there: list[tuple[Source, StepRange]],
+    asked: dict[str, int],
+    most: int,
+) -> Iterator["_Raw | _Stretch"]:
+    """Yield what is to be drawn of each: several short ones from one query.
+
+    there: each with its first and last step; those of a name one after the other.
+    """
+    if most < 32:
+        raise ValueError(f"most is {most}; a window needs at least 32 points")
+    for _name, alike in groupby(there, lambda each: each[0].key.get("name")):
+        spans = {source.key["run_id"]: (source, span) for source, span in alike}
+        short = [run_id for run_id, (_, (low, high)) in spans.items() if high - low < 2 * most]
+        size = max(1, ROWS // (2 * most))
+        for at in range(0, len(short), size):
+            sources = [spans[run_id][0] for run_id in short[at : at + size]]
+            found = read_points_of_runs(connection, sources, (asked["first"], asked["last"]))
+            for source, points in found:
+                _, span = spans.pop(source.key["run_id"])
+                yield _drawn(source, span, points, most)
+        for source, span in spans.values():
+            yield _long(connection, source, span, most)
+
+
+def _long(connection: Connection, source: Source, span: StepRange, most: int) -> "_Raw | _Stretch":
+    """Read it from the pyramid, or, if few of its steps are there, all of these."""
+    first, last = span
+    if _at_most(connection, source, span) <= 2 * most:
+        return _drawn(source, span, read_points(connection, source, [span]), most)
+    bucket = next((size for size in SIZES if (last - first) // size <= 2 * most), SIZES[-1])
+    ranges, stones = _decompose(first, last, bucket)
+    points = read_points(connection, source, ranges)
+    below = read_buckets(connection, source, stones)
+    parts = in_order([Summaries.of(points), *below.values()])
+    return _Stretch.of(source, span, points, parts, bucket, most)
+
+
+def _drawn(source: Source, span: StepRange, points: Points, most: int) -> "_Raw | _Stretch":
+    if len(points) <= most:
+        return _Raw(source, span, points)
+    return _Stretch.of(source, span, points, Summaries.of(points), 2, most)
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """Steps that are all drawn."""
+
+    source: Source
+    span: StepRange
+    points: Points
+    bucket = 1
+
+    @property
+    def total(self) -> int:
+        return len(self.points)
+
+    def lines(self) -> Iterator[tuple[str, Line]]:
+        """Yield each series as a line."""
+        x = self.points.step.tolist()
+        for series, values in zip(self.source.series, self.points.values.T, strict=True):
+            y, is_finite = values.tolist(), np.isfinite(values)
+            if is_finite.all():
+                yield series.name, Line(x, y, Ticks())
+            else:
+                yield series.name, Line(x, list(map(json_number, y)), self._ticks(~is_finite))
+
+    def skips(self) -> Ticks:
+        return self._ticks((self.points.flags & SKIPPED) > 0)
+
+    def _ticks(self, happened: NDArray[np.bool_]) -> Ticks:
+        steps = self.points.step[happened].tolist()
+        return Ticks(steps, [1] * len(steps), len(steps))
+
+    def elapsed_ms(self) -> Line:
+        y = self.points.elapsed_ms.astype(float).tolist()
+        return Line(self.points.step.tolist(), y, Ticks())
 
 
 @dataclass(frozen=True)
@@ -238,40 +379,35 @@ class _Stretch:
 
     source: Source
     span: StepRange
-    edges: Points  # raw: all of them, or those at the two ends
+    edges: Points  # all of them, or those at the two ends
     parts: Summaries
     bucket: int
 
     @classmethod
-    def read(cls, connection: Connection, source: Source, span: StepRange, most: int) -> "_Stretch":
-        if most < 32:
-            raise ValueError(f"most is {most}; a window needs at least 32 points")
+    def of(
+        cls,
+        source: Source,
+        span: StepRange,
+        edges: Points,
+        parts: Summaries,
+        bucket: int,
+        most: int,
+    ) -> Self:
+        """Merge what was read into so few buckets that no line has too many points."""
         first, last = span
-        if last - first < 2 * most or _at_most(connection, source, span) <= 2 * most:
-            points = read_points(connection, source, [span])
-            parts = Summaries.of(points)
-            bucket = 1 if len(points) <= most else 2
-        else:
-            bucket = next((size for size in SIZES if (last - first) // size <= 2 * most), SIZES[-1])
-            ranges, stones = _decompose(first, last, bucket)
-            points = read_points(connection, source, ranges)
-            below = read_buckets(connection, source, stones)
-            parts = in_order([Summaries.of(points), *below.values()])
-        while bucket > 1 and 2 * (last // bucket - first // bucket + 1) + 2 > most:
+        while 2 * (last // bucket - first // bucket + 1) + 2 > most:
             bucket *= 2
-        return cls(source, span, points, merge(parts, bucket), bucket)
+        return cls(source, span, edges, merge(parts, bucket), bucket)
 
-    def lines(self, names: Collection[str] | None = None) -> Iterator[tuple[str, Line]]:
-        """Yield each series as a line: raw, or the extremes of each bucket and the two ends."""
+    @property
+    def total(self) -> int:
+        return int(self.parts.steps.sum())
+
+    def lines(self) -> Iterator[tuple[str, Line]]:
+        """Yield each series as a line: the extremes of each bucket and the two ends."""
         parts, edges = self.parts, self.edges
         for index, series in enumerate(self.source.series):
-            if names is not None and series.name not in names:
-                continue
             nonfinite = self.ticks(parts.nonfinite[:, index])
-            if self.bucket == 1:
-                y = list(map(json_number, edges.values[:, index].tolist()))
-                yield series.name, Line(edges.step.tolist(), y, nonfinite)
-                continue
             x, where = np.unique(
                 np.concatenate(
                     [parts.low_step[:, index], parts.high_step[:, index], edges.step[[0, -1]]]
@@ -296,6 +432,9 @@ class _Stretch:
                 ),
             )
 
+    def skips(self) -> Ticks:
+        return self.ticks(self.parts.skips)
+
     def ticks(self, counts: Ints) -> Ticks:
         """Return where something happened, as exactly as it was read."""
         happened = counts > 0
@@ -307,7 +446,7 @@ class _Stretch:
         ends = np.minimum(self.parts.start + self.bucket - 1, self.span[1])
         x, where = np.unique(np.concatenate([self.edges.step[:1], ends]), return_index=True)
         y = np.concatenate([self.edges.elapsed_ms[:1], self.parts.elapsed_ms])[where]
-        return Line(x.tolist(), y.tolist(), Ticks())
+        return Line(x.tolist(), y.astype(float).tolist(), Ticks())
 
 
 def _at_most(connection: Connection, source: Source, span: StepRange) -> int:

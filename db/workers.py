@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -240,15 +241,27 @@ def recipes(session: Session) -> list[dict[str, Any]]:
 
 def recipe(session: Session, name: str) -> dict[str, Any]:
     """Return a recipe by name, or by its file's path. Raises NotFound, naming those there are."""
+    if found := find_recipe(session, name):
+        return found
+    known = ", ".join(str(each["name"]) for each in recipes(session)) or "none: no worker is up"
+    raise NotFound(f"There is no recipe {name!r}. Workers offer: {known}.")
+
+
+def find_recipe(session: Session, name: str) -> dict[str, Any] | None:
+    """Return it, or None."""
     # The schemas are long, and of one worker's alone they are read: news of a run ask for one.
-    holders = select(Worker.id, Worker.recipe_names).order_by(ALIVE.desc(), Worker.seen_at.desc())
-    for worker_id, names in session.execute(holders).all():
+    for worker_id, names in session.execute(_holders()).all():
         if name in names:
             offered = session.scalars(select(Worker.recipes).where(Worker.id == worker_id)).one()
             if found := named([each for each in offered if "schema" in each], name):
                 return found
-    known = ", ".join(str(each["name"]) for each in recipes(session)) or "none: no worker is up"
-    raise NotFound(f"There is no recipe {name!r}. Workers offer: {known}.")
+    return None
+
+
+@cache
+def _holders() -> Any:
+    newest = (ALIVE.desc(), Worker.seen_at.desc())
+    return select(Worker.id, Worker.recipe_names).order_by(*newest)
 
 
 def named(offered: list[dict[str, Any]], name: str) -> dict[str, Any] | None:

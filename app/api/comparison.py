@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app import comparison
-from app.api.series import LEAST_POINTS, MOST_POINTS, SERIES, SeriesWindow, window_of
+from app.api.series import LEAST_POINTS, MOST_POINTS, SERIES, SeriesWindow, windows_of
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.parameters import RowId, RunId, Step, Text, as_run_ids
@@ -145,9 +145,10 @@ def series_of(
         raise Invalid({"series": text})
     found = {run.id: run for run, _owner in runs.with_owners(session, ids)}
     counted = comparisons.examples(session, list(found.values()))
+    drawn = windows_of(session, found.values(), first, last, points, names)
     series = {
         run_id: ComparedSeries(
-            **dict(window_of(session, found[run_id], first, last, points, names)),
+            **dict(drawn[run_id]),
             examples=Examples.model_validate(counted[run_id], from_attributes=True)
             if run_id in counted
             else None,

@@ -13,7 +13,7 @@ from app.context import Db, TheSettings
 from app.parameters import RunId, Sort, Text, flaws
 from app.rights import check_project
 from app.submission import PriorityNumber, Submission, submit
-from app.summary import Number, RunSummary, summarise, summarise_all
+from app.summary import Number, RunSummary, summarise, told_of_all
 from db import labels, projects, runs, steering, sweeps
 from db.conditions import ORDERS
 from db.errors import Invalid
@@ -159,9 +159,8 @@ def list_runs(
     found = columns.values(session, [run.id for run, _owner in rows], asked)
     return RunList(
         runs=[
-            # Checked already, as a summary: a list would pay for it twice.
-            ListedRun.model_construct(**vars(summary), values=found[summary.id])
-            for summary in summarise_all(session, rows, settings)
+            ListedRun(**told, values=found[told["id"]])
+            for told in told_of_all(session, rows, settings)
         ],
         total=total,
         next=rows[-1][0].id if len(rows) == limit else None,
@@ -198,16 +197,16 @@ def submit_run(
 @router.get("/{run_id}")
 def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedIn) -> RunDetail:
     """Look at one run."""
-    summary = _summary(session, run_id, settings)
+    run, owner = runs.get_with_owner(session, run_id)
+    summary = summarise(session, run, owner, settings)
     statuses = [
         StatusChange.model_validate(row, from_attributes=True)
         for row in runs.statuses(session, run_id)
     ]
-    run = runs.get(session, run_id)
     command = as_submitted(run.command) if run.command else None
     trial = sweeps.of_run(session, run_id)
     return RunDetail(
-        **summary.model_dump(),
+        **vars(summary),
         note=run.note,
         command=command,
         config=run.whole_config,

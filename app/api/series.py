@@ -151,41 +151,43 @@ def page_of_series(
     cursor = str(history.cursor_now(session, run))
     resumptions = history.resumptions(session, run_id)
     found = [Spike.model_validate(each) for each in spikes(session, run_id)]
-    drawn = window_of(session, run, first, last, points)
+    drawn = windows_of(session, [run], first, last, points)[run_id]
     return SeriesPage(**dict(drawn), cursor=cursor, resumptions=resumptions, spikes=found)
 
 
-def window_of(
+def windows_of(
     session: Session,
-    run: Run,
+    some_runs: Collection[Run],
     first: int,
     last: int | None,
     points: int,
     names: Collection[str] | None = None,
+) -> dict[int, SeriesWindow]:
+    """Read series of runs. names: only these, and elapsed_ms, without which there is no time."""
+    ids = [run.id for run in some_runs]
+    found = windows.windows_of(session, ids, first=first, last=last, most=points, names=names)
+    measured = windows.metrics_of_runs(
+        session, ids, first=first, last=last, most=points, names=names
+    )
+    before = _skips_before(session, ids, first)
+    wanted = set(SERIES) if names is None else {*names, "elapsed_ms"}
+    return {
+        run.id: _window(run, found[run.id], measured[run.id], before[run.id], wanted)
+        if run.id in found
+        else _logged(run, measured[run.id], first, wanted)
+        for run in some_runs
+    }
+
+
+def _window(
+    run: Run,
+    window: windows.Window,
+    measured: dict[str, windows.Line],
+    skips_before: int,
+    wanted: set[str],
 ) -> SeriesWindow:
-    """Read series of a run. names: only these, and elapsed_ms, without which there is no time."""
-    wanted = None if names is None else {*names, "elapsed_ms"}
-    measured = windows.metrics(session, run.id, first=first, last=last, most=points, names=names)
-    window = windows.window(session, run.id, first=first, last=last, most=points, names=names)
-    if window is None:  # of a run that only logs, the steps are those of its metrics
-        logged = [line.x[-1] for line in measured.values() if line.x]
-        return SeriesWindow(
-            parent_step=run.parent_step or 0,
-            first=first,
-            last=max([first, *logged]),
-            total=0,
-            points=0,
-            bucket=1,
-            x=[],
-            mean_x=[],
-            series={name: Line(x=None, y=[]) for name in SERIES if not wanted or name in wanted},
-            metrics=_lines(measured),
-            skips=Ticks(),
-            nonfinite=Ticks(),
-        )
     loss = window.series["loss"]
     lines = window.series | {"elapsed_ms": window.elapsed_ms}
-    lines = {name: line for name, line in lines.items() if wanted is None or name in wanted}
     return SeriesWindow(
         parent_step=run.parent_step or 0,
         first=window.first,
@@ -195,17 +197,39 @@ def window_of(
         bucket=window.bucket,
         x=loss.x,
         mean_x=loss.mean_x,
-        series=_lines(lines, loss),
+        series=_lines({name: line for name, line in lines.items() if name in wanted}, loss),
         metrics=_lines(measured),
-        skips=_ticks(window.skips, before=_skips_before(session, run.id, window.first)),
+        skips=_ticks(window.skips, before=skips_before),
         nonfinite=_ticks(loss.nonfinite),
+    )
+
+
+def _logged(
+    run: Run, measured: dict[str, windows.Line], first: int, wanted: set[str]
+) -> SeriesWindow:
+    """Tell of a run that only logs: its steps are those of its metrics."""
+    logged = [line.x[-1] for line in measured.values() if line.x]
+    return SeriesWindow(
+        parent_step=run.parent_step or 0,
+        first=first,
+        last=max([first, *logged]),
+        total=0,
+        points=0,
+        bucket=1,
+        x=[],
+        mean_x=[],
+        series={name: Line(x=None, y=[]) for name in SERIES if name in wanted},
+        metrics=_lines(measured),
+        skips=Ticks(),
+        nonfinite=Ticks(),
     )
 
 
 def _lines(lines: dict[str, windows.Line], first: windows.Line | None = None) -> dict[str, Line]:
     """Return lines for an answer; what their steps share with a first line stands there once."""
+    # Our own numbers: to check each of them would take longer than to read it.
     return {
-        name: Line(
+        name: Line.model_construct(
             x=None if first and line.x == first.x else line.x,
             y=line.y,
             mean_x=None if first and line.mean_x == first.mean_x else line.mean_x,
@@ -219,12 +243,12 @@ def _ticks(ticks: windows.Ticks, before: int = 0) -> Ticks:
     return Ticks(steps=ticks.steps, counts=ticks.counts, total=ticks.total, before=before)
 
 
-def _skips_before(session: Session, run_id: int, step: int) -> int:
+def _skips_before(session: Session, ids: list[int], step: int) -> dict[int, int]:
     """Count the skipped steps before a step, which says how many updates were applied by then."""
     if step == 1:
-        return 0
-    before = windows.window(session, run_id, last=step - 1, most=LEAST_POINTS, names=())
-    return before.skips.total if before else 0
+        return dict.fromkeys(ids, 0)
+    found = windows.windows_of(session, ids, last=step - 1, most=LEAST_POINTS, names=())
+    return {run_id: found[run_id].skips.total if run_id in found else 0 for run_id in ids}
 
 
 @router.get("/flagged")

@@ -128,6 +128,34 @@ def test_a_list_of_many_takes_few_queries(
     assert not any("workers.recipes" in statement for statement in statements)
 
 
+def test_curves_of_many_runs_take_as_many_queries_as_those_of_two(
+    database: Database, ada: User, offered: None, script: TestClient
+) -> None:
+    """Of ten short runs with a metric, zoomed in, too; an answer of one run reads it once."""
+    events = [make_metric(2, 0.5)]
+    for _ in range(10):
+        run = submit(database, ada)
+        with database.writing() as session:
+            run = session.get_one(Run, run.id)
+            run.status, run.attempt = Status.RUNNING, 1
+        record(database, run, make_steps([1.0] * 9, skipped=[2]), events=events)
+    script.get("/api/v1/tokens")  # so that the token's use is noted by now
+
+    def queries(address: str, **query: object) -> list[str]:
+        with noted(database) as statements:
+            assert script.get(f"/api/v1/{address}", params=query).status_code == 200  # type: ignore[arg-type]
+        return statements
+
+    curves = {"series": ["loss", "val/accuracy"], "first": 3}
+    of_two = queries("comparison/series", runs="1,2", **curves)
+    of_ten = queries("comparison/series", runs="1,2,3,4,5,6,7,8,9,10", **curves)
+    assert len(of_ten) == len(of_two) <= 8, of_ten
+    assert len(queries("runs/1/series")) <= 9
+    of_run = queries("runs/1")
+    assert sum("FROM runs" in each and "runs.config" in each for each in of_run) == 1, of_run
+    assert len(of_run) <= 10, of_run
+
+
 @pytest.mark.parametrize("whose", ["an operator's", "a member's"])
 def test_a_page_of_200_runs_takes_ten_queries(
     database: Database,

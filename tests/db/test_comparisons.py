@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import numpy as np
+import pytest
+
 from db import comparisons, windows
 from db.comparisons import Examples
 from db.database import Database
@@ -44,6 +47,33 @@ def test_metrics_of_several_runs_are_those_of_each(
         assert told[ids[2]] == []
         only = windows.measured_of(session, ids, names=["own"])
         assert [len(only[run_id]) for run_id in ids] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("names", [None, ["loss", "b"]])
+def test_windows_of_several_runs_are_those_of_each(
+    database: Database, ada: User, worker: Worker, names: list[str] | None
+) -> None:
+    """Whole, merged in memory or read from the pyramid, and of some not everything."""
+    found = [_start(database, ada, worker) for _ in range(5)]
+    for run, length in zip(found, (10, 60, 90, 9000), strict=False):
+        losses = np.random.default_rng(length).normal(size=length).tolist()
+        losses[3], losses[5] = float("nan"), float("inf")
+        events = [make_metric(s, v, "a") for s, v in enumerate(losses, start=1)]
+        events += [make_metric(4, 1.0, "b")]
+        record(
+            database, run, make_steps(losses, skipped=[2, 7, 8]), events=events[:: length % 4 + 1]
+        )
+    ids = [run.id for run in found]
+    with database.reading() as session:
+        for first, last in ((None, None), (5, None), (2, 40), (8, 8000)):
+            zoom = {"first": first, "last": last, "most": 64, "names": names}
+            of_all = windows.windows_of(session, ids, **zoom)
+            each = {run_id: windows.window(session, run_id, **zoom) for run_id in ids}
+            assert of_all == {run_id: window for run_id, window in each.items() if window}
+            measured = windows.metrics_of_runs(session, ids, **zoom)
+            assert measured == {run_id: windows.metrics(session, run_id, **zoom) for run_id in ids}
+    assert set(each) - set(of_all) >= {ids[4]}
+    assert {window.bucket > 1 for window in of_all.values()} == {True, False}
 
 
 def test_names_that_most_runs_have_come_first(
