@@ -6,6 +6,7 @@ Nothing in here waits for a device unless it says so. This module imports torch.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +19,14 @@ from halfstep.ring_rows import Counts
 WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
 
+#: The gradients of one optimizer in one step, numbers on a CPU, else tensors of the device: L2 over
+#: all of them; of each, in order of the names; what the latter are still multiplied by; and, of a
+#: CPU's, how many elements of each are not finite. A plain tuple, for each step makes one.
+Measured: TypeAlias = tuple[Tensor | float, Tensor | list[float], float, Counts | None]
+
+
 class Gradients:
-    """Those of somebody's optimizer, whose parameters may have any type and lie on any device.
-
-    What was measured last: numbers on a CPU, else tensors of the device.
-    """
-
-    total: Tensor | float  # L2 over all of them
-    norms: Tensor | list[float]  # L2 of each, by name; of a CPU's, times `scale`
-    counts: Counts | None = None  # on a CPU, of those that are not finite
-    scale: float  # what a CPU's norms are still multiplied by
+    """Those of somebody's optimizer, whose parameters may have any type and lie on any device."""
 
     def __init__(self, optimizer: Optimizer, name: str, names: Mapping[nn.Parameter, str]) -> None:
         """names: of parameters, in forward order; others are called by their place."""
@@ -60,13 +59,13 @@ class Gradients:
             return rate
         return float(rate)
 
-    def measure(self, scale: Tensor | None = None) -> bool:
-        """Measure them; tell if there are any. scale: what they are still multiplied by."""
+    def measure(self, scale: Tensor | None = None) -> Measured | None:
+        """Measure them; None if there are none. scale: what they are still multiplied by."""
         if self._is_on_host:
             return self._read(scale)
         present = [g for p in self.parameters if (g := p.grad) is not None]
         if not present:
-            return False
+            return None
         norms = self._norms(present)
         if len(present) < len(self.parameters):
             found = iter(norms)
@@ -74,8 +73,7 @@ class Gradients:
         stacked = torch.stack(list(norms))
         if scale is not None:
             stacked = stacked / scale
-        self.total, self.norms = torch.linalg.vector_norm(stacked), stacked
-        return True
+        return torch.linalg.vector_norm(stacked), stacked, 1.0, None
 
     def _norms(self, gradients: list[Tensor]) -> Sequence[Tensor]:
         """Return the norm of each, in one call for all."""
@@ -90,16 +88,15 @@ class Gradients:
         norms = torch._foreach_norm(local, dtype=self._dtype)
         return [norm.to(self.device, non_blocking=True) for norm in norms]
 
-    def _read(self, scale: Tensor | None) -> bool:
+    def _read(self, scale: Tensor | None) -> Measured | None:
         """Measure them in host memory, each read as it is measured: nobody waits."""
-        self.norms = norms = self._numbers()
-        self.scale = factor = 1.0 if scale is None else scale.item()
+        norms, factor = self._numbers(), 1.0 if scale is None else scale.item()
         total = math.hypot(*norms)
         if not total < math.inf:
-            self.total, self.counts = sum(norms), self._nonfinite(norms)
-            return True
-        self.total, self.counts = total / factor, None
-        return total > 0 or any(p.grad is not None for p in self.parameters)
+            return sum(norms), norms, factor, self._nonfinite(norms)
+        if total == 0 and all(p.grad is None for p in self.parameters):
+            return None
+        return total / factor, norms, factor, None
 
     def _numbers(self) -> list[float]:
         if self._is_plain:

@@ -6,6 +6,7 @@ stepped once. Nothing in here waits for the device, but for a new optimizer in t
 This module imports torch.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -176,7 +177,7 @@ class Loop:
         row = self._current
         self._measure(row, optimizer)
         expected = self._known.keys() if self._wanted is None else self._wanted.keys()
-        if is_alone and row.measured == expected:
+        if is_alone and row.measured.keys() == expected:
             self._close_unscaled()
 
     # ---- Rows ---------------------------------------------------------------------------------
@@ -188,16 +189,17 @@ class Loop:
         gradients = self._known.get(identity)
         if gradients is None or len(optimizer.param_groups) != gradients.groups:
             gradients = self._meet(optimizer)
+            row.measured.pop(identity, None)  # of fewer parameters
         if row.rate is None:
             row.rate = gradients.rate()
-        if gradients.measure(scale):
-            row.measured.add(identity)
+        if measured := gradients.measure(scale):
+            row.measured[identity] = measured
             if self._diagnoses:
                 self._diagnoses.measured(self.step + 1, row, gradients, scale)
 
     def _start(self) -> None:
         if self._step_started is None:
-            self._step_started = clock()
+            self._step_started = time.perf_counter()
 
     def _meet(self, optimizer: Optimizer) -> Gradients:
         """Know an optimizer from here on, or anew; the rows have to be laid out for it."""
@@ -236,12 +238,13 @@ class Loop:
         totals: list[Value] = []
         for identity, gradients in self._known.items():
             found.append(row.found_inf.get(identity, 0.0))
-            if identity not in row.measured:
+            if measured := row.measured.get(identity):
+                total, _norms, _factor, counts = measured
+                totals.append(total)
+                if counts:
+                    self._rows.count(ring.number, gradients.name, counts)
+            else:
                 totals.append(0.0)
-                continue
-            totals.append(gradients.total)
-            if gradients.counts:
-                self._rows.count(ring.number, gradients.name, gradients.counts)
         losses = self._told or row.losses
         loss = losses[0] if len(losses) == 1 else mean(losses)
         rate = row.rate
@@ -260,16 +263,18 @@ class Loop:
     def _norms(self, row: OpenRow) -> list[float]:
         norms: list[float] = []
         for identity, gradients in self._known.items():
-            if identity not in row.measured or isinstance(gradients.norms, Tensor):
+            measured = row.measured.get(identity)
+            if measured is None or isinstance(measured[1], Tensor):
                 norms += [0.0] * len(gradients.names)
             else:
-                norms += [norm / gradients.scale for norm in gradients.norms]
+                _total, own, factor, _counts = measured
+                norms += [norm / factor for norm in own]
         return norms
 
     def _queue(self, target: Tensor, row: OpenRow, values: list[Value]) -> None:
         """Have the device write a row's scalars, and norms of parameters behind them."""
         norms = [
-            gradients.norms if identity in row.measured else gradients.no_norms
+            row.measured[identity][1] if identity in row.measured else gradients.no_norms
             for identity, gradients in self._known.items()
         ]
         scalars = torch.stack([_tensor(value, target.device) for value in values])

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.exponents import Exponents
+from halfstep.gradients import Measured
 
 Value: TypeAlias = float | Tensor
 
@@ -29,7 +30,7 @@ class OpenRow:
     def clear(self) -> None:
         """Begin the next step."""
         self.losses: list[Value] = []
-        self.measured: set[int] = set()
+        self.measured: dict[int, Measured] = {}
         self.found_inf: dict[int, Value] = {}
         self.rate: Value | None = None
 

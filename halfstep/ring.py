@@ -4,7 +4,7 @@ A loop writes one row a step. Now and then the rows that are complete are copied
 behind the work already queued; an event, polled at each step's end, says when they have arrived.
 The host never waits for the device, except in `drain`.
 
-What the host knows of a step by itself, its number and its times, waits in a list, and on a CPU so
+What the host knows of a step by itself, its number and its times, waits as a tuple, and on a CPU so
 does the row: there is none on the device. It is handed over with the row, as a record of the
 spool's format. An array is made of many steps at once: in the midst of somebody's step, whatever is
 called comes from cold caches, and a tuple is the cheapest of all. This module imports torch.
@@ -30,6 +30,7 @@ DRAIN_ROWS = 256
 DRAIN_SECONDS = 0.25
 POLL_SECONDS = 0.001
 LONGEST_US = 2**31 - 1
+KNOWN = 5  # what the host knows of a step: step, clock, seconds, learning rate, µs of waiting
 
 #: What takes rows that have arrived: the first one's number, the rows in fp32, and their records.
 OnArrival = Callable[[int, NDArray[np.float32], Steps], None]
@@ -58,10 +59,11 @@ class Ring:
         self._columns, self._device = columns, device
         self._started_at, self._on_arrival = started_at, on_arrival
         self._drained_at = clock()
-        self._known: list[Sequence[SupportsFloat]] = []  # of the rows that are not read yet
-        self._values: list[Sequence[SupportsFloat]] = []  # on a CPU, of the same rows
+        # What is known of the rows that are not read yet, and on a CPU their values. By number: one
+        # that a Ctrl-C broke off is written anew, and none is ever in another's place.
+        self._kept: dict[int, tuple[SupportsFloat, ...]] = {}
         self.is_on_host = device.type == "cpu"
-        self.values: Sequence[SupportsFloat] = (0.0,) * scalars  # of the open row
+        self.values: Sequence[SupportsFloat] = (0.0,) * scalars if self.is_on_host else ()
         self._pinned: Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
         if device.type == "cuda":
@@ -76,25 +78,23 @@ class Ring:
     def close(
         self, step: int, started: float, rate: float, waited_seconds: float | None = None
     ) -> float:
-        """End the open row, and hand over what is due; return when it ended, by halfstep.clock.
+        """End the open row, and hand over what is due; return when it ended, by perf_counter.
 
-        started: the step, by the same clock.  waited_seconds: of it, for data; None if nobody
-        knows.
+        started: the step, by the same clock, which stands still while a machine sleeps.
+        waited_seconds: of it, for data; None if nobody knows.
 
         On CUDA the host runs ahead of the device until the launch queue is full: a single time is
         how long queueing took, and the mean of many is the device's own pace.
         """
-        now = clock()
+        ended, now = time.perf_counter(), clock()
         waited_us = UNKNOWN_US if waited_seconds is None else waited_seconds * 1e6
-        self._known.append((step, now, now - started, rate, waited_us))
-        if self.is_on_host:
-            self._values.append(self.values)
+        self._kept[self.number] = (step, now, ended - started, rate, waited_us, *self.values)
         self.number += 1
         if self._sent != self._read:
             self._receive(wait=self.number - self._read == RING_ROWS)
         if self.number - self._sent >= DRAIN_ROWS or now - self._drained_at >= DRAIN_SECONDS:
             self._send(now)
-        return now
+        return ended
 
     def drain(self, patience_seconds: float = math.inf) -> bool:
         """Wait for the device, so long at most; tell whether every closed row is handed over."""
@@ -114,13 +114,13 @@ class Ring:
 
     def _send(self, now: float) -> None:
         """Start to copy the rows not sent yet, unless the last copy is still under way."""
+        if self._pinned is None or self._arrived is None:
+            self._drained_at = now
+            self._hand_over(self.number)
+            return
         if self._sent != self._read:
             return
         self._drained_at = now
-        if self._pinned is None or self._arrived is None:
-            self._sent = self.number
-            self._hand_over()
-            return
         # On the same stream as the steps: the rows are complete when the copy begins, and copied
         # before a later step can write over them.
         for rows in _slices(self._sent, self.number):
@@ -134,19 +134,24 @@ class Ring:
         if wait:
             self._arrived.synchronize()
         if self._arrived.query():  # type: ignore[no-untyped-call]
-            self._hand_over()
+            self._hand_over(self._sent)
 
-    def _hand_over(self) -> None:
-        count = self._sent - self._read
-        if not count:
+    def _hand_over(self, until: int) -> None:
+        first = self._read
+        if first == until:
             return
+        rows = [self._kept[number] for number in range(first, until)]
+        values = chain.from_iterable(rows)
+        kept = np.fromiter(values, np.float64, len(rows) * len(rows[0])).reshape(len(rows), -1)
         if self.is_on_host:
             with np.errstate(over="ignore"):
-                arrived = _taken(self._values, count).astype(np.float32)
+                arrived = kept[:, KNOWN:].astype(np.float32)
         else:
-            arrived = _joined(self._arrivals, _slices(self._read, self._sent))
-        first, self._read = self._read, self._sent
-        self._on_arrival(first, arrived, self._records(*_taken(self._known, count).T))
+            arrived = _joined(self._arrivals, _slices(first, until))
+        self._sent = self._read = until
+        for number in range(first, until):
+            del self._kept[number]
+        self._on_arrival(first, arrived, self._records(*kept[:, :KNOWN].T))
 
     def _records(self, *known: NDArray[np.float64]) -> Steps:
         step, now, seconds, rate, waited_us = known
@@ -170,13 +175,6 @@ class Ring:
     def _arrivals(self) -> NDArray[Any]:
         """Where the host reads what has come from a device."""
         return (self._device_ring if self._pinned is None else self._pinned).numpy()
-
-
-def _taken(rows: list[Sequence[SupportsFloat]], count: int) -> NDArray[np.float64]:
-    """Take so many rows from the front, as an array."""
-    numbers = np.fromiter(chain.from_iterable(rows[:count]), np.float64, count * len(rows[0]))
-    del rows[:count]
-    return numbers.reshape(count, -1)
 
 
 def _joined(rows: NDArray[Any], slices: list[slice]) -> NDArray[Any]:

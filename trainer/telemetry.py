@@ -8,6 +8,7 @@ optimizer's flag, however many parameters there are; on a CPU no kernel, for the
 read where they lie.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Self
@@ -87,7 +88,7 @@ class Telemetry(Observer):
 
     def before_step(self, step: int) -> None:
         """Start the step's time."""
-        self._step, self._step_started = step, clock()
+        self._step, self._step_started = step, time.perf_counter()
 
     def after_step(self, result: StepResult) -> None:
         """Queue this step's row on the device: two kernels, and no wait; on a CPU read it."""

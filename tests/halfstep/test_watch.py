@@ -173,6 +173,46 @@ def test_gradients_that_are_sparse_or_missing_are_measured(tmp_path: Path) -> No
     )
 
 
+def test_what_was_measured_belongs_to_the_row_that_it_was_measured_in(tmp_path: Path) -> None:
+    """An optimizer that no scaler steps takes part in the rows of two scalers, each in its turn."""
+    scaled, plain = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    first, other = torch.amp.GradScaler("cpu", 8.0), torch.amp.GradScaler("cpu", 8.0)
+    by_scaler = torch.optim.SGD([scaled], lr=0.0)
+    alone = torch.optim.SGD([plain], lr=0.0)
+
+    def forward(scaler: torch.amp.GradScaler, size: float) -> None:
+        for each in (scaled, plain):
+            each.grad = None
+        scaler.scale((scaled * 3).sum()).backward()
+        plain.grad = torch.tensor([size])
+        scaler.step(by_scaler)
+        alone.step()
+
+    with halfstep.watch(folder=tmp_path, name="it"):
+        forward(first, 4.0)
+        forward(other, 12.0)
+        first.update()
+        other.update()
+    assert Written(tmp_path / "it").steps["grad_norm"].tolist() == pytest.approx([5.0, 153**0.5])
+
+
+def test_parameters_that_are_added_within_a_step_end_no_watching(tmp_path: Path) -> None:
+    """Their optimizer was measured, and has no gradients when it is known anew."""
+    weight, scaler = nn.Parameter(torch.ones(1)), torch.amp.GradScaler("cpu", 8.0)
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    with halfstep.watch(folder=tmp_path, name="it", layers_every=1):
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale((weight * 3).sum()).backward()
+            scaler.unscale_(optimizer)
+            if len(optimizer.param_groups) == 1:
+                optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+            scaler.step(optimizer)
+            scaler.update()
+    steps = Written(tmp_path / "it").steps
+    assert steps["grad_norm"].tolist()[1:] == [3.0, 3.0]
+
+
 def test_a_step_without_a_scaler_is_one_of_each_optimizer(tmp_path: Path) -> None:
     """Of two that are named, both have stepped before a row closes."""
     net = Net()
