@@ -54,33 +54,35 @@ from db.tables import (
 )
 from db.workers import TAKING
 
-#: Parts of a claim's statements, and what they are told. To make a statement costs as much as to
-#: execute it: what is the same in every claim is made once.
+#: Parts of a claim's statements, and what they are told: no name of it is a column's, or an UPDATE
+#: would set that. To make a statement costs as much as to execute it: what is the same in every
+#: claim is made once, and what limits and loads make different is not there twice.
 Conditions: TypeAlias = tuple[ColumnElement[bool], ...]
 Told: TypeAlias = dict[str, Any]
+MOST_KEPT = 16  # statements
 
 _EARLIER, _OTHER = aliased(Run), aliased(Run)
 _IS_UNHELD = ~exists().where(_EARLIER.id == Run.after_id, _EARLIER.status.not_in(ENDED))
 #: Asked in the statement that takes a run too, once the worker is locked: whoever drains it either
 #: waits for that, or is seen by it.
 _IS_DRAINED = exists().where(
-    Worker.id == bindparam("asking", type_=Integer), Worker.drained_at.is_not(None)
+    Worker.id == bindparam("claim_asking", type_=Integer), Worker.drained_at.is_not(None)
 )
 _WAITS: Conditions = (Run.status == Status.QUEUED, ~_IS_DRAINED)
-_IS_THAT_ONE = Run.id == bindparam("only", type_=Integer)
+_IS_THAT_ONE = Run.id == bindparam("claim_only", type_=Integer)
 #: Of a run of one node: the worker that asks can train it now.
 _FITS = and_(
     Run.nodes == 1,
-    Run.devices_per_node <= bindparam("free", type_=Integer),
+    Run.devices_per_node <= bindparam("claim_free", type_=Integer),
     or_(
         and_(
             Run.source == RECIPE,
-            Run.recipe.in_(bindparam("recipes", expanding=True)),
-            Run.precision.in_(bindparam("precisions", expanding=True)),
+            Run.recipe.in_(bindparam("claim_recipes", expanding=True)),
+            Run.precision.in_(bindparam("claim_precisions", expanding=True)),
         ),
-        and_(Run.source == COMMAND, bindparam("takes_commands", type_=Boolean)),
+        and_(Run.source == COMMAND, bindparam("claim_takes_commands", type_=Boolean)),
     ),
-    bindparam("memory_gib", type_=Float) >= MEMORY_GIB,
+    bindparam("claim_memory_gib", type_=Float) >= MEMORY_GIB,
 )
 
 
@@ -89,7 +91,7 @@ def _passes(*before: ColumnElement[bool]) -> ColumnElement[bool]:
     return or_(
         Run.priority > bindparam("kept_priority", type_=Integer),
         and_(Run.priority == bindparam("kept_priority", type_=Integer), *before),
-        Run.devices_per_node <= bindparam("left_over", type_=Integer),
+        Run.devices_per_node <= bindparam("kept_left_over", type_=Integer),
         Run.expected_seconds <= bindparam("kept_seconds", type_=Float),  # null: nobody knows
     )
 
@@ -146,7 +148,7 @@ def claim(
         devices=len(free_devices),
         free=free,
     )
-    told = _told(here) | {"only": only}
+    told = _told(here) | {"claim_only": only}
     waits = (*_WAITS, *unheld(runs_per_user), *([] if only is None else [_IS_THAT_ONE]))
     usage = Usage.read(session)
     waiting = (*waits, *usage.allows(devices_per_user))
@@ -175,7 +177,7 @@ def claim(
         len(devices) >= plan.gang.devices_per_node for devices in taken.values()
     ):
         fits |= Run.id == plan.gang.id
-    found = session.execute(_taking((*waiting, fits), usage.order), told).one_or_none()
+    found = session.execute(_taking_query((*waiting, fits), usage.order), told).one_or_none()
     if found is None:
         return None
     run: Run = found[0]
@@ -203,11 +205,11 @@ def _are_there(
     session: Session, told: Told, waiting: Conditions, *kinds: ColumnElement[bool]
 ) -> Sequence[bool]:
     """Tell of each of these kinds whether a run of it waits, in one statement."""
-    return session.execute(_asking(waiting, kinds), told).one()
+    return session.execute(_are_there_query(waiting, kinds), told).one()
 
 
-@lru_cache
-def _asking(waiting: Conditions, kinds: Conditions) -> Select[*tuple[bool, ...]]:
+@lru_cache(MOST_KEPT)
+def _are_there_query(waiting: Conditions, kinds: Conditions) -> Select[*tuple[bool, ...]]:
     return select(*(exists().where(*waiting, kind) for kind in kinds))
 
 
@@ -219,14 +221,15 @@ def in_use(session: Session, worker_ids: Collection[int]) -> dict[int, set[int]]
     return used
 
 
-def unheld(runs_per_user: int) -> list[ColumnElement[bool]]:
+@lru_cache(MOST_KEPT)  # of a setting
+def unheld(runs_per_user: int) -> Conditions:
     """Say of a queued run that neither another's end nor its owner's limit is in its way."""
     conditions: list[ColumnElement[bool]] = [_IS_UNHELD]
     if runs_per_user:
         active = select(func.count()).where(_OTHER.status.in_(ACTIVE))
         of_owner = active.where(_OTHER.owner_id == Run.owner_id).scalar_subquery()
         conditions.append(of_owner < runs_per_user)
-    return conditions
+    return tuple(conditions)
 
 
 def _lock(
@@ -249,12 +252,12 @@ def _lock(
 def _told(here: Place, kept: Reservation | None = None) -> Told:
     """Return what the parts of a claim's statements are told of who asks, and of what is kept."""
     told = {
-        "asking": here.worker_id,
-        "free": here.free,
-        "recipes": list(here.recipes),
-        "precisions": list(here.precisions),
-        "takes_commands": here.commands,
-        "memory_gib": here.device_memory_bytes / GIB,
+        "claim_asking": here.worker_id,
+        "claim_free": here.free,
+        "claim_recipes": list(here.recipes),
+        "claim_precisions": list(here.precisions),
+        "claim_takes_commands": here.commands,
+        "claim_memory_gib": here.device_memory_bytes / GIB,
     }
     if kept is not None:
         first = kept.run
@@ -262,7 +265,7 @@ def _told(here: Place, kept: Reservation | None = None) -> Told:
             "kept_priority": first.priority,
             "kept_position": first.position,
             "kept_id": first.id,
-            "left_over": kept.left_over(here),
+            "kept_left_over": kept.left_over(here),
             "kept_seconds": None if kept.until is None else kept.until - first.moment,
         }
     return told
@@ -278,8 +281,8 @@ def _fits(here: Place, kept: Reservation | None, usage: Usage) -> ColumnElement[
     return _FITS & _passes(place <= tuple_(usage.load(kept.run.project), *_KEPT_PLACE))
 
 
-@lru_cache
-def _taking(conditions: Conditions, order: Conditions) -> Update:
+@lru_cache(MOST_KEPT)
+def _taking_query(conditions: Conditions, order: Conditions) -> Update:
     """Make what starts an attempt of the first of these runs, and returns it and the moment: one
     statement, the same on both databases.
 
@@ -293,7 +296,7 @@ def _taking(conditions: Conditions, order: Conditions) -> Update:
         attempt=Run.attempt + 1,
         status=Status.STARTING,
         revision=Run.revision + 1,
-        worker_id=bindparam("asking", type_=Integer),
+        worker_id=bindparam("claim_asking", type_=Integer),
         **dict.fromkeys(("error", "fault", "first_since", "resumed_step"), None),
         reservation=null(),
     )

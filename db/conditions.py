@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -302,7 +302,7 @@ class Order:
             seconds = func.coalesce(seconds_until(session.scalars(select(now())).one()), last)
             return cls((seconds, Run.id.expression), falls)
         if name in NUMBERS:
-            return cls((func.coalesce(NUMBERS[name], last), Run.id.expression), falls)
+            return _order_by_number(name, falls=falls)
         if name in ORDERS:
             return cls((ORDERS[name], Run.id.expression), falls)
         return _order_by_name(name, tuple(paths_of(session, name)), falls=falls)
@@ -315,6 +315,12 @@ class Order:
                 # By the index of a run's settings SQLite would look two places up for each run.
                 query = query.with_hint(table, f"INDEXED BY {_BY_NAME}", "sqlite")
         return query
+
+
+@cache
+def _order_by_number(name: str, *, falls: bool) -> Order:
+    last = -math.inf if falls else math.inf
+    return Order((func.coalesce(NUMBERS[name], last), Run.id.expression), falls)
 
 
 @lru_cache(MOST_KEPT)

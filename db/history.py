@@ -62,12 +62,12 @@ def _flagged(flag: str, *columns: Any) -> Select[Any]:
 
 def resumptions(session: Session, run_id: int) -> dict[int, int]:
     """Return the last step before each attempt's own, of those that resumed a run."""
-    rows = session.execute(_resumptions(), {"run_id": run_id})
+    rows = session.execute(_resumptions_query(), {"run_id": run_id})
     return {attempt: step for attempt, step in rows if step is not None}
 
 
 @cache
-def _resumptions() -> Any:
+def _resumptions_query() -> Any:
     of_run = (RunNode.run_id == bindparam("run_id"), RunNode.node == 0)
     query = select(RunNode.attempt, RunNode.resumed_step)
     return query.where(*of_run, RunNode.resumed_step > 0)
@@ -78,7 +78,7 @@ def cursor_now(session: Session, run: Run, *, waiting: int = 0) -> Cursor:
 
     waiting: the mark of what it waits for.
     """
-    newest = session.execute(_newest(), {"run_id": run.id}).one()
+    newest = session.execute(_newest_query(), {"run_id": run.id}).one()
     # An attempt that has made no step yet may still take steps back.
     has_begun = run.resumed_step is not None
     return Cursor(
@@ -92,7 +92,7 @@ def cursor_now(session: Session, run: Run, *, waiting: int = 0) -> Cursor:
 
 
 @cache
-def _newest() -> Select[Any]:
+def _newest_query() -> Select[Any]:
     columns = {
         "step": Step.step,
         "event": ScalerEvent.id,

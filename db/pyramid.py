@@ -48,6 +48,8 @@ STEP_SERIES = (
     Series("step_us", "i4", mean=True),
     Series("data_us", "i4", mean=True),  # since the last; summaries of before lack it
 )
+#: So many ranges are read in one query: SQLite takes 500, and each number of them is one to keep.
+MOST_RANGES = 8
 METRIC_SERIES = (Series("value", "f8", mean=True),)
 
 
@@ -154,8 +156,11 @@ def read_points(connection: Connection, source: Source, ranges: list[StepRange])
     """Read the raw points of some ranges of steps."""
     if not ranges:
         return _points([], source)
-    query = _points_query(source.points, source.series, tuple(source.key), len(ranges))
-    rows = _fetch(connection, query, source.key | _bounds(ranges))
+    rows: list[tuple[Any, ...]] = []
+    for first in range(0, len(ranges), MOST_RANGES):
+        some = ranges[first : first + MOST_RANGES]
+        query = _points_query(source.points, source.series, tuple(source.key), len(some))
+        rows += _fetch(connection, query, source.key | _bounds(some))
     return _points(sorted(rows, key=itemgetter(0)), source)
 
 

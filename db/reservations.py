@@ -122,24 +122,24 @@ def _line(
     However many there are for which there are no workers, they hide nobody.
     """
     up = {
-        "places": len(places),
-        "most_devices": max(each.devices for each in places),
-        "offered": sorted({name for each in places for name in each.recipes}),
-        "most_gib": max(each.device_memory_bytes for each in places) / GIB,
+        "line_places": len(places),
+        "line_most_devices": max(each.devices for each in places),
+        "line_offered": sorted({name for each in places for name in each.recipes}),
+        "line_most_gib": max(each.device_memory_bytes for each in places) / GIB,
     }
-    return session.execute(_lining(waiting, usage.order), {**told, **up}).all()
+    return session.execute(_line_query(waiting, usage.order), {**told, **up}).all()
 
 
-@lru_cache
-def _lining(
+@lru_cache(16)
+def _line_query(
     waiting: tuple[ColumnElement[bool], ...], order: tuple[ColumnElement[Any], ...]
 ) -> Select[Any]:
     query = _WANTED.where(
         *waiting,
-        Run.nodes <= bindparam("places", type_=Integer),
-        Run.devices_per_node <= bindparam("most_devices", type_=Integer),
-        or_(Run.source == COMMAND, Run.recipe.in_(bindparam("offered", expanding=True))),
-        bindparam("most_gib", type_=Float) >= MEMORY_GIB,
+        Run.nodes <= bindparam("line_places", type_=Integer),
+        Run.devices_per_node <= bindparam("line_most_devices", type_=Integer),
+        or_(Run.source == COMMAND, Run.recipe.in_(bindparam("line_offered", expanding=True))),
+        bindparam("line_most_gib", type_=Float) >= MEMORY_GIB,
     )
     return query.order_by(*order).limit(LOOKED_AT)
 

@@ -15,12 +15,12 @@ MOST = 200
 
 def spikes(session: Session, run_id: int, *, most: int = MOST) -> list[dict[str, Any]]:
     """Return the latest spikes, in order of step: step, loss, z; rewound_to, where it went back."""
-    rows = session.execute(_latest(), {"run_id": run_id, "most": most}).all()
+    rows = session.execute(_latest_query(), {"run_id": run_id, "most": most}).all()
     return [{"rewound_to": None, **content, "step": step} for step, content in reversed(rows)]
 
 
 @cache
-def _latest() -> Select[Any]:
+def _latest_query() -> Select[Any]:
     query = select(Diagnosis.step, Diagnosis.content)
     query = query.where(Diagnosis.run_id == bindparam("run_id"), Diagnosis.kind == SPIKE)
     return query.order_by(Diagnosis.step.desc()).limit(bindparam("most"))

@@ -46,13 +46,13 @@ def starvations(session: Session, run_ids: Collection[int]) -> dict[int, Starvat
     return {
         run_id: Starvation(steps, count, float(data_us) / max(float(step_us), 1.0))
         for run_id, steps, count, data_us, step_us in session.execute(
-            _sums(), {"run_ids": list(run_ids)}
+            _sums_query(), {"run_ids": list(run_ids)}
         )
     }
 
 
 @cache
-def _sums() -> Any:
+def _sums_query() -> Any:
     waited = case((Step.data_us >= REAL_SHARE * Step.step_us, 1), else_=0)
     sums = (func.count(), func.sum(waited), func.sum(Step.data_us), func.sum(Step.step_us))
     latest = (Step.run_id == Run.id) & (Step.step > Run.step - WINDOW)

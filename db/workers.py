@@ -250,7 +250,7 @@ def recipe(session: Session, name: str) -> dict[str, Any]:
 def find_recipe(session: Session, name: str) -> dict[str, Any] | None:
     """Return it, or None."""
     # The schemas are long, and of one worker's alone they are read: news of a run ask for one.
-    for worker_id, names in session.execute(_holders()).all():
+    for worker_id, names in session.execute(_holders_query()).all():
         if name in names:
             offered = session.scalars(select(Worker.recipes).where(Worker.id == worker_id)).one()
             if found := named([each for each in offered if "schema" in each], name):
@@ -259,7 +259,7 @@ def find_recipe(session: Session, name: str) -> dict[str, Any] | None:
 
 
 @cache
-def _holders() -> Any:
+def _holders_query() -> Any:
     newest = (ALIVE.desc(), Worker.seen_at.desc())
     return select(Worker.id, Worker.recipe_names).order_by(*newest)
 

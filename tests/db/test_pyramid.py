@@ -130,6 +130,22 @@ def test_run_counts_each_skip_once(database: Database, running: Run) -> None:
         assert session.get_one(Run, running.id).skipped == 2
 
 
+def test_points_far_apart_are_summed_up_however_many_come_at_once(
+    database: Database, running: Run
+) -> None:
+    """As after an outage: each leaves a gap of its own, and all are read back with the next."""
+    steps = range(200, 200 * 601, 200)
+    for some in (steps, (200 * 601,)):
+        record(database, running, events=[make_metric(step, step / 200, "far") for step in some])
+    with database.reading() as session:
+        [top] = pyramid.read_buckets(
+            session.connection(),
+            pyramid.metric_of(running.id, "far"),
+            [(pyramid.SIZES[-1], 0, pyramid.END)],
+        ).values()
+    assert (int(top.steps.sum()), float(top.high.max())) == (601, 601.0)
+
+
 def test_runs_do_not_mix(database: Database, running: Run) -> None:
     """A rebuild of one run leaves the stones of another alone."""
     record(database, running, make_steps([1.0] * 100))

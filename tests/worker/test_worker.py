@@ -212,7 +212,7 @@ def _check_what_stands_before_a_run(site: Site, wish: str, expected: Status) -> 
     assert status == expected
     if status == Status.FAILED:
         assert error == last.reason
-        assert last.fault == "code"
+        assert last.fault == "settings"
         assert "it cannot be claimed" in error
     else:
         assert error is None
