@@ -237,10 +237,9 @@ def _losses(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _direction(evidence: Evidence) -> Iterator[Finding]:
-    if not _is_unwell(evidence) or not evidence.skips:
-        return
     forward, total = sum(skip.loss_nonfinite for skip in evidence.skips), len(evidence.skips)
-    if forward == total:
+    is_unwell = _is_unwell(evidence)
+    if forward and forward == total and is_unwell:
         yield Finding(
             "The forward pass overflows",
             f"At all of the last {total:,} skips the loss itself was not finite, and the loss "
@@ -250,7 +249,17 @@ def _direction(evidence: Evidence) -> Iterator[Finding]:
             remedies=("bf16",),
             part="skipped",
         )
-    elif not forward:
+    elif forward:
+        yield Finding(
+            "The forward pass overflowed",
+            f"At {forward:,} of the last {total:,} skips the loss itself was not finite, and the "
+            "loss scale had no part in it. Look at what came in at those steps, and for large "
+            "activations; if it comes again, run that module in fp32, "
+            f"{evidence.words.in_fp32}, or use bf16.",
+            remedies=("bf16",),
+            part="skipped",
+        )
+    elif total and is_unwell:
         yield Finding(
             "Only the backward pass overflows",
             f"At all of the last {total:,} skips the loss was finite and gradients were not: the "

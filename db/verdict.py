@@ -31,9 +31,9 @@ class Figures:
     """What a verdict goes by.
 
     attempts: all own steps of the run.  settled: steps among the last 100 since the search for the
-    first scale ended, and settled_skips the skips among these.  streak: skips up to the last step;
-    longest_streak: within the last 1000.  steps_since_set: since the scale was set by hand, within
-    the last 1000.
+    first scale ended; settled_skips: the skips among these; settled_streaks: how often one or more
+    came in a row.  streak: skips up to the last step; longest_streak: within the last 1000.
+    steps_since_set: since the scale was set by hand, within the last 1000.
     """
 
     attempts: int
@@ -42,6 +42,7 @@ class Figures:
     skips_1000: int
     settled: int
     settled_skips: int
+    settled_streaks: int
     streak: int
     longest_streak: int
     applied_500: int
@@ -116,6 +117,8 @@ def judge(figures: Figures, *, growth_interval: int | None = None) -> Verdict:
 def _cause(found: Figures) -> str:
     if found.steps_since_set is not None and found.steps_since_set < found.settled:
         return f"the scale was set by hand {_steps(found.steps_since_set)} ago"
+    if found.settled_streaks == 1:
+        return "one after another, and none since" if not found.streak else "one after another"
     return "the scale grows into its limit and falls back, again and again"
 
 
@@ -257,6 +260,7 @@ def count(
         skips_1000=len(skips),
         settled=attempts - first + 1,
         settled_skips=sum(step >= first for step in skips),
+        settled_streaks=len(_streaks([step for step in skips if step >= first])),
         streak=streaks[-1] if skips and skips[-1] == attempts else 0,
         longest_streak=max(streaks, default=0),
         applied_500=min(attempts, 500) - sum(step > attempts - 500 for step in skips),

@@ -57,6 +57,11 @@ LEFT_OUT = {"diagnosis": "replay", "reason": "not with training.parallel fsdp"}
     ("word", "changes", "titles"),
     [
         ("healthy", {"scale": 2.0**16, "skips": _skips("head.bias")}, []),
+        (
+            "healthy",
+            {"skips": [*_skips("head.bias"), *_skips("head.bias", loss_nonfinite=True)]},
+            ["The forward pass overflowed"],
+        ),
         ("collapsing", {"scale": 0.25}, ["The loss scale is below 1"]),
         (
             "healthy",

@@ -62,6 +62,18 @@ def test_a_scale_set_by_hand_is_what_it_is_blamed_on() -> None:
     assert "the last 1 step ago" in found.reason
 
 
+def test_skips_in_one_row_are_not_called_a_growth_into_the_limit() -> None:
+    """Of one bad batch, say: nothing was again and again."""
+    for attempts, cause in (
+        (400, "one after another, and none since"),
+        (383, "one after another;"),
+    ):
+        found = verdict.judge(verdict.count(attempts, [*SEARCH, *range(380, 384)], 2.0**15))
+        assert found.word == "oscillating"
+        assert cause in found.reason
+        assert "again and again" not in found.reason
+
+
 def test_search_ends_as_the_trainer_has_it() -> None:
     """The page and the training agree on when a run is calibrated."""
     assert verdict.CALIBRATED_AFTER == CALIBRATED_AFTER

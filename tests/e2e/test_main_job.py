@@ -59,6 +59,7 @@ def test_submit_watch_and_download(site: Site, page: Page, tmp_path: Path) -> No
     shown = float(page.locator('[data-metric="val/accuracy"]').inner_text())
 
     open_tab(page, "Checkpoints")
+    expect(page.locator(".checkpoints tr", has_text="whole state")).to_be_in_viewport(ratio=1)
     with page.expect_download() as started:
         page.locator(".checkpoints tr", has_text="whole state").get_by_text("Download").click()
     download = started.value

@@ -74,6 +74,7 @@ def test_the_page_of_a_watched_run_has_all_that_it_told(
         "on the training machine at <code>checkpoints/step-00000002/last.ckpt</code>",
         "on the training machine at <code>artifacts/step-00000002/x.png</code>",
         'action="/runs/1/cancellation"',
+        "The script goes on: Halfstep did not start it and does not end it.",
     ):
         assert text in page
     for text in (
