@@ -79,7 +79,7 @@ def begin(
         schema = workers.recipe(session, recipe)["schema"]
         typed = _typed(schema, posted)
         given = _submission(recipe, schema, typed, values)
-        checked = sweeping.check(session, given)
+        checked = sweeping.check(session, visitor.user, given)
         if checked.errors:
             raise Invalid(checked.errors)
     except NotFound as error:
@@ -95,7 +95,11 @@ def begin(
 
 
 def changed(session: Session, sweep: Sweep) -> list[tuple[str, Any]]:
-    """Return the settings of all runs of a sweep that are not the recipe's defaults."""
+    """Return the settings of all runs of a sweep that are not the recipe's defaults; of a command
+    all that it does not search.
+    """
+    if sweep.command is not None:
+        return [each for each in sweep.config.items() if each[0] not in sweep.space]
     try:
         schema = workers.recipe(session, sweep.recipe)["schema"]
     except NotFound:

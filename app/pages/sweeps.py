@@ -121,7 +121,7 @@ def extend(
     setting, text = str(posted.get("setting", "")), str(posted.get("more", "")).strip()[:1000]
     try:
         with session.begin_nested():
-            sweeping.extend(session, sweep_id, **_more(setting, text))
+            sweeping.extend(session, sweep_id, visitor.user, **_more(setting, text))
     except Invalid as error:
         return _page(
             request, session, visitor, sweep_id, more=text, problem="; ".join(error.errors.values())
@@ -163,7 +163,7 @@ def _steering(act: Callable[[Session, int, User], object]) -> Callable[..., Redi
 STEERING: dict[str, Callable[[Session, int, User], object]] = {
     "cancellation": sweeps.cancel,
     "pause": lambda session, sweep_id, _user: sweeps.pause(session, sweep_id),
-    "resumption": lambda session, sweep_id, _user: sweeping.resume(session, sweep_id),
+    "resumption": sweeping.resume,
 }
 for word, act in STEERING.items():
     router.add_api_route(f"/sweeps/{{sweep_id}}/{word}", _steering(act), methods=["POST"])
