@@ -169,6 +169,8 @@ def _value(field: Property, text: str) -> Any:
         return None
     if field.rules.get("type") == "boolean":
         return _WORDS.get(text.lower(), text)
+    if field.rules.get("type") == "number" and re.fullmatch(r"-?[0-9]{1,15}", text):
+        return int(text)  # a script that reads whole numbers gets 16, not 16.0
     return forms.parsed(field, text) if text else text
 
 
@@ -194,7 +196,10 @@ def _checked(field: Property, values: list[Any]) -> list[Any]:
         raise Unreadable(f"{text}; allowed: 1 to {MOST_VALUES:,}")
     found = [_allowed(field, value) for value in values]
     for place, value in enumerate(found):
-        if any(value == other and type(value) is type(other) for other in found[:place]):
+        if any(
+            value == other and isinstance(value, bool) is isinstance(other, bool)
+            for other in found[:place]
+        ):
             raise Unreadable(f"{field.title} has {_word(value)} twice; allowed: each value once")
     return found
 

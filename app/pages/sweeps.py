@@ -12,7 +12,7 @@ from app.api import sweeps as api
 from app.auth import SignedIn
 from app.context import Db, Posted
 from app.moving import elsewhere
-from app.pages import new_sweep
+from app.pages import new_command_sweep, new_sweep
 from app.parameters import RowId, Text
 from app.rendering import page
 from app.rights import check_project
@@ -23,7 +23,8 @@ from db.rights import Right
 from db.tables import Sweep, User
 
 router = APIRouter()
-router.include_router(new_sweep.router)  # whose addresses are no numbers
+for module in (new_sweep, new_command_sweep):
+    router.include_router(module.router)  # whose addresses are no numbers
 
 PAGE_SIZE = 50
 #: What is laid side by side by a click.

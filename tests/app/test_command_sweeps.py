@@ -1,5 +1,6 @@
 """Sweeps of a command: what its placeholders take, and who may have it queued."""
 
+import re
 from typing import Any
 
 import pytest
@@ -102,6 +103,7 @@ def test_points_are_drawn_for_placeholders(
         ({"command": None}, "recipe", "Field required, or a command"),
         ({"space": {"lrr": "1, 2"}}, "space.lrr", "allowed: lr, batch, name"),
         ({"space": {"lr": "0.1, 2"}}, "space.lr", "lr is 2; allowed: a number"),
+        ({"space": {"lr": "1, 1.0"}}, "space.lr", "lr has 1 twice"),
         ({"space": {"batch": "uniform(1, 2)"}}, "space.batch", "allowed in a grid: values"),
         ({"space": {}}, "space", "0 settings"),
         ({"space": {"lr": "0.1"}}, "config.batch", "{batch}, which has no value"),
@@ -240,4 +242,81 @@ def test_its_page_says_what_is_run(browser: TestClient) -> None:
     assert "<script>alert(1)" not in page
     assert "</dd><b>" not in page
     assert '<dt class="quiet">name</dt>' in page
+    assert '<td class="number steps">0</td>' in page
     assert "· command · grid" in browser.get("/sweeps").text
+
+
+FORM = {
+    "command.line": "python train.py {lr} {batch} {opt} {name}",
+    "command.folder": "/home/ada",
+    "command.variables": "A=b",
+    "parameter.lr.kind": "number",
+    "parameter.lr.value": "0.1, 0.01",
+    "parameter.lr.maximum": "1",
+    "parameter.batch.kind": "number",
+    "parameter.batch.value": "16, 32",
+    "parameter.opt.kind": "choice",
+    "parameter.opt.value": "sgd",
+    "parameter.opt.choices": "adam, sgd",
+    "parameter.name.kind": "string",
+    "parameter.name.value": "a, b",
+    "kind": "grid",
+    "runs": "",
+    "at_once": "2",
+    "metric": "val/loss",
+    "goal": "",
+    "seed": "0",
+    "priority": "0",
+    "devices_per_node": "1",
+}
+
+
+def test_the_form_of_a_command_becomes_a_sweeps(browser: TestClient) -> None:
+    """What was typed stays; values of numbers and choices are searched, text is one value; it is
+    counted before it is queued, and sent twice it begins one sweep."""
+    assert 'href="/sweeps/new/command" data-to-sweep' in browser.get("/runs/new/command").text
+    assert "Hyperband" not in browser.get("/sweeps/new/command").text
+    page = browser.post("/sweeps/new/command", data=FORM | {"tags": "t"}).text
+    key = re.findall(r'name="key" value="(\w+)"', page)[0]
+    assert re.findall(r'<label class="searched">Values <input name="(.+?)"', page) == [
+        "parameter.lr.value",
+        "parameter.batch.value",
+    ]
+    assert 'name="parameter.lr.value" value="0.1, 0.01"' in page
+    assert 'name="tags" type="text" value="t"' in page
+    counted = browser.post("/sweeps/command", data=FORM | {"key": key}).text
+    assert "This queues <b>4 runs</b>, 2 at once" in counted
+    assert browser.get("/api/v1/sweeps").json()["sweeps"] == []
+    for _ in range(2):
+        begun = browser.post("/sweeps/command", data=FORM | {"confirmed": "4", "key": key})
+        assert begun.headers["location"] == "/sweeps/1", begun.text
+    sweep = browser.get("/api/v1/sweeps/1").json()
+    assert sweep["space"] == {"lr": "0.1, 0.01", "batch": "16, 32"}
+    assert sweep["command"]["variables"] == {"A": "b"}
+    config = browser.get("/api/v1/runs/1/config").json()
+    assert config == {"lr": 0.1, "batch": 16, "opt": "sgd", "name": "a, b"}
+    assert type(config["batch"]) is int
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "message"),
+    [
+        ({"parameter.lr.value": "0.1, 2"}, "space.lr", "lr is 2; allowed: a number of at most 1"),
+        ({"parameter.batch.value": "16, x"}, "space.batch", "batch is x; allowed: a number"),
+        ({"parameter.opt.value": "lion"}, "config.opt", "one of adam, sgd"),
+        ({"parameter.lr.maximum": "much"}, "command.parameters.lr.maximum", "valid number"),
+        ({"command.variables": "A"}, "command.variables", "allowed: NAME=value"),
+        ({"runs": "many"}, "runs", "many is not allowed; allowed: a whole number"),
+        ({"kind": "hyperband"}, "kind", "allowed: grid, random, tpe"),
+    ],
+)
+def test_mistakes_stand_beside_their_fields(
+    browser: TestClient, changes: dict[str, str], path: str, message: str
+) -> None:
+    """The form comes back with what was typed and what is wrong; nothing is begun."""
+    answer = browser.post("/sweeps/command", data=FORM | {"confirmed": "4"} | changes)
+    assert answer.status_code == 422
+    assert f'<a href="#{path}">' in answer.text
+    assert message in answer.text.replace("&#39;", "'")
+    assert 'value="val/loss"' in answer.text
+    assert browser.get("/api/v1/sweeps").json()["sweeps"] == []
