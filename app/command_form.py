@@ -10,7 +10,9 @@ from typing import Any
 
 from starlette.datastructures import FormData
 
+from app import search
 from app.forms import input_text
+from app.schemas import Property
 from halfstep import command_line
 
 #: What a row calls the types of JSON Schema.
@@ -70,7 +72,7 @@ def typed(posted: FormData, errors: Mapping[str, str]) -> CommandForm:
     for name in _placeholders(texts["line"]):
         parts = {part: _text(posted, f"parameter.{name}.{part}") for part in PARTS}
         parts["kind"] = parts["kind"] if parts["kind"] in KINDS else "string"
-        paths = (f"command.parameters.{name}", f"config.{name}")
+        paths = (f"command.parameters.{name}", f"config.{name}", f"space.{name}")
         error = next((errors[path] for path in paths if path in errors), "")
         rows.append(Row(name, **parts, error=error))
     secrets = tuple(map(str, posted.getlist("command.secrets")))
@@ -90,6 +92,20 @@ def submitted(form: CommandForm) -> tuple[dict[str, Any], dict[str, Any], dict[s
         parameters[row.name], config[row.name] = _parameter(row), _value(row)
     command = {**form.texts, "variables": variables, "secrets": list(form.secrets)}
     return command | {"parameters": parameters}, config, errors
+
+
+def searched(
+    form: CommandForm,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, str]]:
+    """Return the command of a sweep, what all runs have, what is tried, and what is unreadable."""
+    command, config, errors = submitted(form)
+    space = {
+        row.name: row.value
+        for row in form.rows
+        if search.is_search(Property(row.name, "", command["parameters"][row.name]), row.value)
+    }
+    config = {name: value for name, value in config.items() if name not in space}
+    return command, config, space, errors
 
 
 def _parameter(row: Row) -> dict[str, Any]:

@@ -124,6 +124,8 @@ _TABLE: dict[str, str] = {
     """,
     COMMAND: """
         pages.new_command.new_command pages.new_command.submit_command
+        pages.new_command_sweep.new_sweep pages.new_command_sweep.from_run
+        pages.new_command_sweep.begin
         pages.secrets.show_secrets api.secrets.list_secrets
     """,
     OPERATE: """

@@ -87,6 +87,43 @@ def read(schema: Schema, given: dict[str, Any], kind: str) -> tuple[Space, dict[
     return space, errors
 
 
+def guessed(given: Any) -> Schema:
+    """Return what a setting that nobody has declared is, by what is tried of it."""
+    if isinstance(given, dict) and "distribution" in given:
+        return {"type": "integer" if given["distribution"] == INTEGERS else "number"}
+    if isinstance(given, dict):
+        given = given.get("values")
+    if isinstance(given, list):
+        return {"type": _type_of(given)}
+    text = str(given).strip()
+    if found := _DISTRIBUTION.match(text):
+        return {"type": "integer" if found[1] == INTEGERS else "number"}
+    if found := _RANGE.match(text):
+        return {"type": _type_of([_read(part) for part in found.groups() if part])}
+    words = [part.strip() for part in text.split(",")]
+    kind = _type_of([_read(word) for word in words])
+    return {"type": kind, "enum": words} if kind == "string" else {"type": kind}
+
+
+def _type_of(values: list[Any]) -> str:
+    kinds = {type(value) for value in values}
+    for name, allowed in (("boolean", {bool}), ("integer", {int}), ("number", {int, float})):
+        if kinds and kinds <= allowed:
+            return name
+    return "string"
+
+
+def _read(word: str) -> bool | int | float | str:
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
 def in_words(search: dict[str, Any]) -> str:
     """Say what is searched, in the notation."""
     if "values" in search:
@@ -132,6 +169,8 @@ def _value(field: Property, text: str) -> Any:
         return None
     if field.rules.get("type") == "boolean":
         return _WORDS.get(text.lower(), text)
+    if field.rules.get("type") == "number" and re.fullmatch(r"-?[0-9]{1,15}", text):
+        return int(text)  # a script that reads whole numbers gets 16, not 16.0
     return forms.parsed(field, text) if text else text
 
 
@@ -157,7 +196,10 @@ def _checked(field: Property, values: list[Any]) -> list[Any]:
         raise Unreadable(f"{text}; allowed: 1 to {MOST_VALUES:,}")
     found = [_allowed(field, value) for value in values]
     for place, value in enumerate(found):
-        if any(value == other and type(value) is type(other) for other in found[:place]):
+        if any(
+            value == other and isinstance(value, bool) is isinstance(other, bool)
+            for other in found[:place]
+        ):
             raise Unreadable(f"{field.title} has {_word(value)} twice; allowed: each value once")
     return found
 

@@ -88,7 +88,9 @@ def submit(
     if before is not None:
         return before
     checked = check(session, submission)
-    errors = {**known, **checked.errors, **_check_command(session, user, submission)}
+    errors = {**known, **checked.errors}
+    if submission.command is not None:
+        errors |= check_commands(session, user)
     standing = rights.limits(session)
     if standing is None:  # a sweep that goes on without its owner
         standing = rights.standing(session, user)
@@ -142,10 +144,8 @@ def _expected_seconds(
     return float(training["steps"] - (submission.parent_step or 0)) / found.slowest
 
 
-def _check_command(session: Session, user: User, submission: Submission) -> dict[str, str]:
+def check_commands(session: Session, user: User) -> dict[str, str]:
     """Say that somebody may queue no command lines, or their token may not."""
-    if submission.command is None:
-        return {}
     standing = rights.limits(session)
     if standing is not None and standing.most != RIGHTS_OF_TOKENS[FULL]:
         allowed = "allowed: a recipe, or a token that may do all that you may"

@@ -10,11 +10,12 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from app import better, hyperband, schemas, search, tpe
+from app import better, command_lines, hyperband, schemas, search, tpe
+from app.command_lines import Command, Parameter
 from app.parameters import LARGEST_INTEGER, flaw
 from app.schemas import Schema
 from app.search import BY_OPTUNA, GRID, KINDS, TPE, Space
-from app.submission import LENGTHS, Submission, submit, usual_project
+from app.submission import LENGTHS, Submission, check_commands, submit, usual_project
 from app.submission import check as check_run
 from db import projects, quotas, sweeps, workers
 from db.database import Database, is_outage
@@ -23,6 +24,7 @@ from db.idempotency import made_by
 from db.names import cleaned
 from db.sweeps import HYPERBAND, LOSS, MAXIMISE, MINIMISE, PAUSED, RUNNING
 from db.tables import Sweep, User
+from halfstep import command_line
 
 logger = logging.getLogger(__name__)
 
@@ -39,23 +41,27 @@ SpaceGiven = dict[str, str | list[Any] | dict[str, Any]]
 
 
 class SweepSubmission(BaseModel):
-    """A sweep to begin: runs of a recipe that differ in the settings of its space.
+    """A sweep to begin: runs of a recipe or a command that differ in the settings of its space.
 
-    What the configuration leaves out has the recipe's default.
+    What the configuration leaves out has the recipe's default, or the parameter's.
     """
 
     model_config = ConfigDict(extra="forbid")
 
-    recipe: str
+    recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")] = ""
+    command: Annotated[Command | None, Field(description="Instead of a recipe")] = None
     config: Annotated[dict[str, Any], Field(description="What all of its runs have")] = {}
     space: Annotated[
         SpaceGiven,
         Field(
-            description="By path of a setting (training.lr) what is tried: a list of values, or "
-            f"a text: {search.NOTATION}"
+            description="By path of a setting (training.lr), of a command by placeholder, what is "
+            f"tried: a list of values, or a text: {search.NOTATION}"
         ),
     ]
-    kind: Annotated[str, Field(description=f"{', '.join(KINDS)}; the last two by Optuna")] = GRID
+    kind: Annotated[
+        str,
+        Field(description=f"{', '.join(KINDS)}; the last two by Optuna; no hyperband of a command"),
+    ] = GRID
     metric: Annotated[str, Field(description="What is compared: its last value, or loss")] = LOSS
     goal: Annotated[
         str, Field(description="minimise or maximise; empty: as the metric's name has it")
@@ -74,8 +80,13 @@ class SweepSubmission(BaseModel):
 
 
 class Checked(NamedTuple):
-    """config: what all runs have.  runs: how many.  errors: what is wrong, by path of the field."""
+    """What is to be begun.
 
+    command: as it is kept, empty of a recipe.  config: what all runs have.  runs: how many.
+    errors: what is wrong, by path of the field.
+    """
+
+    command: dict[str, Any]
     config: dict[str, Any]
     space: Space
     goal: str
@@ -83,23 +94,77 @@ class Checked(NamedTuple):
     errors: dict[str, str]
 
 
-def check(session: Session, given: SweepSubmission) -> Checked:
+def check(session: Session, user: User, given: SweepSubmission) -> Checked:
     """Return what is to be tried, and what is wrong with it."""
     errors = _check_plan(given)
-    try:
-        schema = workers.recipe(session, given.recipe)["schema"]
-    except NotFound as error:
-        return Checked({}, {}, "", 0, {"recipe": str(error)})
-    if wrong := schemas.mistakes(schema, schemas.with_defaults(schema, given.config)):
-        return Checked({}, {}, "", 0, errors | wrong)
-    space, wrong = search.read(schema, given.space, given.kind)
+    if given.command is not None:
+        given = given.model_copy(update={"command": _declared(given.command, given.space)})
+    schema, wrong = _schema(session, user, given)
+    errors |= wrong
+    if wrong and not schema:
+        return Checked({}, {}, {}, "", 0, errors)
+    space, wrong = _read(schema, given.space, given.kind, is_command=given.command is not None)
     if errors | wrong:
-        return Checked({}, space, "", 0, errors | wrong)
+        return Checked({}, {}, space, "", 0, errors | wrong)
     point = next(search.grid(space)) if given.kind == GRID else search.drawn(space, given.seed, 1)
     first = check_run(session, _submission(given, schema, point))
     runs, wrong = _count(given, space)
     goal, unknown = _goal(given, first.config)
-    return Checked(first.config, space, goal, runs, first.errors | wrong | unknown)
+    errors = first.errors | wrong | unknown
+    return Checked(first.command, first.config, space, goal, runs, errors)
+
+
+def _declared(command: Command, space: SpaceGiven) -> Command:
+    """Return a command that says what each of its placeholders is that is searched."""
+    try:
+        names = command_line.placeholders(command.line)
+    except ValueError:
+        return command  # which is refused for its line
+    searched = {name: space[name] for name in names if name in space}
+    guessed = {name: Parameter(**search.guessed(each)) for name, each in searched.items()}
+    return command.model_copy(update={"parameters": guessed | command.parameters})
+
+
+def _schema(session: Session, user: User, given: SweepSubmission) -> tuple[Schema, dict[str, str]]:
+    """Return the schema of what runs have, empty where it is not known, and what is wrong."""
+    if given.command is None:
+        return _schema_of_recipe(session, given)
+    if given.recipe:
+        return {}, {"recipe": f"{given.recipe[:100]!r} and a command; allowed: one of the two"}
+    if wrong := check_commands(session, user):
+        return {}, wrong
+    devices = given.devices_per_node
+    kept, _, wrong = command_lines.check(session, given.command, given.config, devices)
+    searched = {f"config.{name}" for name in given.space}
+    wrong = {path: text for path, text in wrong.items() if path not in searched}
+    is_known = bool(kept["parameters"]) and all(path.startswith("config.") for path in wrong)
+    return command_lines.schema(kept["parameters"]) if is_known or not wrong else {}, wrong
+
+
+def _schema_of_recipe(session: Session, given: SweepSubmission) -> tuple[Schema, dict[str, str]]:
+    if not given.recipe:
+        return {}, {"recipe": "Field required, or a command"}
+    try:
+        schema = workers.recipe(session, given.recipe)["schema"]
+    except NotFound as error:
+        return {}, {"recipe": str(error)}
+    return schema, schemas.mistakes(schema, schemas.with_defaults(schema, given.config))
+
+
+def _read(
+    schema: Schema, given: SpaceGiven, kind: str, *, is_command: bool
+) -> tuple[Space, dict[str, str]]:
+    """Return the space, and what is wrong with it: a placeholder may be called as a field is."""
+    space, errors = search.read(schema, given, kind)
+    if not is_command:
+        return space, errors
+    known = schema["properties"]
+    told = {f"space.{path}" if path in known else path: text for path, text in errors.items()}
+    for name in given.keys() - known.keys():
+        told.pop(name[:100], None)
+        allowed = ", ".join(known) or "none, for it has no placeholder"
+        told[f"space.{name[:100]}"] = f"the line has no such placeholder; allowed: {allowed}"
+    return space, told
 
 
 def _check_plan(given: SweepSubmission) -> dict[str, str]:
@@ -108,6 +173,10 @@ def _check_plan(given: SweepSubmission) -> dict[str, str]:
         errors["kind"] = f"{given.kind[:100]!r} is not allowed; allowed: {', '.join(KINDS)}"
     elif given.kind in BY_OPTUNA and not tpe.is_installed():
         errors["kind"] = tpe.NEEDED
+    elif given.kind == HYPERBAND and given.command is not None:
+        allowed = ", ".join(kind for kind in KINDS if kind != HYPERBAND)
+        text = f"{HYPERBAND} judges by a share of the steps, and a command does not say how many"
+        errors["kind"] = f"{text}; allowed: {allowed}"
     bounds = {
         "runs": (1, _most_runs(given.kind)),
         "at_once": (1, MOST_AT_ONCE),
@@ -160,8 +229,10 @@ def _submission(
     for path, value in point.items():
         schemas.put(config, path, value)
     name = search.name(point) if isinstance(sweep, Sweep) else sweep.name
+    command = sweep.command
     return Submission(
         recipe=sweep.recipe,
+        command=command_lines.as_submitted(command) if isinstance(command, dict) else command,
         config=config,
         name=name[: LENGTHS["name"]] if isinstance(sweep, Sweep) else name,
         tags=sweep.tags,
@@ -179,16 +250,18 @@ def begin(
     before = made_by(session, Sweep, user, idempotency_key)
     if before is not None:
         return before
-    checked = check(session, given)
+    checked = check(session, user, given)
     if checked.errors:
         raise Invalid(checked.errors)
     project = usual_project(session, user) if given.project is None else given.project
     projects.hold(session, project)
+    what = command_lines.default_name(given.command.line) if given.command else given.recipe
     sweep = Sweep(
-        name=cleaned(given.name) or f"{given.recipe} by {search.name_of(checked.space)}"[:100],
+        name=cleaned(given.name) or f"{what} by {search.name_of(checked.space)}"[:100],
         owner_id=user.id,
         project=project,
         recipe=given.recipe,
+        command=checked.command or None,
         config=checked.config,
         space=checked.space,
         kind=given.kind,
@@ -211,10 +284,16 @@ def begin(
 
 
 def extend(
-    session: Session, sweep_id: int, *, runs: int | None = None, space: SpaceGiven | None = None
+    session: Session,
+    sweep_id: int,
+    user: User,
+    *,
+    runs: int | None = None,
+    space: SpaceGiven | None = None,
 ) -> Sweep:
     """Add runs to a sweep; to a grid, values to its settings. Raises Invalid, Conflict."""
     sweep = _locked(session, sweep_id)
+    _see_that_may_submit(session, user, sweep)
     if sweep.status not in (RUNNING, PAUSED):
         text = f"Sweep {sweep_id} is {sweep.status}: only a running or paused one takes more runs."
         raise Conflict(text)
@@ -241,8 +320,11 @@ def _lengthen(sweep: Sweep, runs: int) -> None:
 
 def _widen(session: Session, sweep: Sweep, given: SpaceGiven) -> None:
     """Add values to settings of a grid, and a run for each point that this makes."""
-    schema = workers.recipe(session, sweep.recipe)["schema"]
-    added, errors = search.read(schema, given, GRID)
+    if sweep.command is None:
+        schema = workers.recipe(session, sweep.recipe)["schema"]
+    else:
+        schema = command_lines.schema(sweep.command["parameters"])
+    added, errors = _read(schema, given, GRID, is_command=sweep.command is not None)
     for path in added.keys() - sweep.space.keys():
         known = ", ".join(sweep.space)
         errors[path] = f"this sweep does not search it; allowed: {known}"
@@ -262,9 +344,16 @@ def _widen(session: Session, sweep: Sweep, given: SpaceGiven) -> None:
     sweep.runs_total += size - before
 
 
-def resume(session: Session, sweep_id: int) -> None:
+def _see_that_may_submit(session: Session, user: User, sweep: Sweep) -> None:
+    """See that whoever lets a sweep submit more may queue what it submits. Raises Invalid."""
+    if sweep.command is not None and (wrong := check_commands(session, user)):
+        raise Invalid(wrong)
+
+
+def resume(session: Session, sweep_id: int, user: User) -> None:
     """Go on with a sweep that was paused, or failed. Raises Conflict, and Invalid if it cannot."""
     sweep = _locked(session, sweep_id)
+    _see_that_may_submit(session, user, sweep)
     sweeps.resume(sweep)
     session.flush()
     _go_on(session, sweep)

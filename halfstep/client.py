@@ -144,16 +144,7 @@ class Client(AlertCalls, ShelfCalls):
         a placeholder, as JSON Schema has it: type, minimum, maximum, enum, default.
         further: priority, devices_per_node and after_id. Raises ApiError, as `submit` does.
         """
-        command = {
-            "line": line,
-            "folder": folder,
-            "git": git,
-            "commit": commit,
-            "venv": venv,
-            "variables": dict(variables or {}),
-            "secrets": list(secrets),
-            "parameters": {name: dict(rules) for name, rules in (schema or {}).items()},
-        }
+        command = _command(line, folder, git, commit, venv, variables, secrets, schema)
         wanted = {"command": command, "config": dict(parameters or {}), "name": name}
         return self._post("/api/v1/runs", wanted | {"tags": ", ".join(tags), **further})
 
@@ -408,6 +399,29 @@ class Client(AlertCalls, ShelfCalls):
         wanted |= {"kind": kind, "metric": metric, "goal": goal, "runs": runs, "at_once": at_once}
         return self._post("/api/v1/sweeps", wanted | {"tags": ", ".join(tags), **further})
 
+    def sweep_command(
+        self,
+        line: str,
+        space: Mapping[str, str | Sequence[Any] | Mapping[str, Any]],
+        parameters: Mapping[str, str | int | float | bool] | None = None,
+        *,
+        folder: str = "",
+        git: str = "",
+        commit: str = "",
+        venv: str = "",
+        variables: Mapping[str, str] | None = None,
+        secrets: Sequence[str] = (),
+        schema: Mapping[str, Mapping[str, Any]] | None = None,
+        **further: Any,
+    ) -> dict[str, Any]:
+        """Begin a sweep of a command line: runs that differ in what `space` has by placeholder.
+
+        parameters: a value for each of the others.  further: as of `begin_sweep`; the rest is that
+        of `submit_command`.
+        """
+        command = _command(line, folder, git, commit, venv, variables, secrets, schema)
+        return self.begin_sweep("", space, parameters, command=command, **further)
+
     def sweeps(self, *, limit: int = 50) -> list[dict[str, Any]]:
         """Return sweeps, newest first."""
         return list(self._get("/api/v1/sweeps", {"limit": limit})["sweeps"])
@@ -569,3 +583,25 @@ def _name(answer: httpx2.Response) -> str:
     told = [each.headers.get("content-disposition") for each in (answer, *answer.history)]
     message["content-disposition"] = next(filter(None, told), "")  # a bucket's answer has none
     return Path(message.get_filename("checkpoint.pt")).name
+
+
+def _command(
+    line: str,
+    folder: str,
+    git: str,
+    commit: str,
+    venv: str,
+    variables: Mapping[str, str] | None,
+    secrets: Sequence[str],
+    schema: Mapping[str, Mapping[str, Any]] | None,
+) -> dict[str, Any]:
+    return {
+        "line": line,
+        "folder": folder,
+        "git": git,
+        "commit": commit,
+        "venv": venv,
+        "variables": dict(variables or {}),
+        "secrets": list(secrets),
+        "parameters": {name: dict(rules) for name, rules in (schema or {}).items()},
+    }

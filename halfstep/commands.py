@@ -1,12 +1,10 @@
 """What a person types about runs, at any machine that reaches the server."""
 
-import argparse
 import json
 import sys
 import time
 from getpass import getpass
 from pathlib import Path
-from typing import Any
 
 from halfstep import credentials
 from halfstep.alert_commands import alert
@@ -35,14 +33,14 @@ from halfstep.sweep_commands import sweep
 from halfstep.typed import (
     EXIT_CODES,
     EXITS,
+    add_command,
     add_submission,
     carry_out,
+    command_of,
     configuration,
-    pairs,
     parser_of,
     tell,
     tell_queued,
-    value_of,
 )
 from halfstep.upload import run_folders
 from halfstep.upload import upload as send_run
@@ -86,15 +84,7 @@ def submit(words: list[str]) -> None:
     parser.add_argument(
         "--weights", type=Path, metavar="FILE", help="to start from, uploaded: .safetensors or .pt"
     )
-    command = parser.add_argument_group("a command, in place of a recipe")
-    command.add_argument("--command", metavar="LINE", help="no shell sees it")
-    command.add_argument("--param", action="append", default=[], metavar="NAME=VALUE")
-    command.add_argument("--folder", default="", help="on the worker, or in the repository")
-    command.add_argument("--git", default="", metavar="URL", help="https://… or file://…")
-    command.add_argument("--commit", default="", help="with --git: a hash")
-    command.add_argument("--venv", default="", help="virtual environment on the worker")
-    command.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
-    command.add_argument("--secret", action="append", default=[], metavar="NAME")
+    add_command(parser)
     options = parser.parse_args(words)
     if sum(map(bool, (options.recipe, options.command, options.preset))) != 1:
         parser.error("allowed is one of a recipe, --preset and --command")
@@ -106,7 +96,7 @@ def submit(words: list[str]) -> None:
     further |= {name: value for name, value in place.items() if value is not None}
     with Client() as client:
         if options.command:
-            queued = _submit_command(client, parser, options, further)
+            queued = client.submit_command(**command_of(parser, options), **further)
         else:
             config = configuration(parser, options)
             if options.weights:
@@ -336,22 +326,3 @@ COMMANDS = {
     "upload": upload,
     "workers": workers,
 }
-
-
-def _submit_command(
-    client: Client,
-    parser: argparse.ArgumentParser,
-    options: argparse.Namespace,
-    further: dict[str, Any],
-) -> dict[str, Any]:
-    return client.submit_command(
-        options.command,
-        {name: value_of(text) for name, text in pairs(parser, "--param", options.param)},
-        folder=options.folder,
-        git=options.git,
-        commit=options.commit,
-        venv=options.venv,
-        variables=dict(pairs(parser, "--env", options.env)),
-        secrets=options.secret,
-        **further,
-    )

@@ -6,16 +6,26 @@ import sys
 from typing import Any
 
 from halfstep.client import Client
-from halfstep.typed import carry_out, configuration, pairs, parser_of, value_of
+from halfstep.typed import (
+    add_command,
+    carry_out,
+    command_of,
+    configuration,
+    pairs,
+    parser_of,
+    value_of,
+)
 
 #: Of who waits for a sweep's end.
 EXIT_CODES = {"finished": 0, "failed": 3, "cancelled": 4}
 
 
 def begin(words: list[str]) -> None:
-    """Begin one: `sweep begin digits --search recipe.learning_rate='0.1, 0.01' --at-once 2`."""
+    """Begin one: `sweep begin digits --search recipe.learning_rate='0.1, 0.01' --at-once 2`, or of
+    a command: `sweep begin --command 'python train.py --lr {lr}' --search lr='0.1, 0.01'`.
+    """
     parser = parser_of("sweep begin", begin)
-    parser.add_argument("recipe")
+    parser.add_argument("recipe", nargs="?", default="")
     add_search(parser)
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields")
     parser.add_argument("--precision", choices=["fp16", "bf16", "fp32", "fp8"])
@@ -29,15 +39,21 @@ def begin(words: list[str]) -> None:
     parser.add_argument("--project", help="else the first that you may submit to")
     parser.add_argument("--tag", action="append", default=[], dest="tags")
     parser.add_argument("--wait", action="store_true", help="until it is over")
+    add_command(parser)
     options = parser.parse_args(words)
+    if bool(options.recipe) == bool(options.command):
+        parser.error("allowed is one of a recipe and --command")
+    if options.command and (options.fields or options.precision):
+        parser.error("--set and --precision are of a recipe; allowed with --command is --param")
     names = ("kind", "metric", "goal", "runs", "at_once", "seed", "name", "tags", "project")
+    further = {name: getattr(options, name) for name in names}
     with Client() as client:
-        begun = client.begin_sweep(
-            options.recipe,
-            searched(parser, options),
-            configuration(parser, options),
-            **{name: getattr(options, name) for name in names},
-        )
+        if options.command:
+            command = command_of(parser, options)
+            begun = client.sweep_command(space=searched(parser, options), **command, **further)
+        else:
+            config = configuration(parser, options)
+            begun = client.begin_sweep(options.recipe, searched(parser, options), config, **further)
         tell(begun, options)
         if options.wait:
             ended = client.wait_for_sweep(begun["id"])

@@ -73,6 +73,34 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tag", action="append", default=[], dest="tags")
 
 
+def add_command(parser: argparse.ArgumentParser) -> None:
+    """Let a command's words say the command line that runs are."""
+    command = parser.add_argument_group("a command, in place of a recipe")
+    command.add_argument("--command", metavar="LINE", help="no shell sees it")
+    command.add_argument("--param", action="append", default=[], metavar="NAME=VALUE")
+    command.add_argument("--folder", default="", help="on the worker, or in the repository")
+    command.add_argument("--git", default="", metavar="URL", help="https://… or file://…")
+    command.add_argument("--commit", default="", help="with --git: a hash")
+    command.add_argument("--venv", default="", help="virtual environment on the worker")
+    command.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    command.add_argument("--secret", action="append", default=[], metavar="NAME")
+
+
+def command_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what was typed of a command line, as the client takes it."""
+    parameters = pairs(parser, "--param", options.param)
+    return {
+        "line": options.command,
+        "parameters": {name: value_of(text) for name, text in parameters},
+        "folder": options.folder,
+        "git": options.git,
+        "commit": options.commit,
+        "venv": options.venv,
+        "variables": dict(pairs(parser, "--env", options.env)),
+        "secrets": options.secret,
+    }
+
+
 def configuration(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, Any]:
     """Return what was typed of a configuration."""
     config = assigned(parser, options.fields)

@@ -12,6 +12,7 @@ from app import search, sweep_news, sweeping, uploads
 from app.api.runs import Destination
 from app.api.streams import After, LastEventId
 from app.auth import SignedIn
+from app.command_lines import Command, as_submitted
 from app.context import Db, TheDatabase, TheLive, TheSettings
 from app.parameters import RowId, Text
 from app.rights import check_project
@@ -74,6 +75,7 @@ class SweepSummary(BaseModel):
 class SweepDetail(SweepSummary):
     """A sweep with what all of its runs have, and its best run."""
 
+    command: Annotated[Command | None, Field(description="Instead of a recipe")]
     config: dict[str, Any]
     best_trial: SweepTrial | None
 
@@ -189,18 +191,16 @@ def pause_sweep(sweep_id: SweepId, session: Db, _visitor: SignedIn) -> SweepDeta
 
 
 @router.post("/{sweep_id}/resumption")
-def resume_sweep(sweep_id: SweepId, session: Db, _visitor: SignedIn) -> SweepDetail:
+def resume_sweep(sweep_id: SweepId, session: Db, visitor: SignedIn) -> SweepDetail:
     """Go on with a paused sweep, or with one that failed."""
-    sweeping.resume(session, sweep_id)
+    sweeping.resume(session, sweep_id, visitor.user)
     return detail(session, sweeps.get(session, sweep_id))
 
 
 @router.post("/{sweep_id}/extension")
-def extend_sweep(
-    sweep_id: SweepId, more: Extension, session: Db, _visitor: SignedIn
-) -> SweepDetail:
+def extend_sweep(sweep_id: SweepId, more: Extension, session: Db, visitor: SignedIn) -> SweepDetail:
     """Add runs to a sweep; a grid takes more values too."""
-    sweeping.extend(session, sweep_id, runs=more.runs, space=more.space)
+    sweeping.extend(session, sweep_id, visitor.user, runs=more.runs, space=more.space)
     return detail(session, sweeps.get(session, sweep_id))
 
 
@@ -237,6 +237,7 @@ def detail(session: Session, sweep: Sweep) -> SweepDetail:
     best = trials_of(session, sweep, first)
     return SweepDetail(
         **_summed_up(sweep, owner, tally),
+        command=as_submitted(sweep.command) if sweep.command is not None else None,
         config=sweep.config,
         best_trial=best[0] if best else None,
     )

@@ -87,7 +87,7 @@ def _form(
         visitor=visitor,
         status_code=422 if errors else 200,
         form=form,
-        kinds=KINDS,
+        parameter_kinds=KINDS,
         known_secrets=secrets.names(session),
         offered=workers.recipes(session),
         offers_commands=workers.offer_commands(session),

@@ -79,7 +79,7 @@ def begin(
         schema = workers.recipe(session, recipe)["schema"]
         typed = _typed(schema, posted)
         given = _submission(recipe, schema, typed, values)
-        checked = sweeping.check(session, given)
+        checked = sweeping.check(session, visitor.user, given)
         if checked.errors:
             raise Invalid(checked.errors)
     except NotFound as error:
@@ -95,7 +95,11 @@ def begin(
 
 
 def changed(session: Session, sweep: Sweep) -> list[tuple[str, Any]]:
-    """Return the settings of all runs of a sweep that are not the recipe's defaults."""
+    """Return the settings of all runs of a sweep that are not the recipe's defaults; of a command
+    all that it does not search.
+    """
+    if sweep.command is not None:
+        return [each for each in sweep.config.items() if each[0] not in sweep.space]
     try:
         schema = workers.recipe(session, sweep.recipe)["schema"]
     except NotFound:
@@ -120,13 +124,6 @@ def _submission(
     recipe: str, schema: Schema, typed: Mapping[str, str], values: Mapping[str, str]
 ) -> SweepSubmission:
     """Return the sweep that was typed. Raises Invalid for what is no number."""
-    numbers: dict[str, Any] = {}
-    errors = {}
-    for name in WHOLE_NUMBERS:
-        try:
-            numbers[name] = int(values[name]) if values[name] or name != "runs" else None
-        except ValueError:
-            errors[name] = f"{values[name][:100]} is not allowed; allowed: a whole number"
     config: dict[str, Any] = {}
     space: dict[str, Any] = {}
     for field in schemas.properties(schema):
@@ -134,10 +131,21 @@ def _submission(
             space[field.path] = typed[field.path]
         else:
             schemas.put(config, field.path, _value(field, typed[field.path]))
+    return SweepSubmission(recipe=recipe, config=config, space=space, **plan(values))
+
+
+def plan(values: Mapping[str, str]) -> dict[str, Any]:
+    """Return what was typed that is asked of every sweep. Raises Invalid for what is no number."""
+    told: dict[str, Any] = dict(values)
+    errors = {}
+    for name in WHOLE_NUMBERS:
+        try:
+            told[name] = int(values[name]) if values[name] or name != "runs" else None
+        except ValueError:
+            errors[name] = f"{values[name][:100]} is not allowed; allowed: a whole number"
     if errors:
         raise Invalid(errors)
-    texts: dict[str, Any] = {name: values[name] for name in FIELDS if name not in WHOLE_NUMBERS}
-    return SweepSubmission(recipe=recipe, config=config, space=space, **numbers, **texts)
+    return told
 
 
 def _value(field: Property, text: str) -> Any:
@@ -174,6 +182,7 @@ def _form(
         visitor=visitor,
         status_code=422 if errors else 200,
         offered=offered,
+        offers_commands=workers.offer_commands(session),
         chosen=chosen,
         problem=problem,
         field_sets=forms.field_sets(schema, {}, errors or {}),

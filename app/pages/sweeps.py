@@ -12,7 +12,7 @@ from app.api import sweeps as api
 from app.auth import SignedIn
 from app.context import Db, Posted
 from app.moving import elsewhere
-from app.pages import new_sweep
+from app.pages import new_command_sweep, new_sweep
 from app.parameters import RowId, Text
 from app.rendering import page
 from app.rights import check_project
@@ -23,7 +23,8 @@ from db.rights import Right
 from db.tables import Sweep, User
 
 router = APIRouter()
-router.include_router(new_sweep.router)  # whose addresses are no numbers
+for module in (new_sweep, new_command_sweep):
+    router.include_router(module.router)  # whose addresses are no numbers
 
 PAGE_SIZE = 50
 #: What is laid side by side by a click.
@@ -121,7 +122,7 @@ def extend(
     setting, text = str(posted.get("setting", "")), str(posted.get("more", "")).strip()[:1000]
     try:
         with session.begin_nested():
-            sweeping.extend(session, sweep_id, **_more(setting, text))
+            sweeping.extend(session, sweep_id, visitor.user, **_more(setting, text))
     except Invalid as error:
         return _page(
             request, session, visitor, sweep_id, more=text, problem="; ".join(error.errors.values())
@@ -163,7 +164,7 @@ def _steering(act: Callable[[Session, int, User], object]) -> Callable[..., Redi
 STEERING: dict[str, Callable[[Session, int, User], object]] = {
     "cancellation": sweeps.cancel,
     "pause": lambda session, sweep_id, _user: sweeps.pause(session, sweep_id),
-    "resumption": lambda session, sweep_id, _user: sweeping.resume(session, sweep_id),
+    "resumption": sweeping.resume,
 }
 for word, act in STEERING.items():
     router.add_api_route(f"/sweeps/{{sweep_id}}/{word}", _steering(act), methods=["POST"])

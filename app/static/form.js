@@ -1,6 +1,7 @@
 // The form of a new run: says which power of two a scale is, takes what is typed along to another
 // recipe or a sweep, and starts the run by its button or Ctrl+Enter alone.
 
+import { takeAlong } from 'along'
 import { power } from 'formats'
 
 const isScale = (input) => input.name.startsWith('scaler.') && input.name.endsWith('scale')
@@ -22,19 +23,8 @@ for (const input of document.querySelectorAll('[data-run-form] input[type=number
 
 const form = /** @type {Found} */ (document.querySelector('[data-run-form]'))
 
-/** Show another form with what is typed here; without a script it begins with the defaults. @param {Found} link @param {string} address */
-const takeAlong = (link, address) => link.addEventListener('click', (event) => {
-  if (!form || event.ctrlKey || event.metaKey || event.shiftKey) return
-  event.preventDefault()
-  const button = Object.assign(document.createElement('button'), {
-    formAction: address, name: 'other', value: link.dataset.other ?? '', hidden: true,
-  })
-  form.append(button)
-  button.click()
-  button.remove()
-})
-for (const link of document.querySelectorAll('[data-to-sweep]')) takeAlong(link, '/sweeps/new')
-for (const link of document.querySelectorAll('[data-other]')) takeAlong(link, '/runs/new')
+for (const link of document.querySelectorAll('[data-to-sweep]')) takeAlong(form, link, '/sweeps/new')
+for (const link of document.querySelectorAll('[data-other]')) takeAlong(form, link, '/runs/new')
 
 form?.addEventListener('keydown', (event) => {
   if (event.key !== 'Enter' || !(event.ctrlKey || event.metaKey)) return

@@ -253,8 +253,9 @@ class Request(Table):
 
 
 class Sweep(Table):
-    """Runs of one recipe that differ in the settings that are searched.
+    """Runs of one recipe, or of one command, that differ in the settings that are searched.
 
+    command: as a run has it; then there is no recipe.
     config: what all of them have.  space: by path of a setting, its values or its distribution, as
     app.search has them.  metric: the name of one, or loss; goal: minimise or maximise.  runs_total:
     how many there shall be, of which `submitted` have been; at_once: how many may be under way.
@@ -273,6 +274,7 @@ class Sweep(Table):
     owner_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     project: Mapped[str] = mapped_column(default="", server_default="")
     recipe: Mapped[str]
+    command: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     config: Mapped[dict[str, Any]]
     space: Mapped[dict[str, Any]]
     kind: Mapped[str]  # grid, random, tpe or hyperband

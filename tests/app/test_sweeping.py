@@ -386,7 +386,7 @@ def test_a_sweep_is_paused_resumed_extended_and_cancelled(
         sweeps.resume(sweeps.get(session, 1, lock=True))
         sweeping.go_on(session, 1)
         space = {"training.max_grad_norm": "0.1, 5"}
-        assert sweeping.extend(session, 1, space=space).runs_total == 4
+        assert sweeping.extend(session, 1, ada, space=space).runs_total == 4
     for run_id in (2, 3):
         finish(database, run_id)
         sweeping.look(database)
@@ -398,7 +398,7 @@ def test_a_sweep_is_paused_resumed_extended_and_cancelled(
     sweeping.look(database)
     assert [each[2] for each in members(database, 1)] == ["complete"] * 3 + ["failed"]
     with database.writing() as session, pytest.raises(Conflict):
-        sweeping.extend(session, 1, space=space)
+        sweeping.extend(session, 1, ada, space=space)
 
 
 def runs_of(database: Database, run_id: int) -> tuple[Status, str | None]:
@@ -414,13 +414,13 @@ def test_a_random_search_takes_more_runs(database: Database, ada: User, offered:
     sweeping.look(database)
     assert the_sweep(database)[1] == "finished"
     with database.writing() as session:
-        sweeping.extend(session, 1, runs=2)
+        sweeping.extend(session, 1, ada, runs=2)
     assert the_sweep(database)[1] == "running"
     assert len(members(database, 1)) == 2
     begin(database, ada, runs=2)
     for sweep_id, more, text in ((1, 1000, "1000 in all"), (2, 2, "3 in all"), (2, 0, "one of")):
         with database.writing() as session, pytest.raises(Invalid, match=text):
-            sweeping.extend(session, sweep_id, runs=more)
+            sweeping.extend(session, sweep_id, ada, runs=more)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from db.tables import (
     RunSetting,
     Status,
     StepBucket,
+    Sweep,
     User,
     Worker,
 )
@@ -80,6 +81,7 @@ REVISIONS = [
     "0030",
     "0031",
     "0032",
+    "0033",
 ]
 
 
@@ -219,6 +221,25 @@ def test_an_earlier_version_neither_waits_for_a_command_nor_runs_it(database: Da
     assert (row["source"], row["status"]) == ("watch", "cancelled")
     assert row["ended_at"] == row["created_at"]
     command.upgrade(database.migrations(), "head")
+
+
+def test_an_earlier_version_does_not_go_on_with_a_sweep_of_a_command(database: Database) -> None:
+    """It would look for a recipe that has no name; its row is kept, as one that is over."""
+    what: dict[str, Any] = {"name": "n", "config": {}, "space": {}, "kind": "grid", "seed": 0}
+    what |= {"metric": "loss", "goal": "minimise", "runs_total": 2, "at_once": 1, "tags": ""}
+    what |= {"priority": 0, "devices_per_node": 1, "status": "running"}
+    with database.writing() as session:
+        owner_id = accounts.user_named(session, "ada").id
+        session.add(Sweep(owner_id=owner_id, recipe="", command={"line": "a {b}"}, **what))
+        session.add(Sweep(owner_id=owner_id, recipe="digits", **what))
+    command.downgrade(database.migrations(), "0032")
+    [table] = [each for each in tables(database) if each.name == "sweeps"]
+    with database.engine.connect() as connection:
+        rows = connection.execute(select(table.c.status).order_by(table.c.id)).scalars().all()
+    assert rows == ["cancelled", "running"]
+    command.upgrade(database.migrations(), "head")
+    with database.reading() as session:
+        assert session.scalars(select(Sweep.command)).all() == [None, None]
 
 
 def test_runs_of_before_know_what_they_failed_by(database: Database, running: Run) -> None:

@@ -59,6 +59,7 @@ FULL = (
     "/runs/new?recipe=digits",
     "/sweeps/new?recipe=digits",
     "/runs/new/command",
+    "/sweeps/new/command",
     "/workers",
     "/workers/1",
     "/recipes",

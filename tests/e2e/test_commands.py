@@ -38,3 +38,25 @@ def test_placeholders_become_fields_as_the_line_is_typed(database: Database, pag
     expect(page.locator("p.command")).to_have_text("$ python train.py --opt sgd --lr 0.1")
     with database.reading() as session:
         assert runs.get(session, 1).config == {"opt": "sgd", "lr": 0.1}
+
+
+def test_the_form_of_one_run_becomes_a_sweeps(database: Database, page: Page) -> None:
+    """By the switch, with all that was typed; a value becomes several, is counted, and begun."""
+    offer: dict[str, Any] = {"devices": [CPU], "recipes": [DIGITS], "versions": {}}
+    with database.writing() as session:
+        workers.register(session, name="w", host="h", pid=1, offers_commands=True, **offer)
+    page.goto("/runs/new/command")
+    rows = page.locator("[data-parameter]")
+    page.get_by_label("Command line").fill("python train.py --lr {lr} --batch {batch}")
+    rows.nth(0).get_by_label("Value").fill("0.1")
+    rows.nth(1).get_by_label("Value").fill("16")
+    page.get_by_role("link", name="Sweep", exact=True).click()
+    page.wait_for_url("**/sweeps/new/command")
+    expect(rows.nth(1).get_by_label("Values")).to_have_value("16")
+    rows.nth(0).get_by_label("Values").fill("0.1, 0.01, 0.001")
+    page.get_by_role("button", name="Count the runs").click()
+    page.get_by_role("button", name="Queue 3 runs").click()
+    page.wait_for_url("**/sweeps/1")
+    expect(page.locator("p.command")).to_have_text("$ python train.py --lr {lr} --batch {batch}")
+    with database.reading() as session:
+        assert runs.get(session, 1).config == {"lr": 0.1, "batch": 16}

@@ -158,6 +158,30 @@ def test_a_command_is_submitted_by_client_and_by_hand(
         assert (refused.returncode, "allowed is" in refused.stderr) == (2, True)
 
 
+def test_a_command_is_swept_by_client_and_command(client: Client, address: str, token: str) -> None:
+    """What is tried of some placeholders, and a value for each of the others."""
+    rules = {"lr": {"type": "number", "maximum": 1}}
+    begun = client.sweep_command(
+        *("python train.py {lr} {name}", {"lr": [0.1, 0.2]}, {"name": "x"}),
+        **{"schema": rules, "folder": "/home/ada", "metric": "val/loss", "at_once": 2},
+    )
+    assert (begun["runs_total"], begun["open"], begun["metric"]) == (2, 2, "val/loss")
+    assert begun["command"]["parameters"]["lr"]["maximum"] == 1
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    words = ["sweep", "begin", "--command", "python it.py {lr} {opt} {name}", "--param", "name=a=b"]
+    words += ["--search", "lr=loguniform(1e-4, 0.1)", "--search", "opt=adam, sgd", "--env", "A=b"]
+    words += ["--kind", "random", "--runs", "3", "--folder", "/home/ada", "--json"]
+    found = json.loads(halfstep(*words, **environment).stdout)
+    assert (found["name"], found["runs_total"]) == ("it by lr, opt", 3)
+    assert found["space"] == {"lr": "loguniform(0.0001, 0.1)", "opt": "adam, sgd"}
+    assert found["config"]["name"] == "a=b"
+    assert (found["command"]["variables"], found["command"]["folder"]) == ({"A": "b"}, "/home/ada")
+    for wrong in (["digits"], ["--set", "lr=1"], ["--precision", "fp16"]):
+        refused = halfstep("sweep", "begin", "--command", "a {b}", *wrong, **environment)
+        assert (refused.returncode, "allowed" in refused.stderr) == (2, True)
+    assert halfstep("sweep", "begin", **environment).returncode == 2
+
+
 def test_a_wrong_field_is_named(client: Client) -> None:
     """Field, value and what is allowed, in the message and apart."""
     with pytest.raises(ApiError, match=r"training\.batch_size: .*1437") as refused:

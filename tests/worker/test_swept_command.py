@@ -1,0 +1,41 @@
+"""A sweep of a command, below a real worker: its runs are started with what each tries."""
+
+from app import sweeping
+from app.sweeping import SweepSubmission
+from db import sweeps
+from db.tables import Sweep
+from tests.site import Site, until
+
+CODE = """
+import sys, halfstep
+watch = halfstep.watch()
+watch.log({"val/loss": float(sys.argv[1]) * int(sys.argv[2])})
+"""
+
+
+def test_a_swept_command_comes_to_the_values_that_its_script_logs(site: Site) -> None:
+    """Each point's words are the script's arguments, whole numbers as such; the best is told."""
+    line = f"python -c '{CODE}' {{lr}} {{batch}}"
+    given = SweepSubmission.model_validate(
+        {
+            "command": {"line": line},
+            "space": {"lr": "0.5, 0.25", "batch": "4, 2"},
+            "metric": "val/loss",
+            "at_once": 4,
+        }
+    )
+    with site.database.writing() as session:
+        sweeping.begin(session, site.owner, given)
+
+    def is_over() -> bool:
+        sweeping.look(site.database)
+        with site.database.reading() as session:
+            sweep = session.get_one(Sweep, 1)
+            return sweeps.tallies(session, [sweep])[1].open == 0
+
+    with site.worker(HALFSTEP_COMMANDS="yes"):
+        until(is_over)
+    with site.database.reading() as session:
+        rows = sweeps.trials(session, session.get_one(Sweep, 1), best_first=True, limit=9)
+    assert rows[0][0].params == {"lr": 0.25, "batch": 2}
+    assert [trial.value for trial, _run in rows] == [0.5, 1.0, 1.0, 2.0]
