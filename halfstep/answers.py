@@ -27,6 +27,11 @@ class ApiError(Exception):
         self.code = str(self.problem.get("code", ""))
 
 
+def is_away(error: ApiError) -> bool:
+    """Tell whether a server, or what stands before it, may answer a little later."""
+    return error.status in (502, 503, 504) or isinstance(error.__cause__, httpx2.TransportError)
+
+
 def check_finite(value: Any, path: str = "") -> None:
     """Raise ApiError for a number that JSON lacks, by its path in what is to be sent."""
     if isinstance(value, float) and not math.isfinite(value):

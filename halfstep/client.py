@@ -27,7 +27,7 @@ import httpx2
 
 from halfstep import credentials
 from halfstep.alert_calls import AlertCalls
-from halfstep.answers import ApiError, check_finite, content, naming, refusal, spoken
+from halfstep.answers import ApiError, check_finite, content, is_away, naming, refusal, spoken
 from halfstep.nesting import merged
 from halfstep.shelf_calls import ShelfCalls
 
@@ -38,6 +38,8 @@ URL = "http://127.0.0.1:8000"
 ENDED = ("finished", "failed", "cancelled")
 LOOK_SECONDS = 1.0  # between two looks at a run that is waited for
 PATIENCE_SECONDS = 30.0  # for an answer
+AWAY_SECONDS = 300.0  # for a server that is away while something is waited for
+LONGEST_PAUSE_SECONDS = 30.0  # between two tries meanwhile
 STORING_SECONDS = 600.0  # for a server that takes gigabytes to a bucket
 PIECE_BYTES = 1 << 20
 MOST_POINTS = 5000  # of a line, that the server thins out
@@ -187,18 +189,35 @@ class Client(AlertCalls, ShelfCalls):
             raise ApiError(0, f"{path} came in as {found}, not as {digest.hexdigest()}")
         return stored
 
-    def wait(self, run_id: int) -> dict[str, Any]:
-        """Return the run once it is over, however it ended."""
-        [run] = deque(self.follow(run_id), maxlen=1)  # not all that it was in days of training
+    def wait(
+        self,
+        run_id: int,
+        *,
+        patience: float = AWAY_SECONDS,
+        told: Callable[[str], None] = lambda text: None,
+    ) -> dict[str, Any]:
+        """Return the run once it is over, however it ended. patience, told: as of `follow`."""
+        # Not all that it was in days of training.
+        [run] = deque(self.follow(run_id, patience=patience, told=told), maxlen=1)
         return run
 
-    def follow(self, run_id: int) -> Iterator[dict[str, Any]]:
-        """Yield the run as it is, and again whenever it has changed, until it is over."""
+    def follow(
+        self,
+        run_id: int,
+        *,
+        patience: float = AWAY_SECONDS,
+        told: Callable[[str], None] = lambda text: None,
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the run as it is, and again whenever it has changed, until it is over.
+
+        patience: for so many seconds a server that is away, restarted say, is asked again, before
+        ApiError is raised.  told: a sentence, once each time that it is away.
+        """
         run: dict[str, Any] = {}
         while run.get("status") not in ENDED:
             if run:
                 time.sleep(LOOK_SECONDS)
-            before, run = run, self.run(run_id)
+            before, run = run, _patiently(lambda: self.run(run_id), patience, told)
             if run != before:
                 yield run
 
@@ -443,10 +462,22 @@ class Client(AlertCalls, ShelfCalls):
         """End a sweep, and its runs that wait or train."""
         return self._post(f"/api/v1/sweeps/{sweep_id}/cancellation")
 
-    def wait_for_sweep(self, sweep_id: int) -> dict[str, Any]:
-        """Return the sweep once it is over, or has stopped for a fault."""
-        while (found := self.sweep(sweep_id))["status"] not in ENDED:
-            time.sleep(LOOK_SECONDS)
+    def wait_for_sweep(
+        self,
+        sweep_id: int,
+        *,
+        patience: float = AWAY_SECONDS,
+        told: Callable[[str], None] = lambda text: None,
+    ) -> dict[str, Any]:
+        """Return the sweep once it is over, or has stopped for a fault.
+
+        patience, told: as of `follow`.
+        """
+        found: dict[str, Any] = {}
+        while found.get("status") not in ENDED:
+            if found:
+                time.sleep(LOOK_SECONDS)
+            found = _patiently(lambda: self.sweep(sweep_id), patience, told)
         return found
 
     def projects(self) -> list[dict[str, Any]]:
@@ -561,6 +592,24 @@ class Client(AlertCalls, ShelfCalls):
         check_finite(body)
         with spoken():
             return dict(content(self._http.put(path, json=body)))
+
+
+def _patiently(
+    look: Callable[[], dict[str, Any]], patience: float, told: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return what a look finds; while the server is away it is repeated, ever more rarely."""
+    pause, until = LOOK_SECONDS, time.monotonic() + patience
+    while True:
+        try:
+            return look()
+        except ApiError as error:
+            left = until - time.monotonic()
+            if not is_away(error) or left <= 0:
+                raise
+            if pause == LOOK_SECONDS:
+                told(f"{error}; it is asked again for {patience:g} seconds")
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 def _name(answer: httpx2.Response) -> str:

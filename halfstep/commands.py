@@ -43,6 +43,7 @@ from halfstep.typed import (
     tell,
     tell_queued,
     value_of,
+    warn,
 )
 from halfstep.upload import run_folders
 from halfstep.upload import upload as send_run
@@ -136,7 +137,7 @@ def follow(words: list[str]) -> None:
     parser.add_argument("run", type=int)
     options = parser.parse_args(words)
     with Client() as client:
-        for told in client.follow(options.run):
+        for told in client.follow(options.run, told=warn):
             tell(told, options)
     sys.exit(EXIT_CODES[told["status"]])
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from halfstep.client import Client
-from halfstep.typed import carry_out, configuration, pairs, parser_of, value_of
+from halfstep.typed import carry_out, configuration, pairs, parser_of, value_of, warn
 
 #: Of who waits for a sweep's end.
 EXIT_CODES = {"finished": 0, "failed": 3, "cancelled": 4}
@@ -40,7 +40,7 @@ def begin(words: list[str]) -> None:
         )
         tell(begun, options)
         if options.wait:
-            ended = client.wait_for_sweep(begun["id"])
+            ended = client.wait_for_sweep(begun["id"], told=warn)
             tell(ended, options)
             sys.exit(EXIT_CODES[ended["status"]])
 

@@ -121,9 +121,14 @@ def tell_queued(client: Client, run: dict[str, Any], options: argparse.Namespace
     """Tell of a run that was queued; wait for its end if that was typed, and exit as it ended."""
     tell(run, options)
     if options.wait:
-        ended = client.wait(run["id"])
+        ended = client.wait(run["id"], told=warn)
         tell(ended, options)
         sys.exit(EXIT_CODES[ended["status"]])
+
+
+def warn(text: str) -> None:
+    """Say on stderr what is no result, and no end either."""
+    print(f"halfstep: {text}", file=sys.stderr, flush=True)
 
 
 def tell(run: dict[str, Any], options: argparse.Namespace) -> None:
@@ -132,7 +137,15 @@ def tell(run: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def _line(run: dict[str, Any]) -> str:
-    waiting = f"  ({run['waiting']})" if run["waiting"] and run["status"] not in ENDED else ""
+    is_over = run["status"] in ENDED
+    reason = _last_line(run["error"]) if is_over else run["waiting"]
+    why = f"  ({reason})" if reason else ""
     total = f" of {run['steps_total']:,}" if run["steps_total"] else ""
     done = f"{run['step']:,}{total} steps, {run['skipped']:,} skipped"
-    return f"{run['id']:>6}  {run['status']:<11} {run['name']}  {done}{waiting}"
+    return f"{run['id']:>6}  {run['status']:<11} {run['name']}  {done}{why}"
+
+
+def _last_line(error: str | None) -> str:
+    """Return what an error ends with: of a traceback the exception."""
+    lines = [line.strip() for line in (error or "").splitlines() if line.strip()]
+    return lines[-1] if lines else ""

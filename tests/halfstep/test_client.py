@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from halfstep import ApiError, Client, credentials
 from halfstep.commands import COMMANDS, RUN
 from halfstep.credentials import Credentials
 from halfstep.shelf_commands import NOTE, PRESET, RETENTION
-from tests.app.conftest import start_run
+from tests.app.conftest import serving, start_run
 from tests.db.telemetry_made import make_metric, make_steps, record
 from tests.site import free_port, halfstep
 
@@ -231,6 +232,34 @@ def test_a_server_that_is_away_is_a_sentence() -> None:
         client.runs()
 
 
+def test_who_waits_goes_on_after_a_restart_of_the_server(
+    settings: Settings, database: Database, running: Run, token: str
+) -> None:
+    """It is said once that the server is away; a run that is not there is no matter of patience."""
+    said: list[str] = []
+    with serving(settings, database) as (_server, address), Client(address, token) as client:
+        followed = client.follow(running.id, told=said.append)
+        assert next(followed)["status"] == "running"
+        with pytest.raises(ApiError, match="no run 99"):
+            client.wait(99, told=said.append)
+    with Client(address, token) as client, ExitStack() as stack:
+        with pytest.raises(ApiError, match="does not answer"):
+            client.wait(running.id, patience=0, told=said.append)
+        assert said == []
+
+        def restart(text: str) -> None:
+            said.append(text)
+            stack.enter_context(serving(settings, database, int(address.rpartition(":")[2])))
+            with database.writing() as session:
+                attempt = running.attempt
+                queue.end(session, running.id, attempt, Status.FAILED, error="no", reason="no")
+
+        found = client.follow(running.id, told=restart)
+        assert [run["status"] for run in found] == ["failed"]
+    [text] = said
+    assert "asked again for 300 seconds" in text
+
+
 def test_commands_do_what_the_client_does(
     address: str,
     token: str,
@@ -263,11 +292,15 @@ def test_a_script_waits_for_the_end_and_hears_of_a_failure(
 ) -> None:
     """`wait` returns the run however it ended; the command downloads from it."""
     with database.writing() as session:
-        queue.end(session, running.id, running.attempt, Status.FAILED, error="no", reason="no")
+        error = "Traceback:\n  line 1\nValueError: bye\n"
+        queue.end(session, running.id, running.attempt, Status.FAILED, error=error, reason="no")
     with Client(address, token) as client:
         assert client.wait(running.id)["status"] == "failed"
         assert [run["status"] for run in client.follow(running.id)] == ["failed"]
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    told = halfstep("run", "follow", "1", **environment)
+    assert told.stdout.endswith("skipped  (ValueError: bye)\n")
+    assert told.returncode == 3
     followed = halfstep("run", "follow", "1", "--json", **environment)
     assert (json.loads(followed.stdout)["status"], followed.returncode) == ("failed", 3)
     told = halfstep("download", "1", str(tmp_path / "got"), **environment)
