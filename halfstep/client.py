@@ -93,8 +93,21 @@ class Client(AlertCalls, ShelfCalls):
         sort: a column, a setting or a metric, as loss; "-loss": downwards.  values: names of
         settings and metrics, to be found under "values" of each run.
         """
+        return list(self.run_page(filter, sort=sort, limit=limit, values=values)["runs"])
+
+    def run_page(
+        self,
+        filter: str = "",  # noqa: A002 - as the API calls it
+        *,
+        sort: str = "-id",
+        limit: int = 50,
+        values: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Return what `runs` has as "runs", how many match in all as "total", and as "notes" the
+        names of filter and sort that no setting or metric has.
+        """
         query = {"filter": filter, "sort": sort, "limit": limit, "values": ",".join(values)}
-        return list(self._get("/api/v1/runs", query)["runs"])
+        return dict(self._get("/api/v1/runs", query))
 
     def run(self, run_id: int) -> dict[str, Any]:
         """Return one run, with its configuration and history."""
@@ -521,15 +534,21 @@ class Client(AlertCalls, ShelfCalls):
     ) -> Path:
         """Download a file of a run's checkpoint into a folder; return where it lies.
 
-        step: the newest if not told.  kind: checkpoint, the whole state, if not told; or weights.
+        step: the newest if not told.  kind: checkpoint, the whole state, if not told, or the only
+        file that there is; or weights.
         told: how many bytes have come, and of how many, from time to time.
         One that broke off goes on where it did. Raises ApiError if its SHA-256 is not the server's.
         """
         files = [f for f in self.checkpoints(run_id) if step is None or f["step"] == step]
         wanted = [f for f in files if f["kind"] == (kind or "checkpoint")]
+        if not kind and len(files) == 1:
+            wanted = files
         if not wanted:
-            there = ", ".join(f"{f['kind']} at step {f['step']}" for f in self.checkpoints(run_id))
-            raise ApiError(404, f"run {run_id} has no such file; there are: {there or 'none yet'}")
+            at = "" if step is None else f" at step {step}"
+            named = [f"--kind {f['kind']} at step {f['step']}" for f in self.checkpoints(run_id)]
+            there = f"there are: {', '.join(named) or 'none yet'}"
+            text = f"run {run_id} has no file of the kind {kind or 'checkpoint'}{at}; {there}"
+            raise ApiError(404, text)
         [file, *_] = wanted
         same_step = [f["kind"] for f in files if f["step"] == file["step"]]
         if file["kind"] == "checkpoint" and any(kind.startswith("shard.") for kind in same_step):

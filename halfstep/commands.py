@@ -61,8 +61,16 @@ def runs(words: list[str]) -> None:
     parser.add_argument("--limit", type=int, default=20)
     options = parser.parse_args(words)
     with Client() as client:
-        for found in client.runs(" ".join(options.filter), sort=options.sort, limit=options.limit):
-            tell(found, options)
+        wanted = " ".join(options.filter)
+        page = client.run_page(wanted, sort=options.sort, limit=options.limit)
+    for found in page["runs"]:
+        tell(found, options)
+    notes = page["notes"] if page["runs"] else [*page["notes"], "no run matches"]
+    if options.json and page["notes"]:
+        print(json.dumps({"notes": page["notes"]}), file=sys.stderr)
+    elif not options.json:
+        for text in notes:
+            warn(text)
 
 
 def show(words: list[str]) -> None:
@@ -158,7 +166,9 @@ def download(words: list[str]) -> None:
     parser.add_argument("run", type=int)
     parser.add_argument("folder", nargs="?", default=".")
     parser.add_argument("--step", type=int, help="the newest if not told")
-    parser.add_argument("--kind", default="checkpoint", help="or weights, or ema; weights.<module>")
+    parser.add_argument(
+        "--kind", default="", help="checkpoint if not told; or weights, ema; weights.<module>"
+    )
     options = parser.parse_args(words)
     with Client() as client, Progress(f"run {options.run}", in_bytes=True) as told:
         step, kind = options.step, options.kind

@@ -137,15 +137,17 @@ def tell(run: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def _line(run: dict[str, Any]) -> str:
-    is_over = run["status"] in ENDED
-    reason = _last_line(run["error"]) if is_over else run["waiting"]
+    reason = _reason(run) if run["status"] in ENDED else run["waiting"]
     why = f"  ({reason})" if reason else ""
     total = f" of {run['steps_total']:,}" if run["steps_total"] else ""
     done = f"{run['step']:,}{total} steps, {run['skipped']:,} skipped"
     return f"{run['id']:>6}  {run['status']:<11} {run['name']}  {done}{why}"
 
 
-def _last_line(error: str | None) -> str:
-    """Return what an error ends with: of a traceback the exception."""
-    lines = [line.strip() for line in (error or "").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+def _reason(run: dict[str, Any]) -> str:
+    """Say why a run failed: as its history has it, else what its error ends with."""
+    if run["status"] != "failed":
+        return ""
+    [*_, last] = [{"reason": None}, *run.get("statuses", [])]
+    lines = [line.strip() for line in (run["error"] or "").splitlines() if line.strip()]
+    return last["reason"] or (lines[-1] if lines else "")

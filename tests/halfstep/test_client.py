@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from sqlalchemy import select
 
 from db import accounts, checkpoints, projects, queue
 from db.database import Database
@@ -83,6 +84,17 @@ def test_words_of_a_filter_may_begin_with_a_dash(client: Client, address: str, t
         assert (typed.returncode, typed.stdout.count('"id"')) == (0, count), typed.stderr
 
 
+def test_a_list_says_why_it_is_empty(client: Client, address: str, token: str) -> None:
+    """On stderr: the name that nothing has, and that no run matches."""
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    [note] = client.run_page("nosuch>3")["notes"]
+    typed = halfstep("run", "list", "nosuch>3", **environment)
+    said = f"halfstep: {note}\nhalfstep: no run matches\n"
+    assert (typed.returncode, typed.stdout, typed.stderr) == (0, "", said)
+    typed = halfstep("run", "list", "nosuch>3", "--json", **environment)
+    assert (typed.stdout, json.loads(typed.stderr)) == ("", {"notes": [note]})
+
+
 def test_numbers_that_json_lacks_are_named(client: Client, address: str, token: str) -> None:
     """Before anything is sent: wherever they stand."""
     with pytest.raises(ApiError, match=r"^value: nan is not allowed; allowed: a finite number$"):
@@ -146,6 +158,8 @@ def test_a_command_is_submitted_by_client_and_by_hand(
     assert client.run(run["id"])["command"]["parameters"]["lr"]["maximum"] == 1
     with pytest.raises(ApiError, match=r"config\.lr: lr is 2"):
         client.submit_command("python train.py {lr}", {"lr": 2}, schema=rules)
+    with pytest.raises(ApiError, match=r"config\.lr: the line names no {lr}; it names: none"):
+        client.submit_command("python train.py", {"lr": 2})
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     words = ["run", "submit", "--command", "python it.py {lr} {name}", "--param", "lr=1e-3"]
     words += ["--param", "name=a=b", "--env", "A=b=c", "--git", "https://host/it", "--json"]
@@ -175,7 +189,7 @@ def test_a_download_is_the_file(client: Client, saved: Path, tmp_path: Path) -> 
     path = client.download(1, tmp_path / "new")
     assert path == tmp_path / "new" / "digits-fp16-run1-step400.pt"
     assert path.read_bytes() == BODY
-    with pytest.raises(ApiError, match="there are: checkpoint at step 400"):
+    with pytest.raises(ApiError, match="there are: --kind checkpoint at step 400"):
         client.download(1, tmp_path, kind="weights")
 
 
@@ -202,6 +216,17 @@ def test_a_download_that_broke_off_goes_on(
     path = client.download(1, tmp_path)
     assert path.read_bytes() == BODY
     assert path.name == "digits-fp16-run1-step400.pt"
+
+
+def test_of_the_files_of_a_run_the_only_one_is_downloaded(
+    client: Client, database: Database, saved: Path, tmp_path: Path
+) -> None:
+    """Of whatever kind; of several it is said how to ask for each."""
+    with database.writing() as session:
+        session.scalars(select(Checkpoint)).one().kind = "weights.wb-pt"
+    assert client.download(1, tmp_path).read_bytes() == BODY
+    with pytest.raises(ApiError, match=r"of the kind weights; there are: --kind weights\.wb-pt at"):
+        client.download(1, tmp_path, kind="weights")
 
 
 def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: Path) -> None:
@@ -293,14 +318,22 @@ def test_a_script_waits_for_the_end_and_hears_of_a_failure(
     """`wait` returns the run however it ended; the command downloads from it."""
     with database.writing() as session:
         error = "Traceback:\n  line 1\nValueError: bye\n"
-        queue.end(session, running.id, running.attempt, Status.FAILED, error=error, reason="no")
+        queue.end(
+            session,
+            running.id,
+            running.attempt,
+            Status.FAILED,
+            error=error,
+            reason="exit code 3: bye",
+        )
     with Client(address, token) as client:
         assert client.wait(running.id)["status"] == "failed"
         assert [run["status"] for run in client.follow(running.id)] == ["failed"]
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     told = halfstep("run", "follow", "1", **environment)
-    assert told.stdout.endswith("skipped  (ValueError: bye)\n")
+    assert told.stdout.endswith("skipped  (exit code 3: bye)\n")
     assert told.returncode == 3
+    assert "skipped  (ValueError: bye)\n" in halfstep("run", "list", **environment).stdout
     followed = halfstep("run", "follow", "1", "--json", **environment)
     assert (json.loads(followed.stdout)["status"], followed.returncode) == ("failed", 3)
     told = halfstep("download", "1", str(tmp_path / "got"), **environment)
