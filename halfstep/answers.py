@@ -87,6 +87,10 @@ def refusal(answer: httpx2.Response) -> ApiError:
         said = answer.json()
     except ValueError:  # no server of ours, or a page
         said = None
+    leads_nowhere = not isinstance(said, dict) or said.get("detail") == answer.reason_phrase
+    if answer.status_code == 404 and leads_nowhere:  # ours says what is not there
+        address = answer.url.copy_with(query=None)
+        return ApiError(404, f"{address} is no address of a Halfstep: 404 Not Found")
     if not isinstance(said, dict):
         return ApiError(answer.status_code, f"{answer.status_code} {answer.reason_phrase}")
     errors = said.get("errors") or {}

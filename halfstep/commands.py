@@ -83,8 +83,8 @@ def show(words: list[str]) -> None:
 
 
 def submit(words: list[str]) -> None:
-    """Queue a run: `submit digits --set training.steps=400`, or a command: `submit --command
-    'python train.py --lr {lr}' --param lr=0.1`.
+    """Queue a run: `submit digits --set training.steps=400`, or a command line by `--command`:
+    `submit --command 'python train.py --lr {lr}' --param lr=0.1`.
     """
     parser = parser_of("submit", submit)
     parser.add_argument("recipe", nargs="?", default="")

@@ -111,7 +111,11 @@ def test_a_token_that_is_refused_is_named_with_where_it_stands(address: str) -> 
     """The variable, or the file of `halfstep login`; the token is not told."""
     typed = halfstep("run", "list", HALFSTEP_URL=address, HALFSTEP_TOKEN="hs_bad")
     assert typed.returncode == 1
+    assert typed.stderr.startswith("halfstep: The token is unknown or has expired.")
     assert typed.stderr.endswith(" The token is that of HALFSTEP_TOKEN.\n")
+    lost = halfstep("run", "list", HALFSTEP_URL=f"{address}/xyz", HALFSTEP_TOKEN="hs_bad")
+    said = f"halfstep: {address}/xyz/api/v1/runs is no address of a Halfstep: 404 Not Found\n"
+    assert (lost.returncode, lost.stderr) == (1, said)
     place = credentials.store(Credentials(address, "hs_bad"))
     with Client() as client, pytest.raises(ApiError, match=f"The token is that of {place}"):
         client.runs()
@@ -394,6 +398,7 @@ def test_runs_are_deleted_and_restored(client: Client, address: str, token: str)
     assert client.run(first)["project"] == "sight"
     refused = halfstep("run", "delete", str(second), **known)
     assert (refused.returncode, "Cancel it first" in refused.stderr) == (1, True)
+    assert refused.stderr.startswith("halfstep: ")
     words = ("run", "edit", str(first), "--name", "baseline", "--no-tags", "--note", "why")
     assert halfstep(*words, **known).returncode == 0
     run = client.run(first)
