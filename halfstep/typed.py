@@ -148,6 +148,6 @@ def _reason(run: dict[str, Any]) -> str:
     """Say why a run failed: as its history has it, else what its error ends with."""
     if run["status"] != "failed":
         return ""
-    [*_, last] = [{"reason": None}, *run.get("statuses", [])]
+    told = [change["reason"] for change in run.get("statuses", [])]
     lines = [line.strip() for line in (run["error"] or "").splitlines() if line.strip()]
-    return last["reason"] or (lines[-1] if lines else "")
+    return str(next(filter(None, [*told[-1:], *lines[-1:]]), ""))
