@@ -35,6 +35,12 @@ class SignInNeeded(HalfstepError):
     """Sign in first, or send an API token as "Authorization: Bearer ..."."""
 
 
+class UnknownToken(SignInNeeded):
+    """The token is unknown or has expired. Make another one on the account page."""
+
+    code = "sign_in_needed"
+
+
 class Forgery(HalfstepError):
     """This request did not come from a page of this server. Reload the page and try again."""
 
@@ -113,7 +119,7 @@ def _signed_in(
 def _full_token(session: Session, token: str) -> accounts.KnownToken:
     known = accounts.find_api_token(session, token)
     if known is None:
-        raise SignInNeeded
+        raise UnknownToken
     if known.kind in SENDING:
         raise WriteOnly
     return known
@@ -169,7 +175,7 @@ async def _sender(request: Request, background: BackgroundTasks) -> User:
     async with request.app.state.turns:
         known = await run_in_threadpool(_known, database, token)
         if known is None:
-            raise SignInNeeded
+            raise UnknownToken
         if known.project is not None or known.run_id is not None:
             await run_in_threadpool(_check_run, database, request, known)
     if known.kind not in (FULL, *SENDING):

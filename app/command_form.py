@@ -90,6 +90,11 @@ def submitted(form: CommandForm) -> tuple[dict[str, Any], dict[str, Any], dict[s
     config, parameters = {}, {}
     for row in form.rows:
         parameters[row.name], config[row.name] = _parameter(row), _value(row)
+        for end in ("minimum", "maximum"):
+            if isinstance(bound := parameters[row.name].get(end), str):
+                del parameters[row.name][end]
+                text = f"its {end} is {bound[:100]!r}; allowed: a number"
+                errors[f"command.parameters.{row.name}"] = text
     command = {**form.texts, "variables": variables, "secrets": list(form.secrets)}
     return command | {"parameters": parameters}, config, errors
 

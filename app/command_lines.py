@@ -104,6 +104,9 @@ def check(
     whole = schema(kept["parameters"])
     config = schemas.with_defaults(whole, config)
     wrong = schemas.mistakes(whole, config)
+    for name in wrong.keys() - set(names):
+        there = ", ".join(f"{{{each}}}" for each in names) or "none"
+        wrong[name] = f"the line names no {{{name}}}; it names: {there}"
     for name in wrong.keys() & set(names):
         if config.get(name) is None:
             wrong[name] = (

@@ -24,6 +24,7 @@ from app.auth import (
     NotForScripts,
     NotForSending,
     SignInNeeded,
+    UnknownToken,
     WriteOnly,
     who_asked,
 )
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 STATUS_CODES: dict[type[Exception], int] = {
     SignInNeeded: 401,
+    UnknownToken: 401,
     LinkNeeded: 401,
     ShutOut: 401,
     errors.Refused: 401,

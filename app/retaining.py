@@ -40,7 +40,7 @@ def project_of(session: Session, standing: Standing, scope: str) -> str | None:
         text = f"{scope[:100]!r} is not allowed; allowed: all, or in: and a project"
         raise Invalid({"scope": text})
     project = scope.removeprefix(OF_PROJECT)
-    check_project(session, Right.MANAGE, project)
+    check_project(session, Right.MANAGE, project, "set rules of retention of")
     return projects.get(session, project).name
 
 

@@ -236,19 +236,24 @@ def admit(
     check(session, Right(need), int(given), table)
 
 
-def check_project(session: Session, right: Right, project: str) -> None:
-    """See that whose session it is may do something in a project. Raises NotFound, Forbidden."""
+def check_project(session: Session, right: Right, project: str, deed: str = "") -> None:
+    """See that whose session it is may do something in a project. Raises NotFound, Forbidden.
+
+    deed: in words, if the right allows several.
+    """
     standing = rights.limits(session)
     if standing is None or standing.may(right, project):
         return
     if not standing.may(Right.SEE, project):
+        if right == Right.SUBMIT and not standing.may_somewhere(right):
+            raise Forbidden(NO_SUBMITTING)
         raise NotFound(f"There is no project {project[:100]!r}.")
-    raise Forbidden(_refusal(right, project))
+    raise Forbidden(_refusal(right, project, deed))
 
 
-def _refusal(right: Right, project: str) -> str:
+def _refusal(right: Right, project: str, deed: str = "") -> str:
     called = f"the project {project!r}" if project else "this project"
-    return f"Your role does not let you {DEEDS[right]} {called}."
+    return f"Your role does not let you {deed or DEEDS[right]} {called}."
 
 
 def _check_token(kind: str, method: str, name: str, need: str) -> None:

@@ -163,7 +163,8 @@ def check_project(session: Session, standing: Standing, project: str) -> dict[st
     if is_there:
         return {}
     allowed = ", ".join(map(repr, may_submit_to(session, standing)))
-    allowed = allowed or f"none. {NO_SUBMITTING}"
+    if not allowed:
+        return {"project": NO_SUBMITTING}
     return {"project": f"{project[:100]!r} is not allowed; allowed: {allowed}"}
 
 

@@ -27,6 +27,11 @@ class ApiError(Exception):
         self.code = str(self.problem.get("code", ""))
 
 
+def is_away(error: ApiError) -> bool:
+    """Tell whether a server, or what stands before it, may answer a little later."""
+    return error.status in (502, 503, 504) or isinstance(error.__cause__, httpx2.TransportError)
+
+
 def check_finite(value: Any, path: str = "") -> None:
     """Raise ApiError for a number that JSON lacks, by its path in what is to be sent."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -82,6 +87,10 @@ def refusal(answer: httpx2.Response) -> ApiError:
         said = answer.json()
     except ValueError:  # no server of ours, or a page
         said = None
+    leads_nowhere = not isinstance(said, dict) or said.get("detail") == answer.reason_phrase
+    if answer.status_code == 404 and leads_nowhere:  # ours says what is not there
+        address = answer.url.copy_with(query=None)
+        return ApiError(404, f"{address} is no address of a Halfstep: 404 Not Found")
     if not isinstance(said, dict):
         return ApiError(answer.status_code, f"{answer.status_code} {answer.reason_phrase}")
     errors = said.get("errors") or {}

@@ -27,7 +27,7 @@ import httpx2
 
 from halfstep import credentials
 from halfstep.alert_calls import AlertCalls
-from halfstep.answers import ApiError, check_finite, content, naming, refusal, spoken
+from halfstep.answers import ApiError, check_finite, content, is_away, naming, refusal, spoken
 from halfstep.nesting import merged
 from halfstep.shelf_calls import ShelfCalls
 
@@ -38,6 +38,8 @@ URL = "http://127.0.0.1:8000"
 ENDED = ("finished", "failed", "cancelled")
 LOOK_SECONDS = 1.0  # between two looks at a run that is waited for
 PATIENCE_SECONDS = 30.0  # for an answer
+AWAY_SECONDS = 300.0  # for a server that is away while something is waited for
+LONGEST_PAUSE_SECONDS = 30.0  # between two tries meanwhile
 STORING_SECONDS = 600.0  # for a server that takes gigabytes to a bucket
 PIECE_BYTES = 1 << 20
 MOST_POINTS = 5000  # of a line, that the server thins out
@@ -91,8 +93,21 @@ class Client(AlertCalls, ShelfCalls):
         sort: a column, a setting or a metric, as loss; "-loss": downwards.  values: names of
         settings and metrics, to be found under "values" of each run.
         """
+        return list(self.run_page(filter, sort=sort, limit=limit, values=values)["runs"])
+
+    def run_page(
+        self,
+        filter: str = "",  # noqa: A002 - as the API calls it
+        *,
+        sort: str = "-id",
+        limit: int = 50,
+        values: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Return what `runs` has as "runs", how many match in all as "total", and as "notes" the
+        names of filter and sort that no setting or metric has.
+        """
         query = {"filter": filter, "sort": sort, "limit": limit, "values": ",".join(values)}
-        return list(self._get("/api/v1/runs", query)["runs"])
+        return dict(self._get("/api/v1/runs", query))
 
     def run(self, run_id: int) -> dict[str, Any]:
         """Return one run, with its configuration and history."""
@@ -178,18 +193,35 @@ class Client(AlertCalls, ShelfCalls):
             raise ApiError(0, f"{path} came in as {found}, not as {digest.hexdigest()}")
         return stored
 
-    def wait(self, run_id: int) -> dict[str, Any]:
-        """Return the run once it is over, however it ended."""
-        [run] = deque(self.follow(run_id), maxlen=1)  # not all that it was in days of training
+    def wait(
+        self,
+        run_id: int,
+        *,
+        patience: float = AWAY_SECONDS,
+        told: Callable[[str], None] = lambda text: None,
+    ) -> dict[str, Any]:
+        """Return the run once it is over, however it ended. patience, told: as of `follow`."""
+        # Not all that it was in days of training.
+        [run] = deque(self.follow(run_id, patience=patience, told=told), maxlen=1)
         return run
 
-    def follow(self, run_id: int) -> Iterator[dict[str, Any]]:
-        """Yield the run as it is, and again whenever it has changed, until it is over."""
+    def follow(
+        self,
+        run_id: int,
+        *,
+        patience: float = AWAY_SECONDS,
+        told: Callable[[str], None] = lambda text: None,
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the run as it is, and again whenever it has changed, until it is over.
+
+        patience: for so many seconds a server that is away, restarted say, is asked again, before
+        ApiError is raised.  told: a sentence, once each time that it is away.
+        """
         run: dict[str, Any] = {}
         while run.get("status") not in ENDED:
             if run:
                 time.sleep(LOOK_SECONDS)
-            before, run = run, self.run(run_id)
+            before, run = run, _patiently(lambda: self.run(run_id), patience, told)
             if run != before:
                 yield run
 
@@ -457,10 +489,22 @@ class Client(AlertCalls, ShelfCalls):
         """End a sweep, and its runs that wait or train."""
         return self._post(f"/api/v1/sweeps/{sweep_id}/cancellation")
 
-    def wait_for_sweep(self, sweep_id: int) -> dict[str, Any]:
-        """Return the sweep once it is over, or has stopped for a fault."""
-        while (found := self.sweep(sweep_id))["status"] not in ENDED:
-            time.sleep(LOOK_SECONDS)
+    def wait_for_sweep(
+        self,
+        sweep_id: int,
+        *,
+        patience: float = AWAY_SECONDS,
+        told: Callable[[str], None] = lambda text: None,
+    ) -> dict[str, Any]:
+        """Return the sweep once it is over, or has stopped for a fault.
+
+        patience, told: as of `follow`.
+        """
+        found: dict[str, Any] = {}
+        while found.get("status") not in ENDED:
+            if found:
+                time.sleep(LOOK_SECONDS)
+            found = _patiently(lambda: self.sweep(sweep_id), patience, told)
         return found
 
     def projects(self) -> list[dict[str, Any]]:
@@ -504,15 +548,21 @@ class Client(AlertCalls, ShelfCalls):
     ) -> Path:
         """Download a file of a run's checkpoint into a folder; return where it lies.
 
-        step: the newest if not told.  kind: checkpoint, the whole state, if not told; or weights.
+        step: the newest if not told.  kind: checkpoint, the whole state, if not told, or the only
+        file that there is; or weights.
         told: how many bytes have come, and of how many, from time to time.
         One that broke off goes on where it did. Raises ApiError if its SHA-256 is not the server's.
         """
         files = [f for f in self.checkpoints(run_id) if step is None or f["step"] == step]
         wanted = [f for f in files if f["kind"] == (kind or "checkpoint")]
+        if not kind and len(files) == 1:
+            wanted = files
         if not wanted:
-            there = ", ".join(f"{f['kind']} at step {f['step']}" for f in self.checkpoints(run_id))
-            raise ApiError(404, f"run {run_id} has no such file; there are: {there or 'none yet'}")
+            at = "" if step is None else f" at step {step}"
+            named = [f"--kind {f['kind']} at step {f['step']}" for f in self.checkpoints(run_id)]
+            there = f"there are: {', '.join(named) or 'none yet'}"
+            text = f"run {run_id} has no file of the kind {kind or 'checkpoint'}{at}; {there}"
+            raise ApiError(404, text)
         [file, *_] = wanted
         same_step = [f["kind"] for f in files if f["step"] == file["step"]]
         if file["kind"] == "checkpoint" and any(kind.startswith("shard.") for kind in same_step):
@@ -575,6 +625,24 @@ class Client(AlertCalls, ShelfCalls):
         check_finite(body)
         with spoken():
             return dict(content(self._http.put(path, json=body)))
+
+
+def _patiently(
+    look: Callable[[], dict[str, Any]], patience: float, told: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return what a look finds; while the server is away it is repeated, ever more rarely."""
+    pause, until = LOOK_SECONDS, time.monotonic() + patience
+    while True:
+        try:
+            return look()
+        except ApiError as error:
+            left = until - time.monotonic()
+            if not is_away(error) or left <= 0:
+                raise
+            if pause == LOOK_SECONDS:
+                told(f"{error}; it is asked again for {patience:g} seconds")
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 def _name(answer: httpx2.Response) -> str:

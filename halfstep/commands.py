@@ -41,6 +41,7 @@ from halfstep.typed import (
     parser_of,
     tell,
     tell_queued,
+    warn,
 )
 from halfstep.upload import run_folders
 from halfstep.upload import upload as send_run
@@ -58,8 +59,16 @@ def runs(words: list[str]) -> None:
     parser.add_argument("--limit", type=int, default=20)
     options = parser.parse_args(words)
     with Client() as client:
-        for found in client.runs(" ".join(options.filter), sort=options.sort, limit=options.limit):
-            tell(found, options)
+        wanted = " ".join(options.filter)
+        page = client.run_page(wanted, sort=options.sort, limit=options.limit)
+    for found in page["runs"]:
+        tell(found, options)
+    notes = page["notes"] if page["runs"] else [*page["notes"], "no run matches"]
+    if options.json and page["notes"]:
+        print(json.dumps({"notes": page["notes"]}), file=sys.stderr)
+    elif not options.json:
+        for text in notes:
+            warn(text)
 
 
 def show(words: list[str]) -> None:
@@ -72,8 +81,8 @@ def show(words: list[str]) -> None:
 
 
 def submit(words: list[str]) -> None:
-    """Queue a run: `submit digits --set training.steps=400`, or a command: `submit --command
-    'python train.py --lr {lr}' --param lr=0.1`.
+    """Queue a run: `submit digits --set training.steps=400`, or a command line by `--command`:
+    `submit --command 'python train.py --lr {lr}' --param lr=0.1`.
     """
     parser = parser_of("submit", submit)
     parser.add_argument("recipe", nargs="?", default="")
@@ -126,7 +135,7 @@ def follow(words: list[str]) -> None:
     parser.add_argument("run", type=int)
     options = parser.parse_args(words)
     with Client() as client:
-        for told in client.follow(options.run):
+        for told in client.follow(options.run, told=warn):
             tell(told, options)
     sys.exit(EXIT_CODES[told["status"]])
 
@@ -147,7 +156,9 @@ def download(words: list[str]) -> None:
     parser.add_argument("run", type=int)
     parser.add_argument("folder", nargs="?", default=".")
     parser.add_argument("--step", type=int, help="the newest if not told")
-    parser.add_argument("--kind", default="checkpoint", help="or weights, or ema; weights.<module>")
+    parser.add_argument(
+        "--kind", default="", help="checkpoint if not told; or weights, ema; weights.<module>"
+    )
     options = parser.parse_args(words)
     with Client() as client, Progress(f"run {options.run}", in_bytes=True) as told:
         step, kind = options.step, options.kind

@@ -9,7 +9,7 @@ from typing import Any
 
 from halfstep.client import Client
 from halfstep.spool import json_safe
-from halfstep.typed import add_submission, configuration, parser_of, tell, tell_queued
+from halfstep.typed import add_submission, configuration, parser_of, tell, tell_queued, warn
 
 
 def series(words: list[str]) -> None:
@@ -169,7 +169,7 @@ def _bulk(action: str, options: Namespace, outcome: str) -> None:
         for run_id in answer["done"]:
             print(f"run {run_id} {outcome}")
         for each in answer["refused"]:
-            print(each["detail"], file=sys.stderr)
+            warn(each["detail"])
     sys.exit(bool(answer["refused"]))
 
 

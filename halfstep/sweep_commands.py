@@ -14,6 +14,7 @@ from halfstep.typed import (
     pairs,
     parser_of,
     value_of,
+    warn,
 )
 
 #: Of who waits for a sweep's end.
@@ -56,7 +57,7 @@ def begin(words: list[str]) -> None:
             begun = client.begin_sweep(options.recipe, searched(parser, options), config, **further)
         tell(begun, options)
         if options.wait:
-            ended = client.wait_for_sweep(begun["id"])
+            ended = client.wait_for_sweep(begun["id"], told=warn)
             tell(ended, options)
             sys.exit(EXIT_CODES[ended["status"]])
 

@@ -149,9 +149,14 @@ def tell_queued(client: Client, run: dict[str, Any], options: argparse.Namespace
     """Tell of a run that was queued; wait for its end if that was typed, and exit as it ended."""
     tell(run, options)
     if options.wait:
-        ended = client.wait(run["id"])
+        ended = client.wait(run["id"], told=warn)
         tell(ended, options)
         sys.exit(EXIT_CODES[ended["status"]])
+
+
+def warn(text: str) -> None:
+    """Say on stderr what is no result, and no end either."""
+    print(f"halfstep: {text}", file=sys.stderr, flush=True)
 
 
 def tell(run: dict[str, Any], options: argparse.Namespace) -> None:
@@ -160,7 +165,17 @@ def tell(run: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def _line(run: dict[str, Any]) -> str:
-    waiting = f"  ({run['waiting']})" if run["waiting"] and run["status"] not in ENDED else ""
+    reason = _reason(run) if run["status"] in ENDED else run["waiting"]
+    why = f"  ({reason})" if reason else ""
     total = f" of {run['steps_total']:,}" if run["steps_total"] else ""
     done = f"{run['step']:,}{total} steps, {run['skipped']:,} skipped"
-    return f"{run['id']:>6}  {run['status']:<11} {run['name']}  {done}{waiting}"
+    return f"{run['id']:>6}  {run['status']:<11} {run['name']}  {done}{why}"
+
+
+def _reason(run: dict[str, Any]) -> str:
+    """Say why a run failed: as its history has it, else what its error ends with."""
+    if run["status"] != "failed":
+        return ""
+    told = [change["reason"] for change in run.get("statuses", [])]
+    lines = [line.strip() for line in (run["error"] or "").splitlines() if line.strip()]
+    return str(next(filter(None, [*told[-1:], *lines[-1:]]), ""))

@@ -88,7 +88,7 @@ def make_project(wanted: ProjectName, session: Db, _visitor: SignedIn) -> Projec
 @router.patch("")
 def change_project(wanted: ProjectChange, session: Db, _visitor: SignedIn) -> ProjectRow:
     """Change what viewers may do in one. For its maintainers."""
-    check_project(session, Right.MANAGE, wanted.name)
+    check_project(session, Right.MANAGE, wanted.name, "change")
     project = projects.get(session, wanted.name)
     project.viewers_download = wanted.viewers_download
     return _rows(session, [project])[0]

@@ -79,7 +79,7 @@ def change_project(
     viewers_download: Annotated[bool, Form()] = False,
 ) -> Response:
     """Change what viewers may do in it."""
-    check_project(session, Right.MANAGE, project)
+    check_project(session, Right.MANAGE, project, "change")
     projects.get(session, project).viewers_download = viewers_download
     return back_to(request, "/projects", "Saved.")
 

@@ -18,6 +18,7 @@ NAMES = {
         "gradscaler_scale",
     ),
     "grad_norm": ("grad_norm", "train_grad_norm", "gradient_norm", "train_gradient_norm"),
+    "skipped": ("skipped",),  # as we export it: 1 of a step that was
     "lr": ("lr", "learning_rate", "train_lr", "train_learning_rate", "lr_group_0"),
 }
 

@@ -23,7 +23,15 @@ from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Damaged, Found, Media, Point
 from halfstep.logged import MOST_BYTES
 from halfstep.run_folder import FORMAT, as_config, slug, write_json, write_outcome
-from halfstep.spool import NONFINITE_LOSS, STEP_DTYPE, UNKNOWN_US, BadEvent, SpoolWriter, Steps
+from halfstep.spool import (
+    NONFINITE_LOSS,
+    SKIPPED,
+    STEP_DTYPE,
+    UNKNOWN_US,
+    BadEvent,
+    SpoolWriter,
+    Steps,
+)
 
 FROM = uuid.UUID("6f1c51c8-0f0c-4f0e-9c0f-2c1a58ab4c11")  # of the ids that are made of identities
 IMPORTED = "imported.json"  # what of a source lies in a folder
@@ -127,6 +135,9 @@ class _Writing:
                 continue
             lines.setdefault(point.name, _Line()).add(point)
         column_of = columns_of(lines)
+        for name in [name for name, column in column_of.items() if column == "skipped"]:
+            if not set(lines[name].values) <= {0.0, 1.0}:  # somebody's count
+                del column_of[name]
         self._lines = {column: lines[name] for name, column in column_of.items()}
         if "loss" in self._lines:
             first = min(self._lines["loss"].steps)
@@ -153,6 +164,7 @@ class _Writing:
         rows["step_us"] = (gaps * 1e6).clip(0, 2**31 - 1)
         rows["data_us"] = UNKNOWN_US
         rows["flags"] = np.where(np.isfinite(rows["loss"]), 0, NONFINITE_LOSS)
+        rows["flags"] |= np.where(self._of("skipped", steps) == 1, SKIPPED, 0).astype(np.uint32)
         return rows
 
     def _held(self, column: str, steps: Any, otherwise: float) -> Any:

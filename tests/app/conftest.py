@@ -181,9 +181,9 @@ def address(settings: Settings, database: Database) -> Iterator[str]:
 class serving:  # noqa: N801 - used as a function
     """Run a real server in a thread; leaving waits until it has stopped."""
 
-    def __init__(self, settings: Settings, database: Database) -> None:
+    def __init__(self, settings: Settings, database: Database, port: int = 0) -> None:
         self.server = Server(settings, database)
-        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.socket = socket.create_server(("127.0.0.1", port))
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],))
 
     def __enter__(self) -> tuple[Server, str]:

@@ -123,7 +123,7 @@ def test_other_things_that_a_command_is_not(script: TestClient, offered: None) -
         ({"recipe": "digits", "command": {"line": "true"}}, "allowed: one of the two"),
         ({"command": {"line": "true"}, "parent_id": 1}, "starts from no checkpoint"),
         ({"command": {"line": "true"}, "devices_per_node": 2}, "allowed: python SCRIPT"),
-        ({"command": {"line": "a"}, "config": {"b": 1}}, "there is no such field"),
+        ({"command": {"line": "a"}, "config": {"b": 1}}, "the line names no {b}; it names: none"),
         ({"command": {"line": "a {b}"}}, "config.b: the line names {b}, which has no value"),
     ):
         answer = script.post("/api/v1/runs", json=body)
@@ -176,7 +176,7 @@ def test_the_form_queues_a_command_and_a_clone_has_what_it_had(
     [
         ({"parameter.lr.value": "2"}, "config.lr", "lr is 2; allowed: a number of at most 1"),
         ({"parameter.lr.value": "9" * 5000}, "config.lr", "allowed: a number"),
-        ({"parameter.lr.maximum": "much"}, "command.parameters.lr.maximum", "valid number"),
+        ({"parameter.lr.maximum": "much"}, "command.parameters.lr", "'much'; allowed: a number"),
         ({"parameter.lr.maximum": "inf"}, "command.parameters.lr", "finite"),
         ({"parameter.opt.choices": ""}, "command.parameters.opt", "1 to 100"),
         ({"parameter.amp.value": "maybe"}, "config.amp", "maybe; allowed: true or false"),

@@ -15,6 +15,7 @@ from app.rights import (
     COMMAND,
     LINK,
     NEEDS,
+    NO_SUBMITTING,
     OPERATE,
     STREAMS,
     SUBMITTER,
@@ -167,6 +168,26 @@ def test_what_one_may_not_see_is_on_no_page(
     assert viewer.get("/api/v1/runs").json()["total"] == 1 + 1  # and the sweep's first
 
 
+def test_a_refusal_names_what_was_asked_for(
+    app: FastAPI, database: Database, people: dict[str, User]
+) -> None:
+    """One right allows several deeds; who may submit nowhere is told that, and no project."""
+    member = _script(app, database, people[MEMBER])
+    refused = f"Your role does not let you {{}} the project {PROJECT!r}."
+    rule = {"scope": f"in:{PROJECT}", "log_days": 3}
+    answer = member.put("/api/v1/retention", json=rule)
+    assert answer.json()["detail"] == refused.format("set rules of retention of")
+    change = {"name": PROJECT, "viewers_download": True}
+    answer = member.patch("/api/v1/projects", json=change)
+    assert answer.json()["detail"] == refused.format("change")
+    viewer = _script(app, database, people[VIEWER])
+    preset = {"name": "mine", "recipe": "digits", "config": {}}
+    assert viewer.post("/api/v1/presets", json=preset).json()["detail"] == NO_SUBMITTING
+    run = {"recipe": "digits", "config": {}}
+    errors = viewer.post("/api/v1/runs", json=run).json()["errors"]
+    assert errors["project"] == NO_SUBMITTING
+
+
 def test_runs_go_where_one_may_submit(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
@@ -180,7 +201,8 @@ def test_runs_go_where_one_may_submit(
             answer = client.post(f"/api/v1{path}", json=given)
             assert answer.status_code == (201 if is_allowed else 422), (role, path)
             if not is_allowed:
-                assert "'vision' is not allowed; allowed: " in answer.json()["errors"]["project"]
+                why = NO_SUBMITTING if role == VIEWER else "'vision' is not allowed; allowed: "
+                assert why in answer.json()["errors"]["project"]
         rule = {"condition": "ended", "scope": "project", "project": "speech"}
         told = client.post("/api/v1/alerts/rules", json=rule)
         assert told.status_code == (201 if role == "outsider" else 422), (role, told.text)

@@ -5,11 +5,13 @@ import json
 import math
 import os
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from sqlalchemy import select
 
 from db import accounts, checkpoints, projects, queue
 from db.database import Database
@@ -19,7 +21,7 @@ from halfstep import ApiError, Client, credentials
 from halfstep.commands import COMMANDS, RUN
 from halfstep.credentials import Credentials
 from halfstep.shelf_commands import NOTE, PRESET, RETENTION
-from tests.app.conftest import start_run
+from tests.app.conftest import serving, start_run
 from tests.db.telemetry_made import make_metric, make_steps, record
 from tests.site import free_port, halfstep
 
@@ -82,6 +84,17 @@ def test_words_of_a_filter_may_begin_with_a_dash(client: Client, address: str, t
         assert (typed.returncode, typed.stdout.count('"id"')) == (0, count), typed.stderr
 
 
+def test_a_list_says_why_it_is_empty(client: Client, address: str, token: str) -> None:
+    """On stderr: the name that nothing has, and that no run matches."""
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    [note] = client.run_page("nosuch>3")["notes"]
+    typed = halfstep("run", "list", "nosuch>3", **environment)
+    said = f"halfstep: {note}\nhalfstep: no run matches\n"
+    assert (typed.returncode, typed.stdout, typed.stderr) == (0, "", said)
+    typed = halfstep("run", "list", "nosuch>3", "--json", **environment)
+    assert (typed.stdout, json.loads(typed.stderr)) == ("", {"notes": [note]})
+
+
 def test_numbers_that_json_lacks_are_named(client: Client, address: str, token: str) -> None:
     """Before anything is sent: wherever they stand."""
     with pytest.raises(ApiError, match=r"^value: nan is not allowed; allowed: a finite number$"):
@@ -98,7 +111,11 @@ def test_a_token_that_is_refused_is_named_with_where_it_stands(address: str) -> 
     """The variable, or the file of `halfstep login`; the token is not told."""
     typed = halfstep("run", "list", HALFSTEP_URL=address, HALFSTEP_TOKEN="hs_bad")
     assert typed.returncode == 1
+    assert typed.stderr.startswith("halfstep: The token is unknown or has expired.")
     assert typed.stderr.endswith(" The token is that of HALFSTEP_TOKEN.\n")
+    lost = halfstep("run", "list", HALFSTEP_URL=f"{address}/xyz", HALFSTEP_TOKEN="hs_bad")
+    said = f"halfstep: {address}/xyz/api/v1/runs is no address of a Halfstep: 404 Not Found\n"
+    assert (lost.returncode, lost.stderr) == (1, said)
     place = credentials.store(Credentials(address, "hs_bad"))
     with Client() as client, pytest.raises(ApiError, match=f"The token is that of {place}"):
         client.runs()
@@ -145,6 +162,8 @@ def test_a_command_is_submitted_by_client_and_by_hand(
     assert client.run(run["id"])["command"]["parameters"]["lr"]["maximum"] == 1
     with pytest.raises(ApiError, match=r"config\.lr: lr is 2"):
         client.submit_command("python train.py {lr}", {"lr": 2}, schema=rules)
+    with pytest.raises(ApiError, match=r"config\.lr: the line names no {lr}; it names: none"):
+        client.submit_command("python train.py", {"lr": 2})
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     words = ["run", "submit", "--command", "python it.py {lr} {name}", "--param", "lr=1e-3"]
     words += ["--param", "name=a=b", "--env", "A=b=c", "--git", "https://host/it", "--json"]
@@ -198,7 +217,7 @@ def test_a_download_is_the_file(client: Client, saved: Path, tmp_path: Path) -> 
     path = client.download(1, tmp_path / "new")
     assert path == tmp_path / "new" / "digits-fp16-run1-step400.pt"
     assert path.read_bytes() == BODY
-    with pytest.raises(ApiError, match="there are: checkpoint at step 400"):
+    with pytest.raises(ApiError, match="there are: --kind checkpoint at step 400"):
         client.download(1, tmp_path, kind="weights")
 
 
@@ -227,6 +246,17 @@ def test_a_download_that_broke_off_goes_on(
     assert path.name == "digits-fp16-run1-step400.pt"
 
 
+def test_of_the_files_of_a_run_the_only_one_is_downloaded(
+    client: Client, database: Database, saved: Path, tmp_path: Path
+) -> None:
+    """Of whatever kind; of several it is said how to ask for each."""
+    with database.writing() as session:
+        session.scalars(select(Checkpoint)).one().kind = "weights.wb-pt"
+    assert client.download(1, tmp_path).read_bytes() == BODY
+    with pytest.raises(ApiError, match=r"of the kind weights; there are: --kind weights\.wb-pt at"):
+        client.download(1, tmp_path, kind="weights")
+
+
 def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: Path) -> None:
     """Its name and both sums are told, and no file is left."""
     saved.write_bytes(b"x" + BODY[1:])
@@ -253,6 +283,34 @@ def test_a_server_that_is_away_is_a_sentence() -> None:
     client = Client(f"http://127.0.0.1:{free_port()}", "token")
     with pytest.raises(ApiError, match="the server does not answer"):
         client.runs()
+
+
+def test_who_waits_goes_on_after_a_restart_of_the_server(
+    settings: Settings, database: Database, running: Run, token: str
+) -> None:
+    """It is said once that the server is away; a run that is not there is no matter of patience."""
+    said: list[str] = []
+    with serving(settings, database) as (_server, address), Client(address, token) as client:
+        followed = client.follow(running.id, told=said.append)
+        assert next(followed)["status"] == "running"
+        with pytest.raises(ApiError, match="no run 99"):
+            client.wait(99, told=said.append)
+    with Client(address, token) as client, ExitStack() as stack:
+        with pytest.raises(ApiError, match="does not answer"):
+            client.wait(running.id, patience=0, told=said.append)
+        assert said == []
+
+        def restart(text: str) -> None:
+            said.append(text)
+            stack.enter_context(serving(settings, database, int(address.rpartition(":")[2])))
+            with database.writing() as session:
+                attempt = running.attempt
+                queue.end(session, running.id, attempt, Status.FAILED, error="no", reason="no")
+
+        found = client.follow(running.id, told=restart)
+        assert [run["status"] for run in found] == ["failed"]
+    [text] = said
+    assert "asked again for 300 seconds" in text
 
 
 def test_commands_do_what_the_client_does(
@@ -287,11 +345,23 @@ def test_a_script_waits_for_the_end_and_hears_of_a_failure(
 ) -> None:
     """`wait` returns the run however it ended; the command downloads from it."""
     with database.writing() as session:
-        queue.end(session, running.id, running.attempt, Status.FAILED, error="no", reason="no")
+        error = "Traceback:\n  line 1\nValueError: bye\n"
+        queue.end(
+            session,
+            running.id,
+            running.attempt,
+            Status.FAILED,
+            error=error,
+            reason="exit code 3: bye",
+        )
     with Client(address, token) as client:
         assert client.wait(running.id)["status"] == "failed"
         assert [run["status"] for run in client.follow(running.id)] == ["failed"]
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    told = halfstep("run", "follow", "1", **environment)
+    assert told.stdout.endswith("skipped  (exit code 3: bye)\n")
+    assert told.returncode == 3
+    assert "skipped  (ValueError: bye)\n" in halfstep("run", "list", **environment).stdout
     followed = halfstep("run", "follow", "1", "--json", **environment)
     assert (json.loads(followed.stdout)["status"], followed.returncode) == ("failed", 3)
     told = halfstep("download", "1", str(tmp_path / "got"), **environment)
@@ -352,6 +422,7 @@ def test_runs_are_deleted_and_restored(client: Client, address: str, token: str)
     assert client.run(first)["project"] == "sight"
     refused = halfstep("run", "delete", str(second), **known)
     assert (refused.returncode, "Cancel it first" in refused.stderr) == (1, True)
+    assert refused.stderr.startswith("halfstep: ")
     words = ("run", "edit", str(first), "--name", "baseline", "--no-tags", "--note", "why")
     assert halfstep(*words, **known).returncode == 0
     run = client.run(first)

@@ -30,6 +30,7 @@ from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Media
 from halfstep.logged import Histogram, as_file
 from halfstep.run_folder import read_run
+from halfstep.spool import SKIPPED
 from tests.halfstep.watch_made import Written
 
 RECORDED = Path(__file__).parents[1] / "imported"
@@ -179,8 +180,10 @@ def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:
     image = Event(step=1, summary=Summary(value=[Summary.Value(tag="x", image=Summary.Image())]))
     unserved = "file that is no PNG, JPEG or WAV up to 32 MiB"
     losses = [scalar("Loss/train", step, 1 / step) for step in range(10, 60, 10)]
+    losses += [scalar("skipped", step, float(step == 20)) for step in range(10, 60, 10)]
     event_file(tmp_path / "logs" / "a", *losses, scalar("val", 50, 0.5), image)
-    event_file(tmp_path / "logs" / "b" / "c", scalar("val", 0, 2.0))
+    counted = [scalar("loss", 1, 1.0), scalar("skipped", 1, 3.0)]  # by somebody, in all
+    event_file(tmp_path / "logs" / "b" / "c", scalar("val", 0, 2.0), *counted)
     told = {Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")}
     assert told.keys() == {"a", "b-c"}
     assert told["a"]["left_out"] == {unserved: 1}
@@ -189,7 +192,10 @@ def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:
     assert written.steps["elapsed_ms"].tolist() == [0, 10_000, 20_000, 30_000, 40_000]
     assert written.steps["step_us"].tolist()[1:] == [1_000_000] * 4
     assert metrics(written) == {"val": [(50, 0.5)]}
-    assert metrics(Written(Path(told["b-c"]["folder"]))) == {"val": [(0, 2.0)]}
+    assert (written.steps["flags"] & SKIPPED).tolist() == [0, SKIPPED, 0, 0, 0]
+    other = Written(Path(told["b-c"]["folder"]))
+    assert metrics(other) == {"val": [(0, 2.0)], "skipped": [(1, 3.0)]}
+    assert other.steps["flags"].tolist() == [0]
 
 
 def test_the_second_writer_of_torch_says_how_it_was_configured(
