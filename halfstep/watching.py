@@ -32,8 +32,8 @@ from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
 from halfstep.run_folder import (
     as_config,
+    came_to,
     configure,
-    last_step,
     open_run,
     runs_folder,
     slug,
@@ -160,11 +160,14 @@ class Watch:
         self._is_on = False
         if files is None:
             return
-        first_step, sequence, started_at = last_step(files), 0, clock()
-        self._resumed = None if files.attempt == 1 else _resumed(first_step, [UNKNOWN])
+        first_step, sequence, started_at = 0, 0, clock()
+        self._resumed: Event | None = None
         if queued:  # its next attempt begins anew, unless the script resumes it
             first_step, sequence, started_at = queued.step, queued.sequence, queued.started_at
-            self._resumed = None
+        elif files.attempt > 1:
+            first_step, seconds = came_to(files)
+            started_at -= seconds
+            self._resumed = _resumed(first_step, [UNKNOWN])
         self._spool = PatientSpool(files.spool, files.attempt, _say, sequence)
         self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at, every)
         self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -517,6 +518,24 @@ def test_a_resumed_run_is_the_next_attempt(tmp_path: Path, how: str) -> None:
     assert [(e["step"], e["exact"]) for e in written.of("resumed")] == [(5, False), (3, False)]
     attempts = json.loads((tmp_path / "it" / "run.json").read_text())["attempts"]
     assert [attempt["attempt"] for attempt in attempts] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("clock_set", [timedelta(), timedelta(days=-1)])
+def test_the_time_of_a_resumed_run_goes_on(tmp_path: Path, clock_set: timedelta) -> None:
+    """From its first start, an hour ago; never back, though the machine's clock was set back."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        bf16(watch, epochs=2)
+    described = tmp_path / "it" / "run.json"
+    run = json.loads(described.read_text())
+    run["started"] = (datetime.now(UTC) - timedelta(hours=1) - clock_set).isoformat()
+    described.write_text(json.dumps(run))
+    with halfstep.watch(folder=tmp_path, run="it") as watch:
+        bf16(watch, epochs=2)
+        watch.log({"accuracy": 0.5})
+    written = Written(tmp_path / "it")
+    elapsed = [*written.steps["elapsed_ms"].tolist(), written.of("metric")[0]["elapsed_ms"]]
+    assert elapsed == sorted(elapsed)
+    assert elapsed[2] >= (0 if clock_set else 3_600_000)
 
 
 def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
