@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -634,6 +634,71 @@ def test_an_error_of_ours_ends_no_loop(
     assert len(capsys.readouterr().err.splitlines()) == 2
     [told] = Written(tmp_path / "it").of("failed_diagnosis")
     assert (told["diagnosis"], told["step"]) == ("watch", 5)
+    assert Written(tmp_path / "it").steps["step"].tolist() == [1, 2, 3, 4, 5]
+    outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
+    assert (outcome["status"], outcome["step"]) == ("finished", 5)
+
+
+def test_a_script_that_raises_after_an_error_of_ours_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody heard its last steps, and how it ended is told all the same."""
+
+    def failing(*_: Any) -> Any:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(halfstep.gradients.Gradients, "measure", failing)
+
+    def script() -> None:
+        with halfstep.watch(folder=tmp_path, name="it") as watch:
+            Script().train(watch.add, steps=3)
+            raise KeyError("broken")
+
+    with pytest.raises(KeyError):
+        script()
+    outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
+    assert (outcome["status"], "KeyError: 'broken'" in outcome["error"]) == ("failed", True)
+
+
+WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
+    "add": (lambda watch: watch.add("net"), "it was told 'net'; allowed: modules of torch"),
+    "configure": (lambda watch: watch.configure(endless()), "RecursionError: "),
+    "resume": (
+        lambda watch: watch.resume("abc"),
+        "its step is 'abc'; allowed: a whole number from 0",
+    ),
+    "resume, below 0": (lambda watch: watch.resume(-1), "its step is -1; "),
+    "resume, a fraction": (lambda watch: watch.resume(1.5), "its step is 1.5; "),
+    "log_on": (lambda watch: watch.log_on(None), "its step is None; "),
+    "loss": (lambda watch: watch.loss("abc"), "it is 'abc'; allowed: a number or a tensor"),
+    "loss, too large": (lambda watch: watch.loss(10**400), "it is "),
+    "loss, complex": (lambda watch: watch.loss(torch.tensor(1j)), "it is tensor("),
+    "log": (lambda watch: watch.log({"a": 1}, step="x"), "its step is 'x'; "),
+    "checkpoint": (lambda watch: watch.checkpoint(None), "TypeError: "),
+    "checkpoint, its kind": (lambda watch: watch.checkpoint(__file__, kind=5), "TypeError: "),
+}
+
+
+def endless() -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    config["itself"] = config
+    return config
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_of_a_method_is_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """The call is passed over, and the run has all of its steps and its end."""
+    call, said = WRONG[name]
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        call(watch)
+        bf16(watch, epochs=5)
+    assert Written(tmp_path / "it").steps["step"].tolist() == [1, 2, 3, 4, 5]
+    outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
+    assert (outcome["status"], outcome["step"]) == ("finished", 5)
+    [_watching, line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"halfstep: {name.split(',')[0]} is passed over: {said}")
 
 
 def closed() -> io.StringIO:
