@@ -56,7 +56,8 @@ def open_run(
 ) -> AttemptFiles:
     """Make a run's folder, or find that of `run`, and note a new attempt in it.
 
-    secret: what is hidden wherever it stands.
+    config: of one that is there it replaces what it names.  secret: what is hidden wherever it
+    stands.
     """
     resume = folder / RESUME
     if run is None and resume.is_file():
@@ -67,15 +68,18 @@ def open_run(
     attempts = written.get("attempts", [])
     numbers = [attempt["attempt"] for attempt in attempts]
     files = AttemptFiles(place, max([*numbers, *_spooled(place)], default=0) + 1)
-    described = {
+    described: dict[str, Any] = {
         "format": FORMAT,
         "id": uuid.uuid4().hex,
         "name": name or place.name,
         "project": project,
-        "config": redaction.without(as_config(config), secret),
+        "config": None,
         "tags": list(tags),
         "started": _now(),
     } | written
+    if config is not None:
+        told = redaction.without(as_config(config), secret)
+        described["config"] = {**(described["config"] or {}), **told}
     described["attempts"] = [*attempts, _attempt(files.attempt, secret)]
     write_json(place / "run.json", described)
     return files

@@ -81,7 +81,8 @@ def watch(
 
     modules: they give parameters their names.  optimizers, scaler: the only ones to watch, where
     there are others; of several optimizers without a scaler, a step is one of each.  config: of
-    the run, anything that reads as a dictionary.  run: go on with this one, as its next attempt.
+    the run, anything that reads as a dictionary.  run: go on with this one, as its next attempt,
+    of whose configuration config replaces what it names.
     url, token: of a server, HALFSTEP_URL and HALFSTEP_TOKEN or those of `halfstep login` if not
     told.  folder: where runs lie, ./halfstep-runs if not told.  mode: "offline" sends nothing,
     "disabled" does nothing at all; HALFSTEP_MODE if not told.
@@ -118,7 +119,7 @@ def watch(
             name=name,
             run=run,
             project=project,
-            config=config,
+            config=_settings(config),
             tags=tags,
             secret=server.token if server else token,
         )
@@ -320,10 +321,11 @@ class Watch:
             self._revive()
 
     def _configure(self, config: object) -> None:
+        told = _checked(config)
         if not self._queued:
-            configure(self._written.folder, config, self.secret)
+            configure(self._written.folder, told, self.secret)
             return
-        told = redaction.without(as_config(config), *secrets())
+        told = redaction.without(told, *secrets())
         try:
             self._spool.event({"event": "configured", "config": told})
         except BadEvent as error:
@@ -520,6 +522,25 @@ def _resumed(step: int, notes: list[str]) -> Event:
 
 class BadArgument(ValueError):
     """What a script asked for cannot be done; the message names the value and what is allowed."""
+
+
+def _checked(config: object) -> Any:
+    """Return a configuration that a script told of as JSON has it."""
+    told = as_config(config)
+    if told is not None and not isinstance(told, dict):
+        allowed = "a dictionary, or what reads as one: a namespace, a dataclass"
+        raise BadArgument(f"it is {shown(config)}; allowed: {allowed}")
+    return told
+
+
+def _settings(config: object) -> Any:
+    """Return the same of a run that begins; None of what is none, which is said in a line."""
+    try:
+        return _checked(config)
+    except Exception as error:  # of an object of the script's
+        what = "" if isinstance(error, BadArgument) else f"{type(error).__name__}: "
+        _say(f"config is passed over: {what}{error}")
+        return None
 
 
 def _step(step: Any) -> int:

@@ -538,6 +538,31 @@ def test_the_time_of_a_resumed_run_goes_on(tmp_path: Path, clock_set: timedelta)
     assert elapsed[2] >= (0 if clock_set else 3_600_000)
 
 
+def test_a_resumed_run_is_configured_anew(tmp_path: Path) -> None:
+    """What it is given replaces what that names; nothing is named by none."""
+    for again, config in (
+        ({"name": "it"}, {"lr": 0.1, "seed": 1, "model": {"depth": 2}}),
+        ({"run": "it"}, {"lr": 0.2, "model": {"width": 8}}),
+        ({"run": "it"}, None),
+    ):
+        halfstep.watch(folder=tmp_path, config=config, mode="offline", **again).finish()
+    described = json.loads((tmp_path / "it" / "run.json").read_text())
+    assert described["config"] == {"lr": 0.2, "seed": 1, "model": {"width": 8}}
+
+
+def test_a_configuration_that_is_none_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the start or later, and the run goes on with what it has."""
+    with halfstep.watch(folder=tmp_path, name="it", config="lr=0.1") as watch:
+        watch.configure({"lr": 0.2})
+        watch.configure([0.1])
+    assert json.loads((tmp_path / "it" / "run.json").read_text())["config"] == {"lr": 0.2}
+    told = capsys.readouterr().err
+    assert "halfstep: config is passed over: it is 'lr=0.1'; allowed: a dictionary" in told
+    assert "halfstep: configure is passed over: it is [0.1]; allowed: a dictionary" in told
+
+
 def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
     """A name that is taken gets a number."""
     for _ in range(2):

@@ -395,6 +395,9 @@ def test_a_script_may_configure_late(uploader: Uploader, script: TestClient) -> 
     uploader.begin()
     uploader.begin(config={"lr": 0.2})
     assert script.get("/api/v1/runs/1").json()["config"] == {"lr": 0.2}
+    uploader.begin(attempt=2, config={"lr": 0.3})
+    found = script.get("/api/v1/runs", params={"filter": "lr=0.3"}).json()
+    assert [run["id"] for run in found["runs"]] == [1]
 
 
 def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: TestClient) -> None:

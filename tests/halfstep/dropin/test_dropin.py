@@ -204,6 +204,16 @@ def test_a_run_that_only_logs_goes_on(without_torch: None) -> None:
     assert (resumed["step"], resumed["exact"]) == (2, True)
 
 
+def test_a_run_that_goes_on_keeps_its_configuration() -> None:
+    """But for what it is given anew, by `init` or later."""
+    halfstep.init(id="abc", config={"lr": 0.1, "seed": 1}).finish()
+    with halfstep.init(id="abc", resume="allow", config={"lr": 0.2}) as run:
+        assert (run.config.lr, run.config.seed) == (0.2, 1)
+        run.config.epochs = 3
+    described = json.loads(Path("halfstep-runs/abc/run.json").read_text())
+    assert described["config"] == {"lr": 0.2, "seed": 1, "epochs": 3}
+
+
 def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever a script does that cannot be served, out of order or with what is no value."""
     wandb: Any = halfstep
