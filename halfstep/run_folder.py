@@ -20,7 +20,7 @@ import platform
 import re
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,11 +53,12 @@ def open_run(
     config: object = None,
     tags: Sequence[str] = (),
     secret: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> AttemptFiles:
     """Make a run's folder, or find that of `run`, and note a new attempt in it.
 
     config: of one that is there it replaces what it names.  secret: what is hidden wherever it
-    stands.
+    stands.  say: told a line if there is no such run.
     """
     resume = folder / RESUME
     if run is None and resume.is_file():
@@ -65,6 +66,8 @@ def open_run(
     place, written = _place(folder, name, run), {}
     if (place / "run.json").exists():
         written = read_run(place)
+    elif run is not None:
+        say(f"there is no run {shown(run)} in {folder}: this is a new one")
     attempts = written.get("attempts", [])
     numbers = [attempt["attempt"] for attempt in attempts]
     files = AttemptFiles(place, max([*numbers, *_spooled(place)], default=0) + 1)

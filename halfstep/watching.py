@@ -122,6 +122,7 @@ def watch(
             config=_settings(config),
             tags=tags,
             secret=server.token if server else token,
+            say=_say,
         )
         _active = Watch(
             files, optimizers=_named(optimizers), scaler=scaler, server=server, every=every

@@ -538,6 +538,20 @@ def test_the_time_of_a_resumed_run_goes_on(tmp_path: Path, clock_set: timedelta)
     assert elapsed[2] >= (0 if clock_set else 3_600_000)
 
 
+@pytest.mark.parametrize("how", ["run", "file"])
+def test_a_run_to_go_on_with_that_is_not_there_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    """A typo begins a new run, and says so; going on with that one says nothing."""
+    (tmp_path / "resume").write_text("mien\n")
+    run = "mien" if how == "run" else None
+    for _ in range(2):
+        halfstep.watch(folder=tmp_path, run=run).finish()
+    line, *watching = capsys.readouterr().err.splitlines()
+    assert line == f"halfstep: there is no run 'mien' in {tmp_path}: this is a new one"
+    assert len(watching) == 2
+
+
 def test_a_resumed_run_is_configured_anew(tmp_path: Path) -> None:
     """What it is given replaces what that names; nothing is named by none."""
     for again, config in (
