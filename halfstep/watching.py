@@ -157,6 +157,7 @@ class Watch:
         every: steps between histograms, norms of layers and looks at the headroom, 0 for none.
         """
         self.files = files
+        self.page: str | None = None  # where it is to be seen, once the server has answered
         self._server = server
         self._queued = queued
         self._is_on = False
@@ -294,6 +295,7 @@ class Watch:
             _say(f"watching; {place}, and {command} sends it: no uploader can start: {error}")
             self._server = None
             return
+        self.page = page or None
         if page is None:
             place += f"; {self._server.url} has not answered yet"
         _say(f"watching; {page or place}")
