@@ -56,7 +56,7 @@ class FullEnvironment(Environment):
 
 
 def environment_of(session: Session, run: Run) -> Environment | None:
-    """Return what is known: of a watched run host and versions, of one in the queue nothing."""
+    """Return what is known: of a watched run as much as it told, of one in the queue nothing."""
     if found := environments.newest(session, run.id):
         told = Environment(attempt=found.attempt, **found.content, has_other_source=False)
         told.has_other_source = _has_other_source(session, run, told)

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from db import projects, queue, rights, run_settings, runs, series
+from db import environments, projects, queue, rights, run_settings, runs, series
 from db.database import now
 from db.errors import Ended, Fenced, Invalid, Misplaced, NotFound, NotYours
 from db.recording import Recording, in_words
@@ -54,6 +54,8 @@ def begin(
     started_at: float,
     host: str,
     versions: dict[str, Any],
+    command: Sequence[str] = (),
+    folder: str = "",
 ) -> WatchedAttempt:
     """Return the attempt of the run that goes by this id, made now if it was not there.
 
@@ -90,6 +92,8 @@ def begin(
     run.heard_at = moment
     if attempt > run.attempt:
         _start(session, run, attempt, host, versions)
+        if command:  # which uploaders of earlier versions do not tell
+            _note_environment(session, run, host, versions, command, folder)
     elif attempt < run.attempt:
         raise Fenced
     elif run.status == Status.CANCELLED:
@@ -127,6 +131,26 @@ def _start(session: Session, run: Run, attempt: int, host: str, versions: dict[s
         WatchedAttempt(run_id=run.id, attempt=attempt, host=host, versions=versions, early=[])
     )
     runs.set_status(session, run, Status.RUNNING, reason=f"watched on {host}")
+
+
+def _note_environment(
+    session: Session,
+    run: Run,
+    host: str,
+    versions: dict[str, Any],
+    command: Sequence[str],
+    folder: str,
+) -> None:
+    known = {"host": host, "versions": versions, "command": [*command], "folder": folder or None}
+    unknown: dict[str, Any] = {
+        "worker": None,
+        "platform": None,
+        "devices": [],
+        "file": None,
+        "git": None,
+    }
+    texts = environments.Texts(source=None, diff=None)
+    environments.record(session, run.id, run.attempt, known | unknown, texts)
 
 
 def _check_is_kept(run: Run) -> None:

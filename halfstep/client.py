@@ -114,7 +114,10 @@ class Client(AlertCalls, ShelfCalls):
         return dict(self._get(f"/api/v1/runs/{run_id}"))
 
     def environment(self, run_id: int) -> dict[str, Any]:
-        """Return what a run was started in: machine, versions, command, source and git."""
+        """Return what a run was started in: machine, versions, command, folder.
+
+        Of a queued run its source and git too.
+        """
         return dict(self._get(f"/api/v1/runs/{run_id}/environment"))
 
     def submit(

@@ -23,6 +23,7 @@ LARGEST_SECONDS = 10**9
 LARGEST_FLOAT = 1.7976931348623157e308
 #: Of a metric, an optimizer: PostgreSQL indexes no more than 2,704 bytes, 4 a character.
 NAME_CHARACTERS = 200
+MOST_WORDS, PATH_CHARACTERS = 1000, 4096  # of a command; of one of them, and of a folder
 TEXT_CHARACTERS = 100_000  # of a note, which may quote two texts of a configuration
 DEPTH = 20  # of lists and objects within each other
 EXPONENTS = (-1100, 1100)  # of every kind of float

@@ -6,7 +6,7 @@ import json
 import numbers
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,15 @@ class Histogram:
 
     values: Any
     bins: int = 64
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A histogram that somebody has counted already, in bins of one width."""
+
+    lowest: float
+    highest: float
+    counts: list[float]
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,8 @@ def _as_file(value: Any) -> tuple[str, bytes]:
         return "txt", value.encode()
     if isinstance(value, Histogram):
         return "histogram.json", _histogram(value)
+    if isinstance(value, Counts):
+        return "histogram.json", json.dumps(asdict(value) | {"nonfinite": 0}).encode()
     if isinstance(value, Audio):
         return "wav", _wav(value)
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):

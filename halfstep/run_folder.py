@@ -20,7 +20,7 @@ import platform
 import re
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,10 +53,12 @@ def open_run(
     config: object = None,
     tags: Sequence[str] = (),
     secret: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> AttemptFiles:
     """Make a run's folder, or find that of `run`, and note a new attempt in it.
 
-    secret: what is hidden wherever it stands.
+    config: of one that is there it replaces what it names.  secret: what is hidden wherever it
+    stands.  say: told a line if there is no such run.
     """
     resume = folder / RESUME
     if run is None and resume.is_file():
@@ -64,18 +66,23 @@ def open_run(
     place, written = _place(folder, name, run), {}
     if (place / "run.json").exists():
         written = read_run(place)
+    elif run is not None:
+        say(f"there is no run {shown(run)} in {folder}: this is a new one")
     attempts = written.get("attempts", [])
     numbers = [attempt["attempt"] for attempt in attempts]
     files = AttemptFiles(place, max([*numbers, *_spooled(place)], default=0) + 1)
-    described = {
+    described: dict[str, Any] = {
         "format": FORMAT,
         "id": uuid.uuid4().hex,
         "name": name or place.name,
         "project": project,
-        "config": redaction.without(as_config(config), secret),
+        "config": None,
         "tags": list(tags),
         "started": _now(),
     } | written
+    if config is not None:
+        told = redaction.without(as_config(config), secret)
+        described["config"] = {**(described["config"] or {}), **told}
     described["attempts"] = [*attempts, _attempt(files.attempt, secret)]
     write_json(place / "run.json", described)
     return files
@@ -103,18 +110,34 @@ def configure(folder: Path, config: object, secret: str | None = None) -> None:
 
 def last_step(files: AttemptFiles) -> int:
     """Return the last step that the attempts before this one spooled, as far as it lies here."""
+    return _last_row(files)[0]
+
+
+def came_to(files: AttemptFiles) -> tuple[int, float]:
+    """Return the last step of the attempts before, and how many seconds ago the run began.
+
+    By this machine's clock, but no less than those attempts have counted: it may have been set.
+    """
+    step, elapsed_ms = _last_row(files)
+    started = datetime.fromisoformat(read_run(files.folder)["started"])
+    return step, max((datetime.now(UTC) - started).total_seconds(), elapsed_ms / 1000)
+
+
+def _last_row(files: AttemptFiles) -> tuple[int, int]:
+    """Return the last step before this attempt, and its elapsed_ms: 0 if its spool is deleted."""
     earlier = [_numbers(path) for path in spool_files(files.spool)]
     for attempt, sequence in reversed([each for each in earlier if each[0] < files.attempt]):
-        reader, step = SpoolReader(files.spool, Position(attempt, sequence, 0)), 0
+        reader, step, elapsed_ms = SpoolReader(files.spool, Position(attempt, sequence, 0)), 0, 0
         while items := reader.poll():
             if reader.position()[:2] > (attempt, sequence):  # type: ignore[index]
                 break
-            steps = [each for each in items if not isinstance(each, dict | tuple)]
-            step = max([step, *(int(each["step"].max()) for each in steps)])
+            for steps in (each for each in items if not isinstance(each, dict | tuple)):
+                step = max(step, int(steps["step"].max()))
+                elapsed_ms = max(elapsed_ms, int(steps["elapsed_ms"].max()))
         if step:
-            return step
+            return step, elapsed_ms
     remembered = files.folder / LAST_STEP
-    return int(remembered.read_text()) if remembered.exists() else 0
+    return int(remembered.read_text()) if remembered.exists() else 0, 0
 
 
 def last_logged(files: AttemptFiles) -> int | None:

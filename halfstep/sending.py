@@ -14,7 +14,7 @@ from halfstep import credentials
 from halfstep.answers import ApiError
 from halfstep.attempt_files import AttemptFiles
 from halfstep.credentials import Unreadable
-from halfstep.events import NAME_CHARACTERS, TEXT_CHARACTERS
+from halfstep.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
 from halfstep.ingest import PIECE_BYTES, FilePlace, Ingest, Place, Recorded
 from halfstep.run_folder import read_run, write_json
 from halfstep.spool import Event, file_events, spool_of
@@ -263,7 +263,14 @@ def _described(run: Mapping[str, Any], attempt: Mapping[str, Any]) -> dict[str, 
         "started": run["started"],
         "host": attempt["host"][:NAME_CHARACTERS],
         "versions": attempt["versions"],
+        "command": [_text(word) for word in attempt.get("command", [])[:MOST_WORDS]],
+        "folder": _text(attempt.get("folder", "")),
     }
+
+
+def _text(text: str) -> str:
+    """Return what a script was started with as it may be sent: a path need not be UTF-8."""
+    return text.encode(errors="backslashreplace").decode()[:PATH_CHARACTERS]
 
 
 def _read(path: Path, offset: int) -> bytes:

@@ -16,8 +16,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib.util import find_spec
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
@@ -26,14 +26,14 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.credentials import Credentials, Unreadable
 from halfstep.ending import Ending
-from halfstep.events import shown
+from halfstep.events import LARGEST_WHOLE, shown
 from halfstep.logged import file_of, is_number
 from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
 from halfstep.run_folder import (
     as_config,
+    came_to,
     configure,
-    last_step,
     open_run,
     runs_folder,
     slug,
@@ -81,7 +81,8 @@ def watch(
 
     modules: they give parameters their names.  optimizers, scaler: the only ones to watch, where
     there are others; of several optimizers without a scaler, a step is one of each.  config: of
-    the run, anything that reads as a dictionary.  run: go on with this one, as its next attempt.
+    the run, anything that reads as a dictionary.  run: go on with this one, as its next attempt,
+    of whose configuration config replaces what it names.
     url, token: of a server, HALFSTEP_URL and HALFSTEP_TOKEN or those of `halfstep login` if not
     told.  folder: where runs lie, ./halfstep-runs if not told.  mode: "offline" sends nothing,
     "disabled" does nothing at all; HALFSTEP_MODE if not told.
@@ -118,9 +119,10 @@ def watch(
             name=name,
             run=run,
             project=project,
-            config=config,
+            config=_settings(config),
             tags=tags,
             secret=server.token if server else token,
+            say=_say,
         )
         _active = Watch(
             files, optimizers=_named(optimizers), scaler=scaler, server=server, every=every
@@ -155,16 +157,21 @@ class Watch:
         every: steps between histograms, norms of layers and looks at the headroom, 0 for none.
         """
         self.files = files
+        self.page: str | None = None  # where it is to be seen, once the server has answered
         self._server = server
         self._queued = queued
         self._is_on = False
+        self._has_ended = files is None
         if files is None:
             return
-        first_step, sequence, started_at = last_step(files), 0, clock()
-        self._resumed = None if files.attempt == 1 else _resumed(first_step, [UNKNOWN])
+        first_step, sequence, started_at = 0, 0, clock()
+        self._resumed: Event | None = None
         if queued:  # its next attempt begins anew, unless the script resumes it
             first_step, sequence, started_at = queued.step, queued.sequence, queued.started_at
-            self._resumed = None
+        elif files.attempt > 1:
+            first_step, seconds = came_to(files)
+            started_at -= seconds
+            self._resumed = _resumed(first_step, [UNKNOWN])
         self._spool = PatientSpool(files.spool, files.attempt, _say, sequence)
         self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at, every)
         self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived
@@ -220,26 +227,26 @@ class Watch:
 
     def add(self, *modules: "nn.Module") -> None:
         """Call parameters as these modules do."""
-        self._guard(lambda: self._loop.add(modules))
+        self._asked("add", lambda: self._loop.add(_modules(modules)))
 
     def configure(self, config: object) -> None:
         """Say what the run is configured with, in place of what was said before."""
-        self._guard(lambda: self._configure(config))
+        self._asked("configure", lambda: self._configure(config))
 
     def resume(self, step: int, *, exact: bool = False) -> None:
         """Say which step the script goes on from: the next one is that plus 1."""
-        self._guard(lambda: self._resume(step, exact))
+        self._asked("resume", lambda: self._resume(_step(step), exact))
 
     def log_on(self, step: int) -> None:
         """Say after which step a run that makes no step goes on to log: later ones are replaced."""
-        self._guard(lambda: self._log_on(step))
+        self._asked("log_on", lambda: self._log_on(_step(step)))
 
     def loss(self, loss: "Tensor | float") -> None:
         """Tell the loss of the step under way, if it is another than what is scaled.
 
         The mean of several calls is taken. A tensor is read when the step's row is.
         """
-        self._guard(lambda: self._loop.add_loss(loss))
+        self._asked("loss", lambda: self._loop.add_loss(_loss(loss)))
 
     def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
         """Tell anything else of the last step: numbers, texts, images, figures, tables, histograms.
@@ -247,7 +254,7 @@ class Watch:
         A number on the device is brought to the host without a wait; for pixels there it is waited.
         step: another than the last.
         """
-        self._guard(lambda: self._log(values, self.step if step is None else step))
+        self._asked("log", lambda: self._log(values, self.step if step is None else _step(step)))
 
     def checkpoint(
         self, path: str | Path, *, kind: str = "checkpoint", upload: bool = False
@@ -257,7 +264,7 @@ class Watch:
         kind: or weights, or weights.<module>.  upload: copy it there, and send it to the server,
         to be downloaded from the run's page. Returns once the file is read.
         """
-        self._guard(lambda: self._checkpoint(Path(path), kind, upload))
+        self._asked("checkpoint", lambda: self._checkpoint(Path(path), kind, upload))
 
     def finish(self) -> None:
         """End the run: what the device has yet is fetched, and torch is as it was."""
@@ -269,7 +276,7 @@ class Watch:
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         if kind is None:
             self.finish()
-        elif self._is_on:
+        elif self.files:
             self._ending.raised(kind, error, trace)
 
     # ---- Where it is sent ---------------------------------------------------------------------
@@ -288,6 +295,7 @@ class Watch:
             _say(f"watching; {place}, and {command} sends it: no uploader can start: {error}")
             self._server = None
             return
+        self.page = page or None
         if page is None:
             place += f"; {self._server.url} has not answered yet"
         _say(f"watching; {page or place}")
@@ -316,10 +324,11 @@ class Watch:
             self._revive()
 
     def _configure(self, config: object) -> None:
+        told = _checked(config)
         if not self._queued:
-            configure(self._written.folder, config, self.secret)
+            configure(self._written.folder, told, self.secret)
             return
-        told = redaction.without(as_config(config), *secrets())
+        told = redaction.without(told, *secrets())
         try:
             self._spool.event({"event": "configured", "config": told})
         except BadEvent as error:
@@ -418,8 +427,23 @@ class Watch:
 
     def _guard(self, call: Callable[..., None], *arguments: Any, **named: Any) -> None:
         """Call something of ours. Whatever it raises is said in a line, and we are gone."""
-        if not self._is_on:
-            return
+        if self._is_on:
+            self._protected(call, *arguments, **named)
+
+    def _asked(self, method: str, call: Callable[[], None]) -> None:
+        """Do what the script asks. What cannot be done is said in a line, and passed over."""
+
+        def done() -> None:
+            try:
+                call()
+            except BadArgument as error:
+                self._complain(f"{method} is passed over: {error}")
+            except Exception as error:
+                self._complain(f"{method} is passed over: {type(error).__name__}: {error}")
+
+        self._guard(done)
+
+    def _protected(self, call: Callable[..., None], *arguments: Any, **named: Any) -> None:
         ending = self._ending
         ending.held += 1
         try:
@@ -432,36 +456,51 @@ class Watch:
             ending.terminate()
 
     def _end(self, status: str, error: str | None) -> None:
-        self._guard(partial(self._finish, status, error))
+        if not self._has_ended:
+            self._protected(self._finish, status, error)
 
     def _finish(self, status: str, error: str | None) -> None:
+        is_heard = self._is_on
         self._disarm()
-        if not self._loop.drain(PATIENCE_SECONDS):
-            self._complain(f"the device did not answer within {PATIENCE_SECONDS:g} s")
-        self._flush()
+        try:
+            self._write_rest()
+        except Exception as problem:
+            if is_heard:  # and else what ended the watching does so again
+                self._fail(problem)
         self._spool.close()
         write_outcome(self._written, status, self.step, error)
         if self._queued:
             self._queued.leave(self.step)
         self._revive()
 
+    def _write_rest(self) -> None:
+        if not self._loop.drain(PATIENCE_SECONDS):
+            self._complain(f"the device did not answer within {PATIENCE_SECONDS:g} s")
+        self._flush()
+
     def _fail(self, error: Exception) -> None:
-        self._disarm()
+        """Hear no more. What was heard is written, and the end will be told as it is."""
+        self._hear_no_more()
         text = " ".join(f"{type(error).__name__}: {error}".split())  # one line
         _say(f"{text}; the training goes on unwatched")
+        with suppress(Exception):  # it may be this that failed
+            self._loop.drain(0.0)
         note = {"event": "failed_diagnosis", "step": self.step, "diagnosis": "watch"}
         try:
             self._spool.event(note | {"error": text[:1000]})
-            self._spool.close()
         except (OSError, ValueError):  # what failed was the disk, or had been closed
             return
+
+    def _hear_no_more(self) -> None:
+        self._is_on = False
+        self._taps.disarm()
+        self._loop.end()
 
     def _disarm(self) -> None:
         """Leave torch and Python as they were."""
         global _active
-        self._is_on, _active = False, None
-        self._taps.disarm()
-        self._loop.end()
+        self._has_ended, _active = True, None
+        self._hear_no_more()
         self._ending.cancel()
 
     def _complain(self, text: str) -> None:
@@ -482,6 +521,57 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _resumed(step: int, notes: list[str]) -> Event:
     return {"event": "resumed", "step": step, "exact": not notes, "notes": notes}
+
+
+class BadArgument(ValueError):
+    """What a script asked for cannot be done; the message names the value and what is allowed."""
+
+
+def _checked(config: object) -> Any:
+    """Return a configuration that a script told of as JSON has it."""
+    told = as_config(config)
+    if told is not None and not isinstance(told, dict):
+        allowed = "a dictionary, or what reads as one: a namespace, a dataclass"
+        raise BadArgument(f"it is {shown(config)}; allowed: {allowed}")
+    return told
+
+
+def _settings(config: object) -> Any:
+    """Return the same of a run that begins; None of what is none, which is said in a line."""
+    try:
+        return _checked(config)
+    except Exception as error:  # of an object of the script's
+        what = "" if isinstance(error, BadArgument) else f"{type(error).__name__}: "
+        _say(f"config is passed over: {what}{error}")
+        return None
+
+
+def _step(step: Any) -> int:
+    """Return a step that a script told of."""
+    with suppress(TypeError, OverflowError):
+        if not isinstance(step, bool) and 0 <= index(step) <= LARGEST_WHOLE:
+            return index(step)
+    raise BadArgument(f"its step is {shown(step)}; allowed: a whole number from 0")
+
+
+def _loss(loss: Any) -> "Tensor | float":
+    """Return a loss that a script told of."""
+    is_tensor = hasattr(loss, "detach")
+    if is_tensor and not loss.is_complex():
+        tensor: Tensor = loss
+        return tensor
+    with suppress(TypeError, OverflowError):
+        if is_number(loss) and not is_tensor:
+            return float(loss)
+    raise BadArgument(f"it is {shown(loss)}; allowed: a number or a tensor")
+
+
+def _modules(modules: tuple[Any, ...]) -> "tuple[nn.Module, ...]":
+    """Return what a script told of as modules."""
+    for each in modules:
+        if not hasattr(each, "named_parameters"):
+            raise BadArgument(f"it was told {shown(each)}; allowed: modules of torch")
+    return modules
 
 
 def _mode(mode: str) -> str:

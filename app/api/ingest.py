@@ -23,7 +23,7 @@ from db import ingest
 from db.errors import Invalid
 from db.names import cleaned
 from db.tables import LARGEST_COUNT, LARGEST_ID
-from halfstep.events import NAME_CHARACTERS, TEXT_CHARACTERS
+from halfstep.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
 from halfstep.spool import json_safe
 
 router = APIRouter(prefix="/ingest", tags=["watched runs"])
@@ -31,6 +31,7 @@ router = APIRouter(prefix="/ingest", tags=["watched runs"])
 Sequence = Annotated[int, Field(ge=0, le=LARGEST_ID)]
 Offset = Annotated[int, Query(ge=0, le=LARGEST_COUNT)]
 ShortText = Annotated[str, Field(max_length=NAME_CHARACTERS)]
+PathText = Annotated[str, Field(max_length=PATH_CHARACTERS)]
 
 
 class WatchedRun(BaseModel):
@@ -47,6 +48,10 @@ class WatchedRun(BaseModel):
     started: Annotated[AwareDatetime, Field(description="Of the run, by its machine's clock")]
     host: ShortText = ""
     versions: Annotated[dict[ShortText, ShortText], Field(max_length=50)] = {}
+    command: Annotated[
+        list[PathText], Field(max_length=MOST_WORDS, description="Of its script, without secrets")
+    ] = []
+    folder: Annotated[PathText, Field(description="In which that was started")] = ""
 
 
 class Position(BaseModel):
@@ -95,7 +100,8 @@ def begin(told: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
     place = (known.id, known.project) if known else (None, told.project or "")
     check_may_send(request.state.known, *place)
     config = json_safe(told.config or {})
-    if errors := outsized(config) or flaws(config, "config") | flaws(told.versions, "versions"):
+    texts = {"versions": told.versions, "command": told.command, "folder": told.folder}
+    if errors := outsized(config) or flaws({"config": config, **texts}):
         raise Invalid(errors)
     attempt = ingest.begin(
         session,
@@ -109,6 +115,8 @@ def begin(told: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
         started_at=told.started.timestamp(),
         host=told.host,
         versions=told.versions,
+        command=told.command,
+        folder=told.folder,
     )
     if known is None:
         deeds.note_now(session, request, sender, "a watched run began", attempt.run_id)

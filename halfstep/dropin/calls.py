@@ -85,7 +85,7 @@ def init(
         )
         described = described_in(watch.files.folder) if watch.files else {}
         _begun = Run(watch, described, labels)
-        vars(_begun.config)["_entries"].update(settings)
+        vars(_begun.config)["_entries"].update((described.get("config") or {}) | settings)
     except Exception as error:
         say_once(f"init() fails, and nothing is kept: {type(error).__name__}: {error}")
         _begun = Run(watching.Watch(None), {}, labels)

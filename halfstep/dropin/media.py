@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from halfstep.dropin.unserved import ignored, say_once
+from halfstep.logged import Counts
 
 BINS = 64
 MOST_BINS = 512
@@ -139,8 +140,12 @@ class Histogram:
         self.histogram = np.asarray(counts).tolist()
         self.bins = np.asarray(edges).tolist()
 
-    def shown(self) -> list[dict[str, Any]]:
-        """Return what can be logged: a row a bin."""
+    def shown(self) -> Counts | list[dict[str, Any]]:
+        """Return what can be logged: of bins that differ in width a table, a row a bin."""
+        widths = np.diff(self.bins)
+        is_drawn = 1 <= len(widths) <= MOST_BINS and 0 < widths[0] < np.inf
+        if is_drawn and np.allclose(widths, widths[0], atol=0.0):
+            return Counts(self.bins[0], self.bins[-1], self.histogram)
         edges = zip(self.bins, self.bins[1:], self.histogram, strict=False)
         return [{"from": low, "to": high, "count": count} for low, high, count in edges]
 

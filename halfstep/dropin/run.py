@@ -62,8 +62,8 @@ class Run:
 
     @property
     def url(self) -> str | None:
-        """Where it is to be seen: stderr says."""
-        return None
+        """Where it is to be seen; None offline, and of a server that did not answer at once."""
+        return self._watch.page
 
     def get_url(self) -> str | None:
         """Return the same."""

@@ -112,7 +112,7 @@ class IngestServer:
         return self._put_spool(attempt, int(what), int(query["offset"]), body)
 
     def _open(self, described: dict[str, Any]) -> dict[str, Any]:
-        names = "id attempt name project config tags started host versions"
+        names = "id attempt name project config tags started host versions command folder"
         assert described.keys() == {*names.split()}
         run = self.runs.setdefault(described["id"], Run(len(self.runs) + 7, described))
         run.configs.append(described["config"])

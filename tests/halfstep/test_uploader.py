@@ -239,14 +239,17 @@ def test_a_long_spool_goes_in_pieces(site: IngestServer, tmp_path: Path) -> None
 
 
 def test_what_is_longer_than_a_run_may_have_is_shortened(
-    site: IngestServer, tmp_path: Path
+    site: IngestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Name, tags and traceback: of that the end, which says what was raised."""
+    """Name, tags, command and traceback: of that the end, which says what was raised."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "\udcff", *["x" * 5000] * 2000])
     writer = Writer(tmp_path, "n" * 90, tags=["t" * 300] * 60, project="p" * 300).finish()
     write_outcome(writer.files, "failed", 0, "x" * 150_000 + "KeyError")
     send(site, writer.files)
     told = only_run(site).described
     assert [len(told["tags"]), len(told["tags"][0]), len(told["project"])] == [50, 200, 200]
+    assert (told["command"][:2], len(told["command"])) == (["train.py", "\\udcff"], 1000)
+    assert (len(told["command"][-1]), told["folder"]) == (4096, str(Path.cwd()))
     outcome = arrived(site, writer.files).outcome
     assert outcome is not None
     assert len(outcome["error"]) == 100_000

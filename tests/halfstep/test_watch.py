@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -519,6 +520,63 @@ def test_a_resumed_run_is_the_next_attempt(tmp_path: Path, how: str) -> None:
     assert [attempt["attempt"] for attempt in attempts] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("clock_set", [timedelta(), timedelta(days=-1)])
+def test_the_time_of_a_resumed_run_goes_on(tmp_path: Path, clock_set: timedelta) -> None:
+    """From its first start, an hour ago; never back, though the machine's clock was set back."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        bf16(watch, epochs=2)
+    described = tmp_path / "it" / "run.json"
+    run = json.loads(described.read_text())
+    run["started"] = (datetime.now(UTC) - timedelta(hours=1) - clock_set).isoformat()
+    described.write_text(json.dumps(run))
+    with halfstep.watch(folder=tmp_path, run="it") as watch:
+        bf16(watch, epochs=2)
+        watch.log({"accuracy": 0.5})
+    written = Written(tmp_path / "it")
+    elapsed = [*written.steps["elapsed_ms"].tolist(), written.of("metric")[0]["elapsed_ms"]]
+    assert elapsed == sorted(elapsed)
+    assert elapsed[2] >= (0 if clock_set else 3_600_000)
+
+
+@pytest.mark.parametrize("how", ["run", "file"])
+def test_a_run_to_go_on_with_that_is_not_there_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    """A typo begins a new run, and says so; going on with that one says nothing."""
+    (tmp_path / "resume").write_text("mien\n")
+    run = "mien" if how == "run" else None
+    for _ in range(2):
+        halfstep.watch(folder=tmp_path, run=run).finish()
+    line, *watching = capsys.readouterr().err.splitlines()
+    assert line == f"halfstep: there is no run 'mien' in {tmp_path}: this is a new one"
+    assert len(watching) == 2
+
+
+def test_a_resumed_run_is_configured_anew(tmp_path: Path) -> None:
+    """What it is given replaces what that names; nothing is named by none."""
+    for again, config in (
+        ({"name": "it"}, {"lr": 0.1, "seed": 1, "model": {"depth": 2}}),
+        ({"run": "it"}, {"lr": 0.2, "model": {"width": 8}}),
+        ({"run": "it"}, None),
+    ):
+        halfstep.watch(folder=tmp_path, config=config, mode="offline", **again).finish()
+    described = json.loads((tmp_path / "it" / "run.json").read_text())
+    assert described["config"] == {"lr": 0.2, "seed": 1, "model": {"width": 8}}
+
+
+def test_a_configuration_that_is_none_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the start or later, and the run goes on with what it has."""
+    with halfstep.watch(folder=tmp_path, name="it", config="lr=0.1") as watch:
+        watch.configure({"lr": 0.2})
+        watch.configure([0.1])
+    assert json.loads((tmp_path / "it" / "run.json").read_text())["config"] == {"lr": 0.2}
+    told = capsys.readouterr().err
+    assert "halfstep: config is passed over: it is 'lr=0.1'; allowed: a dictionary" in told
+    assert "halfstep: configure is passed over: it is [0.1]; allowed: a dictionary" in told
+
+
 def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
     """A name that is taken gets a number."""
     for _ in range(2):
@@ -615,6 +673,71 @@ def test_an_error_of_ours_ends_no_loop(
     assert len(capsys.readouterr().err.splitlines()) == 2
     [told] = Written(tmp_path / "it").of("failed_diagnosis")
     assert (told["diagnosis"], told["step"]) == ("watch", 5)
+    assert Written(tmp_path / "it").steps["step"].tolist() == [1, 2, 3, 4, 5]
+    outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
+    assert (outcome["status"], outcome["step"]) == ("finished", 5)
+
+
+def test_a_script_that_raises_after_an_error_of_ours_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody heard its last steps, and how it ended is told all the same."""
+
+    def failing(*_: Any) -> Any:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(halfstep.gradients.Gradients, "measure", failing)
+
+    def script() -> None:
+        with halfstep.watch(folder=tmp_path, name="it") as watch:
+            Script().train(watch.add, steps=3)
+            raise KeyError("broken")
+
+    with pytest.raises(KeyError):
+        script()
+    outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
+    assert (outcome["status"], "KeyError: 'broken'" in outcome["error"]) == ("failed", True)
+
+
+WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
+    "add": (lambda watch: watch.add("net"), "it was told 'net'; allowed: modules of torch"),
+    "configure": (lambda watch: watch.configure(endless()), "RecursionError: "),
+    "resume": (
+        lambda watch: watch.resume("abc"),
+        "its step is 'abc'; allowed: a whole number from 0",
+    ),
+    "resume, below 0": (lambda watch: watch.resume(-1), "its step is -1; "),
+    "resume, a fraction": (lambda watch: watch.resume(1.5), "its step is 1.5; "),
+    "log_on": (lambda watch: watch.log_on(None), "its step is None; "),
+    "loss": (lambda watch: watch.loss("abc"), "it is 'abc'; allowed: a number or a tensor"),
+    "loss, too large": (lambda watch: watch.loss(10**400), "it is "),
+    "loss, complex": (lambda watch: watch.loss(torch.tensor(1j)), "it is tensor("),
+    "log": (lambda watch: watch.log({"a": 1}, step="x"), "its step is 'x'; "),
+    "checkpoint": (lambda watch: watch.checkpoint(None), "TypeError: "),
+    "checkpoint, its kind": (lambda watch: watch.checkpoint(__file__, kind=5), "TypeError: "),
+}
+
+
+def endless() -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    config["itself"] = config
+    return config
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_of_a_method_is_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """The call is passed over, and the run has all of its steps and its end."""
+    call, said = WRONG[name]
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        call(watch)
+        bf16(watch, epochs=5)
+    assert Written(tmp_path / "it").steps["step"].tolist() == [1, 2, 3, 4, 5]
+    outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
+    assert (outcome["status"], outcome["step"]) == ("finished", 5)
+    [_watching, line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"halfstep: {name.split(',')[0]} is passed over: {said}")
 
 
 def closed() -> io.StringIO:

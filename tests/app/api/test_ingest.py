@@ -199,6 +199,20 @@ def test_any_configuration_is_kept(uploader: Uploader, script: TestClient, confi
     assert kept == ({"a": "NaN", "b": ["Infinity"]} if config else {})
 
 
+def test_what_an_attempt_was_started_in_is_told(uploader: Uploader, script: TestClient) -> None:
+    """Its machine, and its command and folder if the uploader tells them, of its latest attempt."""
+    uploader.begin()
+    told = script.get("/api/v1/runs/1/environment").json()
+    assert (told["host"], told["command"], told["folder"]) == ("gpu-7", [], None)
+    uploader.begin(attempt=2, command=["train.py", "--lr", "0.1"], folder="/home/ada")
+    told = script.get("/api/v1/runs/1/environment").json()
+    assert (told["attempt"], told["host"], told["folder"]) == (2, "gpu-7", "/home/ada")
+    assert (told["command"], told["versions"]["torch"]) == (["train.py", "--lr", "0.1"], "2.13.0")
+    assert (told["git"], told["source"]) == (None, None)
+    wrong = uploader.begin(attempt=3, command=["train.py", "a\0b"], folder="a\0b")
+    assert wrong.status_code == 422
+
+
 def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Database) -> None:
     """Of two uploaders of one run only the one of the newer attempt is heard."""
     uploader.begin()
@@ -395,6 +409,9 @@ def test_a_script_may_configure_late(uploader: Uploader, script: TestClient) -> 
     uploader.begin()
     uploader.begin(config={"lr": 0.2})
     assert script.get("/api/v1/runs/1").json()["config"] == {"lr": 0.2}
+    uploader.begin(attempt=2, config={"lr": 0.3})
+    found = script.get("/api/v1/runs", params={"filter": "lr=0.3"}).json()
+    assert [run["id"] for run in found["runs"]] == [1]
 
 
 def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: TestClient) -> None:

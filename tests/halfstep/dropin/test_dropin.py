@@ -55,6 +55,12 @@ def table(name: str, key: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def histogram(name: str, key: str) -> dict[str, Any]:
+    [path] = (Path("halfstep-runs") / name).rglob(f"{key}.histogram.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
 def outcome(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
         (Path("halfstep-runs") / name / "outcome-1.json").read_text()
@@ -123,6 +129,7 @@ def test_tables_images_and_a_summary(
     wandb.log({"examples": [picture, wandb.Image(np.zeros((2, 2, 3), np.uint8))]})
     wandb.log({"predictions": predictions, "weights": wandb.Histogram([1, 2, 2, 3], num_bins=2)})
     wandb.log({"activations": np.arange(10.0), "note": "text", "clip": wandb.Video("a.mp4")})
+    wandb.log({"uneven": wandb.Histogram(np_histogram=([1, 3], [0, 1, 10]))})
     wandb.run.summary["best_epoch"] = 2
     wandb.alert(title="Low", text="accuracy is low", level=wandb.plot.anything)
     Path("model.bin").write_bytes(b"weights")
@@ -143,8 +150,10 @@ def test_tables_images_and_a_summary(
     assert summary["acc"] == "max 0.75, mean 0.375"
     assert summary["best_epoch"] == "2"
     assert table("media", "predictions")[3] == {"id": "3", "label": "digit 3"}
-    assert [row["count"] for row in table("media", "weights")] == ["1", "3"]
-    assert sum(int(row["count"]) for row in table("media", "activations")) == 10
+    assert histogram("media", "weights")["counts"] == [1, 3]
+    assert histogram("media", "weights")["highest"] == 3.0
+    assert sum(histogram("media", "activations")["counts"]) == 10
+    assert [row["count"] for row in table("media", "uneven")] == ["1", "3"]
     files = {path.name for path in Path("halfstep-runs/media/artifacts").rglob("*.*")}
     assert files >= {"examples-0.png", "examples-1.png", "examples-0.caption.txt", "note.txt"}
     [saved] = written("media").of("checkpoint")
@@ -202,6 +211,29 @@ def test_a_run_that_only_logs_goes_on(without_torch: None) -> None:
     assert logged("abc")["score"] == [(step, 1 + step // 3) for step in range(6)]
     [resumed] = written("abc").of("resumed")
     assert (resumed["step"], resumed["exact"]) == (2, True)
+
+
+def test_a_run_knows_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `init` prints it; offline it has none."""
+    monkeypatch.setenv("HALFSTEP_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HALFSTEP_TOKEN", "token")
+    page = "http://127.0.0.1:9/runs/7"
+    monkeypatch.setattr(watching.uploader, "start", lambda *_: page)
+    monkeypatch.setattr(watching.uploader, "is_at_work", lambda _: True)
+    with halfstep.init(name="sent") as run:
+        assert (run.url, run.get_url()) == (page, page)
+    with halfstep.init(name="kept", mode="offline") as run:
+        assert run.url is None
+
+
+def test_a_run_that_goes_on_keeps_its_configuration() -> None:
+    """But for what it is given anew, by `init` or later."""
+    halfstep.init(id="abc", config={"lr": 0.1, "seed": 1}).finish()
+    with halfstep.init(id="abc", resume="allow", config={"lr": 0.2}) as run:
+        assert (run.config.lr, run.config.seed) == (0.2, 1)
+        run.config.epochs = 3
+    described = json.loads(Path("halfstep-runs/abc/run.json").read_text())
+    assert described["config"] == {"lr": 0.2, "seed": 1, "epochs": 3}
 
 
 def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
