@@ -245,7 +245,7 @@ def check_project(session: Session, right: Right, project: str, deed: str = "") 
     if standing is None or standing.may(right, project):
         return
     if not standing.may(Right.SEE, project):
-        if right == Right.SUBMIT and not standing.may_somewhere(right):
+        if not project and right == Right.SUBMIT and not standing.may_somewhere(right):
             raise Forbidden(NO_SUBMITTING)
         raise NotFound(f"There is no project {project[:100]!r}.")
     raise Forbidden(_refusal(right, project, deed))
