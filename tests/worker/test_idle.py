@@ -17,8 +17,9 @@ from worker.worker import Worker
 class Waiting(Worker):
     """One that is registered already, and starts nothing."""
 
-    def _register(self) -> None:
-        self.launched: list[int] = []
+    launched: list[int]
+
+    def _register(self) -> None: ...
 
     def _launch(self, node: RunNode) -> None:
         self.launched.append(node.run_id)
@@ -29,6 +30,7 @@ def waiting(site: Site) -> Iterator[Waiting]:
     """Let it run in a thread."""
     worker = site.idle_worker()
     worker.__class__ = Waiting
+    worker.launched = []  # type: ignore[attr-defined]  # before its thread has come so far
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
