@@ -4,17 +4,16 @@ A loop writes one row a step. Now and then the rows that are complete are copied
 behind the work already queued; an event, polled at each step's end, says when they have arrived.
 The host never waits for the device, except in `drain`.
 
-What the host knows of a step by itself, its number and its times, waits as a tuple, and on a CPU so
-does the row: there is none on the device. It is handed over with the row, as a record of the
-spool's format. An array is made of many steps at once: in the midst of somebody's step, whatever is
-called comes from cold caches, and a tuple is the cheapest of all. This module imports torch.
+What the host knows of a step by itself, its number and its times, stands in a ring of its own, and
+on a CPU so does the row: there is none on the device. It is handed over with the row, as a record
+of the spool's format, which is made of many steps at once. This module imports torch.
 """
 
 import math
+import struct
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -59,11 +58,11 @@ class Ring:
         self._columns, self._device = columns, device
         self._started_at, self._on_arrival = started_at, on_arrival
         self._drained_at = clock()
-        # What is known of the rows that are not read yet, and on a CPU their values. By number: one
-        # that a Ctrl-C broke off is written anew, and none is ever in another's place.
-        self._kept: dict[int, tuple[SupportsFloat, ...]] = {}
+        self._kept = np.zeros((RING_ROWS, KNOWN + scalars))  # what is known, and the values
+        self._memory = self._kept.data.cast("B")  # the same, to pack into
+        self._layout = struct.Struct(f"{KNOWN + scalars}d")
         self.is_on_host = device.type == "cpu"
-        self.values: Sequence[SupportsFloat] = (0.0,) * scalars if self.is_on_host else ()
+        self.values: Sequence[SupportsFloat] = (0.0,) * scalars  # of the open row
         self._pinned: Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
         if device.type == "cuda":
@@ -80,15 +79,17 @@ class Ring:
     ) -> float:
         """End the open row, and hand over what is due; return when it ended, by perf_counter.
 
-        started: the step, by the same clock, which stands still while a machine sleeps.
-        waited_seconds: of it, for data; None if nobody knows.
+        started: the step, by the same clock.  waited_seconds: of it, for data; None if nobody
+        knows.
 
         On CUDA the host runs ahead of the device until the launch queue is full: a single time is
         how long queueing took, and the mean of many is the device's own pace.
         """
         ended, now = time.perf_counter(), clock()
         waited_us = UNKNOWN_US if waited_seconds is None else waited_seconds * 1e6
-        self._kept[self.number] = (step, now, ended - started, rate, waited_us, *self.values)
+        at = self.number % RING_ROWS * self._layout.size
+        known = step, now, ended - started, rate, waited_us
+        self._layout.pack_into(self._memory, at, *known, *self.values)
         self.number += 1
         if self._sent != self._read:
             self._receive(wait=self.number - self._read == RING_ROWS)
@@ -114,9 +115,10 @@ class Ring:
 
     def _send(self, now: float) -> None:
         """Start to copy the rows not sent yet, unless the last copy is still under way."""
-        if self._pinned is None or self._arrived is None:
+        if self._pinned is None or self._arrived is None:  # also what a Ctrl-C broke off
             self._drained_at = now
-            self._hand_over(self.number)
+            self._sent = self.number
+            self._hand_over()
             return
         if self._sent != self._read:
             return
@@ -134,23 +136,19 @@ class Ring:
         if wait:
             self._arrived.synchronize()
         if self._arrived.query():  # type: ignore[no-untyped-call]
-            self._hand_over(self._sent)
+            self._hand_over()
 
-    def _hand_over(self, until: int) -> None:
-        first = self._read
-        if first == until:
+    def _hand_over(self) -> None:
+        if self._read == self._sent:
             return
-        rows = [self._kept[number] for number in range(first, until)]
-        values = chain.from_iterable(rows)
-        kept = np.fromiter(values, np.float64, len(rows) * len(rows[0])).reshape(len(rows), -1)
+        slices = _slices(self._read, self._sent)
+        kept = _joined(self._kept, slices)
         if self.is_on_host:
             with np.errstate(over="ignore"):
                 arrived = kept[:, KNOWN:].astype(np.float32)
         else:
-            arrived = _joined(self._arrivals, _slices(first, until))
-        self._sent = self._read = until
-        for number in range(first, until):
-            del self._kept[number]
+            arrived = _joined(self._arrivals, slices)
+        first, self._read = self._read, self._sent
         self._on_arrival(first, arrived, self._records(*kept[:, :KNOWN].T))
 
     def _records(self, *known: NDArray[np.float64]) -> Steps:
