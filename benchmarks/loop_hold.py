@@ -5,7 +5,7 @@
 No model: rows are written, ticked, drained, interpreted and appended to a spool on this disk, one
 in a thousand of them a skip with culprits. Held is all that the host does for telemetry apart from
 the norms and flags of the step itself (telemetry_cost.py has those). The longest step is one that
-drains; 256 rows or a fifth of a second are handed over at once.
+drains; 512 rows or 0.3 s are handed over at once.
 """
 
 import argparse

@@ -25,7 +25,7 @@ from db.storage import open_store
 from halfstep.spool import STEP_DTYPE, SpoolWriter
 from worker.recorder import Recorder
 
-DRAIN_SECONDS = 0.2  # halfstep.ring's, which would load torch
+DRAIN_SECONDS = 0.3  # halfstep.ring's, which would load torch
 FLUSH_SECONDS = 0.05  # the supervisor's
 
 

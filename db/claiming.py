@@ -4,7 +4,6 @@ Why it is one transaction, and in which order it locks: decision 17.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -35,6 +34,7 @@ from db.reservations import (
     IN_USE,
     MEMORY_GIB,
     SEVERAL,
+    Offer,
     Place,
     Plan,
     Reservation,
@@ -138,25 +138,24 @@ def claim(
     free = len(set(free_devices) - in_use(session, [worker_id])[worker_id])
     if not free:
         return None
-    here = Place(
-        worker_id=worker_id,
-        recipes=recipes,
-        precisions=precisions,
+    here = Place(worker_id, free)
+    offer = Offer(
+        recipes=frozenset(recipes),
+        precisions=frozenset(precisions),
         device_memory_bytes=device_memory_bytes,
         commands=commands,
         torch=None,
         devices=len(free_devices),
-        free=free,
     )
-    told = _told(here) | {"claim_only": only}
+    told = _told(here, offer) | {"claim_only": only}
     waits = (*_WAITS, *unheld(runs_per_user), *([] if only is None else [_IS_THAT_ONE]))
     usage = Usage.read(session)
     waiting = (*waits, *usage.allows(devices_per_user))
     is_one, are_several = _are_there(session, told, waiting, _FITS, SEVERAL)
     plan = Plan()
     if are_several:
-        plan = planned(session, waiting, told, here, gang_patience, usage)
-    told |= _told(here, plan.kept)
+        plan = planned(session, waiting, told, here, offer, gang_patience, usage)
+    told |= _told(here, offer, plan.kept)
     fits = _fits(here, plan.kept, usage)
     if is_one and fits is not _FITS:
         [is_one] = _are_there(session, told, waiting, fits)
@@ -171,7 +170,7 @@ def claim(
     worker_ids = (worker_id, *plan.partners)
     taken = _lock(session, worker_ids, free_devices)
     write_down(session, plan)
-    told |= _told(replace(here, free=len(taken[worker_id])), plan.kept)
+    told |= _told(Place(worker_id, len(taken[worker_id])), offer, plan.kept)
     fits = _fits(here, plan.kept, usage)
     if plan.gang is not None and all(
         len(devices) >= plan.gang.devices_per_node for devices in taken.values()
@@ -249,15 +248,15 @@ def _lock(
     return {each: sorted(indexes[each] - used[each]) for each in worker_ids}
 
 
-def _told(here: Place, kept: Reservation | None = None) -> Told:
+def _told(here: Place, offer: Offer, kept: Reservation | None = None) -> Told:
     """Return what the parts of a claim's statements are told of who asks, and of what is kept."""
     told = {
         "claim_asking": here.worker_id,
         "claim_free": here.free,
-        "claim_recipes": list(here.recipes),
-        "claim_precisions": list(here.precisions),
-        "claim_takes_commands": here.commands,
-        "claim_memory_gib": here.device_memory_bytes / GIB,
+        "claim_recipes": list(offer.recipes),
+        "claim_precisions": list(offer.precisions),
+        "claim_takes_commands": offer.commands,
+        "claim_memory_gib": offer.device_memory_bytes / GIB,
     }
     if kept is not None:
         first = kept.run

@@ -5,11 +5,10 @@ What a reservation is, and why one is enough: decision 17.
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     ColumnElement,
@@ -43,29 +42,38 @@ SEVERAL = Run.nodes * Run.devices_per_node > 1
 
 
 @dataclass(frozen=True)
-class Place:
-    """A worker that is up: what it takes, how many devices it has, and how many of them are free.
+class Offer:
+    """What a worker can train, once all of its devices are free.
 
     torch: its version, which the nodes of a run have in common.
     """
 
-    worker_id: int
     recipes: Collection[str]
     precisions: Collection[str]
     device_memory_bytes: float
     commands: bool
     torch: str | None
     devices: int
-    free: int
 
     def takes(self, run: Row[Any]) -> bool:
-        """Tell whether a run can train here, as far as its kind goes and once all is free."""
+        """Tell whether a run can train here, as far as its kind goes."""
         if self.devices < run.devices_per_node:
             return False
         if run.source == COMMAND:
             return self.commands
         is_offered = run.recipe in self.recipes and run.precision in self.precisions
         return is_offered and run.memory_gib <= self.device_memory_bytes / GIB
+
+
+class Place(NamedTuple):
+    """A worker that is up, and how many of its devices are free."""
+
+    worker_id: int
+    free: int
+
+
+#: Those that are up, by what they offer: most of many offer the same.
+Places: TypeAlias = Mapping[Offer, Sequence[Place]]
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ def _line(
     session: Session,
     waiting: tuple[ColumnElement[bool], ...],
     told: Mapping[str, Any],
-    places: list[Place],
+    places: Places,
     usage: Usage,
 ) -> Sequence[Row[Any]]:
     """List the first runs that want several devices at once, and that these workers might train.
@@ -122,12 +130,13 @@ def _line(
     However many there are for which there are no workers, they hide nobody.
     """
     up = {
-        "line_places": len(places),
+        "line_places": sum(map(len, places.values())),
         "line_most_devices": max(each.devices for each in places),
         "line_offered": sorted({name for each in places for name in each.recipes}),
         "line_most_gib": max(each.device_memory_bytes for each in places) / GIB,
     }
-    return session.execute(_line_query(waiting, usage.order), {**told, **up}).all()
+    query = _line_query(waiting, usage.order)
+    return session.connection().execute(query, {**told, **up}).all()
 
 
 @lru_cache(16)
@@ -153,47 +162,46 @@ _COLUMNS: tuple[ColumnElement[Any] | InstrumentedAttribute[Any], ...] = (
 _WANTED = select(*_COLUMNS).where(SEVERAL)
 
 
-def _places(session: Session, here: Place) -> list[Place]:
-    """List the workers that are up, the one that asks as it says itself.
+def _places(session: Session, here: Place, offer: Offer) -> Places:
+    """Return the workers that are up, the one that asks as it says itself.
 
     Those for one run alone are for no other.
     """
-    asking = select(Worker.only_run_id).where(Worker.id == here.worker_id).scalar_subquery()
-    is_alike = Worker.only_run_id.is_not_distinct_from(asking)
-    up = _PLACES.where(or_(TAKING, Worker.id == here.worker_id), is_alike).order_by(Worker.id)
-    places = [
-        Place(worker_id, _names(recipes), _names(precisions), *rest)
-        for worker_id, recipes, precisions, *rest in session.execute(up)
-    ]
-    return [
-        each
-        if each.worker_id != here.worker_id
-        else replace(here, torch=each.torch, devices=max(each.devices, here.devices))
-        for each in places
-    ]
+    groups: dict[tuple[Any, ...], list[Place]] = {}
+    places = {offer: [here]}
+    rows = session.connection().execute(_PLACES, {"place_asking": here.worker_id})
+    for worker_id, used, *offered in rows:
+        if worker_id == here.worker_id:
+            *_, torch, devices = offered
+            places = {replace(offer, torch=torch, devices=max(devices, offer.devices)): [here]}
+        else:
+            devices = offered[-1]
+            groups.setdefault(tuple(offered), []).append(Place(worker_id, devices - used))
+    for group, its in groups.items():  # equal ones may have their names in another order
+        places.setdefault(_offer(*group), []).extend(its)
+    return places
 
 
-@lru_cache  # most workers offer the same
-def _names(listed: str) -> frozenset[str]:
-    return frozenset(json.loads(listed))
+@lru_cache
+def _offer(recipes: str, precisions: str, *rest: Any) -> Offer:
+    return Offer(frozenset(json.loads(recipes)), frozenset(json.loads(precisions)), *rest)
 
 
 def _every_place() -> Select[Any]:
-    used = (
-        select(RunNode.worker_id, func.sum(func.json_array_length(RunNode.devices)).label("used"))
-        .where(IN_USE, RunNode.worker_id.is_not(None))
-        .group_by(RunNode.worker_id)
-        .subquery()
-    )
-    total = func.json_array_length(Worker.devices)
+    # Looked up of each: a join is planned in ways that cost the square of the workers.
+    used = func.sum(func.json_array_length(RunNode.devices))
+    in_use = select(used).where(IN_USE, RunNode.worker_id == Worker.id).scalar_subquery()
     columns = (
-        *(Worker.id, cast(Worker.recipe_names, Text), cast(Worker.precisions, Text)),
-        Worker.device_memory_bytes,
-        *(Worker.offers_commands, Worker.versions["torch"].as_string(), total),
-        total - func.coalesce(used.c.used, 0),
+        *(Worker.id, func.coalesce(in_use, 0)),
+        *(cast(Worker.recipe_names, Text), cast(Worker.precisions, Text)),
+        *(Worker.device_memory_bytes, Worker.offers_commands),
+        *(Worker.versions["torch"].as_string(), func.json_array_length(Worker.devices)),
     )
-    every = select(*columns).outerjoin(used, used.c.worker_id == Worker.id)
-    return every.where(Worker.placement.is_(None))
+    is_asking = Worker.id == bindparam("place_asking", type_=Integer)
+    its_run = select(Worker.only_run_id).where(is_asking).scalar_subquery()
+    is_alike = Worker.only_run_id.is_not_distinct_from(its_run)
+    up = select(*columns).where(Worker.placement.is_(None), or_(TAKING, is_asking), is_alike)
+    return up.order_by(Worker.id)
 
 
 _PLACES = _every_place()
@@ -204,15 +212,16 @@ def planned(
     waiting: tuple[ColumnElement[bool], ...],
     told: Mapping[str, Any],
     here: Place,
+    offer: Offer,
     patience: float,
     usage: Usage,
 ) -> Plan:
     """Find the first gang that this worker can be part of, and what is kept for one before it.
 
-    told: what the conditions of waiting are told.
+    told: what the conditions of waiting are told.  offer: of the worker that asks.
     Nothing is written: see write_down.
     """
-    places = _places(session, here)
+    places = _places(session, here, offer)
     line = _line(session, waiting, told, places, usage)
     teams: dict[tuple[Any, ...], list[list[Place]]] = {}
     lacking: dict[tuple[Any, ...], bool] = {}
@@ -234,7 +243,7 @@ def planned(
         if lacking[shape]:
             if plan.first is None:
                 plan = _wait(session, run, teams[shape], patience)
-            elif plan.kept is None:
+            elif plan.kept is None and run.reservation:
                 plan = replace(plan, kept=Reservation.of(run))
     return plan
 
@@ -262,25 +271,27 @@ def write_down(session: Session, plan: Plan) -> None:
     )
 
 
-def _teams(run: Row[Any], places: Iterable[Place]) -> list[list[Place]]:
+def _teams(run: Row[Any], places: Places) -> list[list[Place]]:
     """Return the workers that could train a run together: of each version of torch, if enough."""
-    able = [each for each in places if each.takes(run)]
-    if run.nodes == 1:
-        return [able] if able else []
-    able.sort(key=lambda each: each.torch or "")
-    teams = [list(team) for _torch, team in groupby(able, key=lambda each: each.torch)]
-    return [team for team in teams if len(team) >= run.nodes]
+    teams: dict[str, list[Place]] = {}
+    for offer in places:
+        if offer.takes(run):
+            torch = (offer.torch or "") if run.nodes > 1 else ""
+            teams.setdefault(torch, []).extend(places[offer])
+    return [team for _torch, team in sorted(teams.items()) if len(team) >= run.nodes]
 
 
 def _has_room(run: Row[Any], team: list[Place]) -> bool:
-    roomy = [each for each in team if each.free >= run.devices_per_node]
-    return len(roomy) >= int(run.nodes)
+    wanted = run.devices_per_node
+    return len([free for _id, free in team if free >= wanted]) >= int(run.nodes)
 
 
 def _partners(
     run: Row[Any], teams: list[list[Place]], here: Place, kept: Reservation | None
 ) -> tuple[int, ...] | None:
     """Return whom a worker would train a run with: those with the least room that do."""
+    if here.free < run.devices_per_node:
+        return None
     for team in teams:
         room = {each.worker_id: kept.left_over(each) if kept else each.free for each in team}
         roomy = [each for each, free in room.items() if free >= run.devices_per_node]

@@ -25,8 +25,8 @@ from halfstep.clock import clock
 from halfstep.spool import STEP_DTYPE, UNKNOWN_US, Steps
 
 RING_ROWS = 1024  # must exceed what is drained at once plus what may be in flight
-DRAIN_ROWS = 256
-DRAIN_SECONDS = 0.25
+DRAIN_ROWS = 512
+DRAIN_SECONDS = 0.3
 POLL_SECONDS = 0.001
 LONGEST_US = 2**31 - 1
 KNOWN = 5  # what the host knows of a step: step, clock, seconds, learning rate, µs of waiting
@@ -58,9 +58,11 @@ class Ring:
         self._columns, self._device = columns, device
         self._started_at, self._on_arrival = started_at, on_arrival
         self._drained_at = clock()
-        self._kept = np.zeros((RING_ROWS, KNOWN + scalars))  # what is known, and the values
-        self._memory = self._kept.data.cast("B")  # the same, to pack into
-        self._layout = struct.Struct(f"{KNOWN + scalars}d")
+        # What is known of a row, and its values.
+        kept = [("known", "<f8", (KNOWN,)), ("values", "<f4", (scalars,))]
+        self._layout = struct.Struct(f"<{KNOWN}d{scalars}f")
+        self._memory = bytearray(RING_ROWS * self._layout.size)
+        self._kept = np.frombuffer(self._memory, kept)  # the same, to read
         self.is_on_host = device.type == "cpu"
         self.values: Sequence[SupportsFloat] = (0.0,) * scalars  # of the open row
         self._pinned: Tensor | None = None
@@ -87,15 +89,22 @@ class Ring:
         """
         ended, now = time.perf_counter(), clock()
         waited_us = UNKNOWN_US if waited_seconds is None else waited_seconds * 1e6
-        at = self.number % RING_ROWS * self._layout.size
-        known = step, now, ended - started, rate, waited_us
-        self._layout.pack_into(self._memory, at, *known, *self.values)
+        self._keep((step, now, ended - started, rate, waited_us))
         self.number += 1
         if self._sent != self._read:
             self._receive(wait=self.number - self._read == RING_ROWS)
         if self.number - self._sent >= DRAIN_ROWS or now - self._drained_at >= DRAIN_SECONDS:
             self._send(now)
         return ended
+
+    def _keep(self, known: tuple[float, ...]) -> None:
+        at = self.number % RING_ROWS * self._layout.size
+        try:
+            self._layout.pack_into(self._memory, at, *known, *self.values)
+        except OverflowError:  # one is beyond fp32
+            with np.errstate(over="ignore"):
+                values = [np.float32(float(value)) for value in self.values]
+            self._layout.pack_into(self._memory, at, *known, *values)
 
     def drain(self, patience_seconds: float = math.inf) -> bool:
         """Wait for the device, so long at most; tell whether every closed row is handed over."""
@@ -115,14 +124,13 @@ class Ring:
 
     def _send(self, now: float) -> None:
         """Start to copy the rows not sent yet, unless the last copy is still under way."""
-        if self._pinned is None or self._arrived is None:  # also what a Ctrl-C broke off
-            self._drained_at = now
-            self._sent = self.number
-            self._hand_over()
-            return
-        if self._sent != self._read:
+        if self._pinned is not None and self._sent != self._read:
             return
         self._drained_at = now
+        if self._pinned is None or self._arrived is None:
+            self._sent = self.number  # also of what a Ctrl-C broke off
+            self._hand_over()
+            return
         # On the same stream as the steps: the rows are complete when the copy begins, and copied
         # before a later step can write over them.
         for rows in _slices(self._sent, self.number):
@@ -143,13 +151,9 @@ class Ring:
             return
         slices = _slices(self._read, self._sent)
         kept = _joined(self._kept, slices)
-        if self.is_on_host:
-            with np.errstate(over="ignore"):
-                arrived = kept[:, KNOWN:].astype(np.float32)
-        else:
-            arrived = _joined(self._arrivals, slices)
+        arrived = kept["values"] if self.is_on_host else _joined(self._arrivals, slices)
         first, self._read = self._read, self._sent
-        self._on_arrival(first, arrived, self._records(*kept[:, :KNOWN].T))
+        self._on_arrival(first, arrived, self._records(*kept["known"].T))
 
     def _records(self, *known: NDArray[np.float64]) -> Steps:
         step, now, seconds, rate, waited_us = known

@@ -186,6 +186,10 @@ class Rows:
         One that is not what the row then had was set by hand in between.
         """
         left = np.empty_like(before)
+        if not self._scaler_of:
+            left[0], left[1:] = self._last_scales.get(0, before[0]), after[:-1]
+            self._last_scales[0] = after[-1]
+            return left
         scalers = np.array([self._scaler_of.get(first + i, 0) for i in range(len(before))])
         for scaler in {0, *self._scaler_of.values()} & set(scalers.tolist()):
             own = np.flatnonzero(scalers == scaler)

@@ -208,7 +208,7 @@ class Watch:
             every=Intervals(*every),
             say=_say,
         )
-        return loop, Taps(loop, self._guard)
+        return loop, Taps(loop, self._protected)  # they say nothing once they are disarmed
 
     @property
     def folder(self) -> Path | None:

@@ -128,6 +128,21 @@ def test_a_gang_is_of_workers_that_can_train_it_together(
         assert claim(session, three) is not None
 
 
+def test_a_gang_is_of_workers_that_offer_different_things_too(
+    database: Database, ada: User
+) -> None:
+    """As long as each of them can train it, however many kinds of workers there are."""
+    one, two = add_workers(database, 1, 1)
+    (three,) = add_workers(database, 2, prefix="v", memory_bytes=2.0**40)
+    with database.writing() as session:
+        workers.offer(session, two.id, [{**DIGITS, "name": "other"}, DIGITS])
+        run = submit(session, ada, nodes=3)
+        assert claim(session, two) is not None
+        assert {worker for _node, worker, _devices in nodes(session, run)} == {
+            *(one.id, two.id, three.id)
+        }
+
+
 def add_workers_in(session: Session) -> list[Worker]:
     """Register one more that can, in the test's own transaction."""
     offer = {"devices": [CPU], "recipes": [DIGITS], "versions": {"torch": "2.13.0"}}

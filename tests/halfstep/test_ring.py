@@ -1,5 +1,6 @@
-"""A ring of rows whose host is interrupted."""
+"""A ring of rows whose host writes what is too large for one, or is interrupted."""
 
+import math
 from typing import Any
 
 import pytest
@@ -7,6 +8,21 @@ import torch
 
 from halfstep.clock import clock
 from halfstep.ring import Ring
+
+
+def test_a_number_beyond_fp32_arrives_as_the_device_would_have_it() -> None:
+    """Nothing is raised, and the other numbers of its row are what they were."""
+    found: list[list[float]] = []
+    ring = Ring(
+        3, 3, torch.device("cpu"), clock(), lambda _first, rows, _: found.extend(rows.tolist())
+    )
+    for values in ([0.5, 1e39, -1e39], [0.25, 2.0, math.nan]):
+        ring.values = values
+        ring.close(1, 0.0, 0.1)
+    assert ring.drain()
+    assert found[0] == [0.5, math.inf, -math.inf]
+    assert found[1][:2] == [0.25, 2.0]
+    assert math.isnan(found[1][2])
 
 
 def test_rows_whose_way_a_ctrl_c_broke_off_are_handed_over_later(

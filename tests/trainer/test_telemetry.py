@@ -70,6 +70,6 @@ def test_a_time_without_news_is_short(linear, monkeypatch):
         write(telemetry, step)
     assert [len(batch) for batch in received] == [DRAIN_ROWS]
     write(telemetry, DRAIN_ROWS)
-    now[0] = 0.3
+    now[0] = 0.4
     write(telemetry, DRAIN_ROWS + 1)
     assert [len(batch) for batch in received] == [DRAIN_ROWS, 2]
