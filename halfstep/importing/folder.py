@@ -11,7 +11,7 @@ import uuid
 from array import array
 from collections.abc import Callable
 from datetime import UTC, datetime
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,6 +94,7 @@ class _Writing:
         self._lines: dict[str, _Line] = {}
         self._shift = 0
         self._media: set[str] = set()  # paths of the files that were written
+        self._numbers: dict[str, int] = {}  # by a path, the last number that told two apart
         self.started = 0.0
 
     def numbers(self) -> range:
@@ -229,10 +230,11 @@ class _Writing:
 
     def _free(self, path: str, suffix: str) -> str:
         """Return a name that no other file of this step has."""
-        numbered = (f"{path}-{number}.{suffix}" for number in count(2))
-        return next(
-            each for each in chain([f"{path}.{suffix}"], numbered) if each not in self._media
-        )
+        free = whole = f"{path}.{suffix}"
+        while free in self._media:
+            self._numbers[whole] = number = self._numbers.get(whole, 1) + 1
+            free = f"{path}-{number}.{suffix}"
+        return free
 
     def _points(self, *, complains: bool = False) -> Any:
         """Yield what can be read. A damage ends this run's points, and is told once."""
