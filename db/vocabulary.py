@@ -2,12 +2,11 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.conditions import named_at_all
+from db.conditions import distinct, named_at_all
 from db.runs import KEPT
 from db.tables import LatestMetric, Run, RunSetting, User
 
@@ -41,7 +40,7 @@ def vocabulary(session: Session) -> Vocabulary:
         owners=list(session.scalars(owners)),
         projects=_some({row.project for row in rows}),
         settings=list(_settings(session)),
-        metrics=list(session.scalars(_distinct(LatestMetric.name))),
+        metrics=list(session.scalars(distinct(LatestMetric.name).limit(MOST_NAMES))),
     )
 
 
@@ -56,7 +55,7 @@ def _some(values: Collection[str]) -> list[str]:
 
 def _settings(session: Session) -> Iterator[str]:
     """Yield each setting by its name, and where several have it by their paths too."""
-    names = _distinct(RunSetting.name).subquery()
+    names = distinct(RunSetting.name).limit(MOST_NAMES).subquery()
     ends = [
         select(end(RunSetting.path)).where(RunSetting.name == names.c.value).scalar_subquery()
         for end in (func.min, func.max)
@@ -65,14 +64,3 @@ def _settings(session: Session) -> Iterator[str]:
         yield name
         if first != last:
             yield from (first, last)
-
-
-def _distinct(column: Any) -> Select[str]:
-    """Return the first values of an indexed column, each found by a look-up after the one before.
-
-    DISTINCT would read the index whole, on both databases.
-    """
-    found = select(func.min(column).label("value")).cte("found", recursive=True)
-    after = select(func.min(column)).where(column > found.c.value).scalar_subquery()
-    found = found.union_all(select(after).where(found.c.value.is_not(None)))
-    return select(found.c.value).where(found.c.value.is_not(None)).limit(MOST_NAMES)

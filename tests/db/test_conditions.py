@@ -6,7 +6,18 @@ import pytest
 from sqlalchemy import event, select
 
 from db import ingest, runs, telemetry, vocabulary
-from db.conditions import NUMBERS, ORDERS, TEXTS, Compared, EndedAs, Term, Text, Word, values_of
+from db.conditions import (
+    NUMBERS,
+    ORDERS,
+    TEXTS,
+    Compared,
+    EndedAs,
+    Term,
+    Text,
+    Word,
+    paths_of,
+    values_of,
+)
 from db.database import Database
 from db.tables import LatestMetric, Run, RunSetting, User
 from tests.db.conftest import config, submit
@@ -78,6 +89,10 @@ def test_names_are_listed_each_once(database: Database, ada: User) -> None:
     with database.reading() as session:
         known = vocabulary.vocabulary(session)
         assert values_of(session, [1, one.id], "lr") == {1: 0.0, one.id: 1.0}
+        paths = {"lr": ["other.lr", "training.lr"], "other.lr": ["other.lr"], "not": [], "a.lr": []}
+        assert {name: paths_of(session, name) for name in paths} == paths
+        sorted_by = {name: runs.newest(session, sort=name) for name in ("other.lr", "-lr", "-not")}
+        assert [sorted_by[name][0][0].id for name in sorted_by] == [one.id, one.id, one.id]
     assert known.settings == ["lr", "other.lr", "training.lr", "precision", "steps"]
     assert (known.tags, known.owners, known.recipes) == (["a", "b"], ["ada"], ["digits"])
 
