@@ -35,7 +35,7 @@ test: $(VENV)/.installed-test ## Run lint, types, import contracts and every tes
 TOGETHER = $(MAKE) --no-print-directory --jobs=2 --keep-going
 
 suite:
-	$(BIN)/pytest --numprocesses 4 --dist loadgroup
+	$(BIN)/pytest --numprocesses 3 --dist loadgroup
 
 scripts:
 	$(BIN)/node --import ./tests/app/static/names.js --test --test-reporter=dot 'tests/app/static/*.test.js'
