@@ -114,12 +114,12 @@ def idling(database: Database, count: int, seconds: float, *, by_word: bool) -> 
         statements[0] += 1
 
     with waiting(database, count, tally, by_word=by_word):
-        asked_before = statements[0]
         before = processor_seconds(database)
+        asked_before, started = statements[0], time.monotonic()
         time.sleep(seconds)
+        asked, took = statements[0] - asked_before, time.monotonic() - started
         used = processor_seconds(database) - before
-        asked = statements[0] - asked_before
-    return {"share": used / seconds, "queries": asked / count / seconds * 5}
+    return {"share": used / took, "queries": asked / count / took * 5}
 
 
 def starting(database: Database, *, by_word: bool) -> list[float]:

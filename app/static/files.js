@@ -67,7 +67,10 @@ export const createMenu = (menu, name, charts, arrangement, onArrange) => {
       ...rows, ...groups,
     )
   }
-  menu.addEventListener('toggle', () => { if (menu.open) fill() })
+  menu.addEventListener('toggle', () => {
+    if (menu.open) fill()
+    else box.replaceChildren() // what is seen before it is filled again would be gone under a key
+  })
 }
 
 /** The arrangement that this browser keeps for a recipe. @param {string} recipe */
