@@ -67,10 +67,8 @@ export const createMenu = (menu, name, charts, arrangement, onArrange) => {
       ...rows, ...groups,
     )
   }
-  menu.addEventListener('toggle', () => {
-    if (menu.open) fill()
-    else box.replaceChildren() // what is seen before it is filled again would be gone under a key
-  })
+  // Before it opens: what is replaced once it is seen would be gone under a key or a click.
+  menu.querySelector('summary').addEventListener('click', () => { if (!menu.open) fill() })
 }
 
 /** The arrangement that this browser keeps for a recipe. @param {string} recipe */
