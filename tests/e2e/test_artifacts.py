@@ -106,6 +106,7 @@ def test_a_script_that_watches_itself_is_followed_to_what_it_logged(
         stderr=subprocess.PIPE,
         text=True,
     )
+    page.goto("/runs")
     page.get_by_role("link", name="mine").click()
     status = page.locator(".facts .status")
     expect(status).to_have_text("running")

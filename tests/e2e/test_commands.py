@@ -14,6 +14,7 @@ def test_placeholders_become_fields_as_the_line_is_typed(database: Database, pag
     offer: dict[str, Any] = {"devices": [CPU], "recipes": [DIGITS], "versions": {}}
     with database.writing() as session:
         workers.register(session, name="w", host="h", pid=1, offers_commands=True, **offer)
+    page.goto("/runs")
     page.get_by_role("link", name="New run").first.click()
     page.get_by_role("link", name="Command").click()
     line, rows = page.get_by_label("Command line"), page.locator("[data-parameter]")

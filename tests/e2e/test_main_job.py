@@ -7,8 +7,10 @@ import pytest
 import torch
 from playwright.sync_api import Page, expect
 
+from db import accounts
+from db.database import Database
 from db.settings import Settings
-from db.tables import Status
+from db.tables import Status, User
 from halfstep.run_config import parse_config
 from tests.browser import DRAWN, open_tab
 from tests.site import GATED, Site, until
@@ -26,8 +28,16 @@ def settings(site: Site) -> Settings:
     return Settings(data=site.data, database_url=site.url)
 
 
-def test_submit_watch_and_download(site: Site, page: Page, tmp_path: Path) -> None:
-    """A newcomer submits digits in fp16, sees it train and skip, and downloads what loads."""
+def test_submit_watch_and_download(
+    site: Site, database: Database, ada: User, page: Page, tmp_path: Path
+) -> None:
+    """A newcomer signs in, submits digits, sees it train and skip, and downloads what loads."""
+    with database.writing() as session:
+        token = accounts.make_link_token(session, ada)
+    page.context.clear_cookies()
+    page.goto(f"/?token={token}")
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url("**/runs")
     with site.gated_worker(HALFSTEP_COLD="yes"):
         until(lambda: site.offers(GATED))
         page.get_by_role("link", name="New run").first.click()
