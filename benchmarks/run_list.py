@@ -80,7 +80,7 @@ def fill(database: Database) -> None:
             session.expunge_all()
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         if connection.dialect.name == "postgresql":  # as its autovacuum would within the minute
-            connection.execute(text("ANALYZE"))
+            connection.execute(text("VACUUM (ANALYZE)"))
 
 
 def _run(number: int, owners: list[int], whole: dict[str, Any], rng: np.random.Generator) -> Run:

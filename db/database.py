@@ -105,6 +105,9 @@ class Database:
         """Give a session that sees one snapshot and changes nothing."""
         with Session(self._reader, expire_on_commit=False) as session:
             yield session
+            # With a rollback psycopg would forget what its connection has prepared.
+            session.expunge_all()
+            session.commit()
 
     @contextmanager
     def writing(self) -> Iterator[Session]:

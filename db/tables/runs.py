@@ -3,7 +3,16 @@
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Text, false, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ForeignKey,
+    Index,
+    PrimaryKeyConstraint,
+    Text,
+    false,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
@@ -33,6 +42,8 @@ ENDED = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
 RECIPE, COMMAND, WATCH = "recipe", "command", "watch"
 #: Of a run, that it is deleted and not erased yet, word for word as its index has it.
 IN_BIN = text("deleted_at IS NOT NULL AND erased_at IS NULL")
+#: Of a run, that it is not deleted.
+NOT_IN_BIN = text("deleted_at IS NULL")
 #: What lists of runs are filtered and sorted by, settings and metrics apart.
 LISTED = (
     *("name", "recipe", "precision", "tags", "owner_id", "project"),
@@ -87,6 +98,8 @@ class Run(Table):
         # So that SQLite reads none of the long rows for a list; PostgreSQL cannot index long texts.
         Index(*("ix_runs_listed", *LISTED)).ddl_if(dialect="sqlite"),
         Index("ix_runs_ended_at", "ended_at"),
+        # So that PostgreSQL counts them without a look at their long rows.
+        Index("ix_runs_kept", "id", postgresql_where=NOT_IN_BIN).ddl_if(dialect="postgresql"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -172,11 +185,15 @@ class RunSetting(Table):
     """
 
     __tablename__ = "run_settings"
-    __table_args__ = ({"sqlite_with_rowid": False},)
+    # A setting of all runs is read in one go on both: SQLite keeps the rows in this order.
+    __table_args__ = (
+        PrimaryKeyConstraint("name", "path", "run_id", postgresql_include=["number", "text"]),
+        {"sqlite_with_rowid": False},
+    )
 
-    name: Mapped[str] = mapped_column(primary_key=True)
-    path: Mapped[str] = mapped_column(primary_key=True)
-    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True, index=True)
+    name: Mapped[str]
+    path: Mapped[str]
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), index=True)
     number: Mapped[float | None]
     text: Mapped[str | None]
 
