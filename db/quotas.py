@@ -52,8 +52,8 @@ class Usage:
     @classmethod
     def read(cls, session: Session, *, of_workers: bool = False) -> "Usage":
         """Read it: one query, of the projects with their nodes in training."""
-        with rights.unlimited(session):
-            rows = session.execute(_usage(of_workers)).all()
+        # A connection hides nothing from a visitor, of whom nothing but numbers is told.
+        rows = session.connection().execute(_usage(of_workers)).all()
         usage = cls(Counter(), Counter(), Counter(), {}, {row.name: row.share for row in rows})
         for row in rows:
             if row.devices is not None:
