@@ -151,7 +151,7 @@ def claim(
     )
     told = _told(here, offer) | {"claim_only": only}
     waits = (*_WAITS, *unheld(runs_per_user), *([] if only is None else [_IS_THAT_ONE]))
-    usage = Usage.read(session)
+    usage = Usage.read(session, in_any_case=devices_per_user > 0)
     waiting = (*waits, *usage.allows(devices_per_user))
     is_one, are_several = _are_there(session, told, waiting, _FITS, SEVERAL)
     plan = Plan()
@@ -167,7 +167,7 @@ def claim(
     per_user = bool(runs_per_user or devices_per_user)
     if per_user or usage.limits:
         quotas.take_turns(session, per_user=per_user)
-        usage = Usage.read(session)
+        usage = Usage.read(session, in_any_case=devices_per_user > 0)
         waiting = (*waits, *usage.allows(devices_per_user))
     worker_ids = (worker_id, *plan.partners)
     taken = _lock(session, worker_ids, free_devices)
