@@ -107,6 +107,7 @@ _LOCKED = (
     .order_by(Worker.id)
     .with_for_update(key_share=True)
 )
+_TAKE_PART, _NOTE = insert(RunNode), insert(RunStatus).inline()
 
 
 def claim(
@@ -135,6 +136,7 @@ def claim(
     commands: whether the worker takes them too.
     only: a run beside which none is looked at.
     """
+    session.flush()  # a connection, over which all but the run is read and written, does not
     free = len(set(free_devices) - in_use(session, [worker_id])[worker_id])
     if not free:
         return None
@@ -149,7 +151,7 @@ def claim(
     )
     told = _told(here, offer) | {"claim_only": only}
     waits = (*_WAITS, *unheld(runs_per_user), *([] if only is None else [_IS_THAT_ONE]))
-    usage = Usage.read(session)
+    usage = Usage.read(session, in_any_case=devices_per_user > 0)
     waiting = (*waits, *usage.allows(devices_per_user))
     is_one, are_several = _are_there(session, told, waiting, _FITS, SEVERAL)
     plan = Plan()
@@ -165,7 +167,7 @@ def claim(
     per_user = bool(runs_per_user or devices_per_user)
     if per_user or usage.limits:
         quotas.take_turns(session, per_user=per_user)
-        usage = Usage.read(session)
+        usage = Usage.read(session, in_any_case=devices_per_user > 0)
         waiting = (*waits, *usage.allows(devices_per_user))
     worker_ids = (worker_id, *plan.partners)
     taken = _lock(session, worker_ids, free_devices)
@@ -175,7 +177,8 @@ def claim(
     if plan.gang is not None and all(
         len(devices) >= plan.gang.devices_per_node for devices in taken.values()
     ):
-        fits |= Run.id == plan.gang.id
+        told["claim_gang"] = plan.gang.id
+        fits = _or_gang(fits)
     found = session.execute(_taking_query((*waiting, fits), usage.order), told).one_or_none()
     if found is None:
         return None
@@ -193,9 +196,10 @@ def claim(
         }
         for number, each in enumerate(worker_ids[: run.nodes])
     ]
-    session.execute(insert(RunNode), nodes)
+    connection = session.connection()
+    connection.execute(_TAKE_PART, nodes)
     by = "a worker" if run.nodes == 1 else f"{run.nodes} workers"
-    session.execute(insert(RunStatus), {**its, "status": run.status, "reason": f"claimed by {by}"})
+    connection.execute(_NOTE, {**its, "status": run.status, "reason": f"claimed by {by}"})
     notifications.tell(session, *worker_ids[1 : run.nodes])
     return run
 
@@ -204,7 +208,7 @@ def _are_there(
     session: Session, told: Told, waiting: Conditions, *kinds: ColumnElement[bool]
 ) -> Sequence[bool]:
     """Tell of each of these kinds whether a run of it waits, in one statement."""
-    return session.execute(_are_there_query(waiting, kinds), told).one()
+    return session.connection().execute(_are_there_query(waiting, kinds), told).one()
 
 
 @lru_cache(MOST_KEPT)
@@ -215,7 +219,8 @@ def _are_there_query(waiting: Conditions, kinds: Conditions) -> Select[*tuple[bo
 def in_use(session: Session, worker_ids: Collection[int]) -> dict[int, set[int]]:
     """Return which devices of each of these workers have a node that has not ended."""
     used: dict[int, set[int]] = {worker_id: set() for worker_id in worker_ids}
-    for worker_id, devices in session.execute(_NODES, {"worker_ids": list(worker_ids)}):
+    nodes = session.connection().execute(_NODES, {"worker_ids": list(worker_ids)})
+    for worker_id, devices in nodes.all():
         used[worker_id or 0].update(devices)
     return used
 
@@ -239,8 +244,8 @@ def _lock(
     free_devices: those that the first of them, which asks, knows nothing on.
     """
     indexes: dict[int, set[int]] = {each: set() for each in worker_ids}
-    rows = session.execute(_LOCKED, {"worker_ids": list(worker_ids)})
-    for worker_id, devices, is_taking in rows:
+    rows = session.connection().execute(_LOCKED, {"worker_ids": list(worker_ids)})
+    for worker_id, devices, is_taking in rows.all():
         if is_taking:
             indexes[worker_id] = {int(device["index"]) for device in devices}
     indexes[worker_ids[0]] = set(free_devices)
@@ -278,6 +283,11 @@ def _fits(here: Place, kept: Reservation | None, usage: Usage) -> ColumnElement[
         return _FITS_BESIDE
     place = tuple_(usage.loads, Run.position, Run.id)
     return _FITS & _passes(place <= tuple_(usage.load(kept.run.project), *_KEPT_PLACE))
+
+
+@lru_cache(MOST_KEPT)
+def _or_gang(fits: ColumnElement[bool]) -> ColumnElement[bool]:
+    return fits | (Run.id == bindparam("claim_gang", type_=Integer))
 
 
 @lru_cache(MOST_KEPT)

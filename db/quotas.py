@@ -13,7 +13,18 @@ from itertools import groupby
 from types import EllipsisType
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, func, null, or_, select
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Select,
+    bindparam,
+    case,
+    exists,
+    func,
+    null,
+    or_,
+    select,
+)
 from sqlalchemy.orm import Session
 
 from db import rights
@@ -50,10 +61,16 @@ class Usage:
     shares: dict[str, float]
 
     @classmethod
-    def read(cls, session: Session, *, of_workers: bool = False) -> "Usage":
-        """Read it: one query, of the projects with their nodes in training."""
-        with rights.unlimited(session):
-            rows = session.execute(_usage(of_workers)).all()
+    def read(
+        cls, session: Session, *, of_workers: bool = False, in_any_case: bool = True
+    ) -> "Usage":
+        """Read it: one query, of the projects with their nodes in training.
+
+        in_any_case: False leaves out what is in use where no project's limit or share asks.
+        """
+        # A connection hides nothing from a visitor, of whom nothing but numbers is told.
+        told = {"usage_in_any_case": in_any_case}
+        rows = session.connection().execute(_usage(of_workers), told).all()
         usage = cls(Counter(), Counter(), Counter(), {}, {row.name: row.share for row in rows})
         for row in rows:
             if row.devices is not None:
@@ -141,6 +158,13 @@ def _usage(of_workers: bool) -> Select[Any]:
     devices = func.sum(func.json_array_length(RunNode.devices)).label("used")
     nodes = select(*kind, devices).join(Run, Run.id == RunNode.run_id)
     nodes = nodes.where(RunNode.ended_at.is_(None), RunNode.worker_id.is_not(None))
+    nodes = nodes.where(
+        or_(
+            bindparam("usage_in_any_case", type_=Boolean),
+            select(func.count() > 1).select_from(Project).scalar_subquery(),
+            exists().where(Project.devices.is_not(None)),
+        )
+    )
     each = nodes.group_by(*(kind if of_workers else kind[:2])).subquery()
     columns = (Project.name, Project.devices, Project.share)
     known = select(*columns, each.c.owner_id, each.c.worker_id, each.c.used)

@@ -167,18 +167,18 @@ def _places(session: Session, here: Place, offer: Offer) -> Places:
 
     Those for one run alone are for no other.
     """
-    groups: dict[tuple[Any, ...], list[Place]] = {}
+    connection = session.connection()
+    used: dict[int, int] = dict(connection.execute(_USED).all())
     places = {offer: [here]}
-    rows = session.connection().execute(_PLACES, {"place_asking": here.worker_id})
-    for worker_id, used, *offered in rows:
-        if worker_id == here.worker_id:
-            *_, torch, devices = offered
-            places = {replace(offer, torch=torch, devices=max(devices, offer.devices)): [here]}
+    # Who asks comes first; equal offers may have their names in another order.
+    for is_asking, ids, *offered in connection.execute(_PLACES, {"place_asking": here.worker_id}):
+        devices = offered[-1]
+        if is_asking:
+            mine = replace(offer, torch=offered[-2], devices=max(devices, offer.devices))
+            places = {mine: [here]}
         else:
-            devices = offered[-1]
-            groups.setdefault(tuple(offered), []).append(Place(worker_id, devices - used))
-    for group, its in groups.items():  # equal ones may have their names in another order
-        places.setdefault(_offer(*group), []).extend(its)
+            its = [Place(each, devices - used.get(each, 0)) for each in map(int, ids.split(","))]
+            places.setdefault(_offer(*offered), []).extend(its)
     return places
 
 
@@ -188,22 +188,29 @@ def _offer(recipes: str, precisions: str, *rest: Any) -> Offer:
 
 
 def _every_place() -> Select[Any]:
-    # Looked up of each: a join is planned in ways that cost the square of the workers.
-    used = func.sum(func.json_array_length(RunNode.devices))
-    in_use = select(used).where(IN_USE, RunNode.worker_id == Worker.id).scalar_subquery()
-    columns = (
-        *(Worker.id, func.coalesce(in_use, 0)),
+    is_asking = Worker.id == bindparam("place_asking", type_=Integer)
+    offered = (
         *(cast(Worker.recipe_names, Text), cast(Worker.precisions, Text)),
         *(Worker.device_memory_bytes, Worker.offers_commands),
-        *(Worker.versions["torch"].as_string(), func.json_array_length(Worker.devices)),
+        Worker.versions["torch"].as_string().label("torch"),
+        func.json_array_length(Worker.devices).label("devices"),
     )
-    is_asking = Worker.id == bindparam("place_asking", type_=Integer)
     its_run = select(Worker.only_run_id).where(is_asking).scalar_subquery()
     is_alike = Worker.only_run_id.is_not_distinct_from(its_run)
-    up = select(*columns).where(Worker.placement.is_(None), or_(TAKING, is_asking), is_alike)
-    return up.order_by(Worker.id)
+    up = select(Worker.id, is_asking.label("is_asking"), *offered)
+    up = up.where(Worker.placement.is_(None), or_(TAKING, is_asking), is_alike)
+    worker_id, *kind = up.subquery().c
+    ids = func.aggregate_strings(cast(worker_id, Text), ",")
+    query = select(kind[0], ids, *kind[1:]).group_by(*kind)
+    return query.order_by(kind[0].desc())
 
 
+#: Not looked up by the statement of the workers, which costs the square of them.
+_USED = (
+    select(RunNode.worker_id, func.sum(func.json_array_length(RunNode.devices)))
+    .where(IN_USE, RunNode.worker_id.is_not(None))
+    .group_by(RunNode.worker_id)
+)
 _PLACES = _every_place()
 
 
@@ -263,11 +270,8 @@ def write_down(session: Session, plan: Plan) -> None:
         Run.reservation["since"].as_float().is_not_distinct_from(since),
     )
     row = row.with_for_update(skip_locked=True)
-    session.execute(
-        update(Run)
-        .where(Run.id == row.scalar_subquery())
-        .values(**plan.news)
-        .execution_options(synchronize_session=False)
+    session.connection().execute(
+        update(Run).where(Run.id == row.scalar_subquery()).values(**plan.news)
     )
 
 
