@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from app import deeds
-from app.context import SAFE_METHODS, Db, Posted, TheDatabase
+from app.context import SAFE_METHODS, Db, Posted
 from app.in_flight import InFlight, flight_of
 from app.rights import admit, kind_of
 from db import accounts, rights
@@ -98,7 +98,6 @@ class Visitor:
 def _signed_in(
     request: Request,
     session: Db,
-    database: TheDatabase,
     posted: Posted,
     detail: deeds.Detail,
     background: BackgroundTasks,
@@ -109,7 +108,7 @@ def _signed_in(
         if not known.is_noted and request.method not in SAFE_METHODS:
             accounts.note_use(session, token)
         elif not known.is_noted:
-            _note_later(request, database, token, background)
+            _note_later(request, token, background)
         visitor = _admitted(request, session, token, known)
         return _noted(request, session, visitor, detail, known.name)
     visitor = _by_cookie(request, session, str(posted.get("csrf_token", "")))
@@ -182,7 +181,7 @@ async def _sender(request: Request, background: BackgroundTasks) -> User:
         raise NotForSending
     request.state.known, request.state.token = known, known.name
     if not known.is_noted:
-        _note_later(request, database, token, background)
+        _note_later(request, token, background)
     return known.user
 
 
@@ -226,7 +225,7 @@ async def _uploader(request: Request, background: BackgroundTasks) -> User:
     async with request.app.state.turns:
         user, is_noted = await run_in_threadpool(_whose_upload, request, database, token)
     if token is not None and not is_noted:
-        _note_later(request, database, token, background)
+        _note_later(request, token, background)
     return user
 
 
@@ -266,9 +265,8 @@ def who_asked(request: Request) -> Visitor | None:
         return None
 
 
-def _note_later(
-    request: Request, database: Database, token: str, background: BackgroundTasks
-) -> None:
+def _note_later(request: Request, token: str, background: BackgroundTasks) -> None:
+    database: Database = request.app.state.database
     noting: set[str] = request.app.state.noting
     if token not in noting:
         noting.add(token)

@@ -1,9 +1,11 @@
 """What a request works with: its one transaction, the settings, the live streams."""
 
 from asyncio import get_running_loop
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Annotated, TypeVar
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import Annotated, Any, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
@@ -86,11 +88,31 @@ async def _live(request: Request) -> Live:
     return live
 
 
-def _session(request: Request, database: TheDatabase, settings: TheSettings) -> Iterator[Session]:
+async def _session(request: Request, _turn: Turn) -> AsyncIterator[Session]:
+    database: Database = request.app.state.database
+    settings: Settings = request.app.state.settings
     safe = request.method in SAFE_METHODS
-    with database.reading() if safe else database.writing() as session:
+    opened = database.reading() if safe else database.writing()
+    # It connects by its first query, so that nothing waits before its end.
+    async with _ended_in_thread(opened) as session:
         quotas.allow(session, queued_per_user=settings.queued_per_user)
         yield session
+
+
+@asynccontextmanager
+async def _ended_in_thread(opened: AbstractContextManager[Session]) -> AsyncIterator[Session]:
+    async def end(*error: Any) -> bool | None:
+        # Whatever the limit of threads: who waits for one may wait for this connection.
+        return await to_thread.run_sync(opened.__exit__, *error, limiter=CapacityLimiter(1))
+
+    session = opened.__enter__()
+    try:
+        yield session
+    except BaseException as error:
+        if not await end(type(error), error, error.__traceback__):
+            raise
+    else:
+        await end(None, None, None)
 
 
 async def _posted(request: Request) -> FormData:

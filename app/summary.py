@@ -1,6 +1,7 @@
 """A run in one glance, the same for pages, API and live streams."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PlainSerializer
@@ -180,7 +181,7 @@ def told_of_all(
     progress, moment = runs.progress(session, some_runs)  # by the clock that wrote their starts
     return [
         {
-            **{name: getattr(run, name) for name in _COLUMNS},
+            **dict(zip(_COLUMNS, _columns_of(run), strict=True)),
             "owner": owner,
             "tags": labels.tags_of(run),
             "own_steps": run.own_steps,
@@ -198,7 +199,8 @@ def told_of_all(
     ]
 
 
-_COLUMNS = RunSummary.model_fields.keys() & (set(Run.__table__.columns.keys()) - {"tags"})
+_COLUMNS = [*RunSummary.model_fields.keys() & (set(Run.__table__.columns.keys()) - {"tags"})]
+_columns_of = attrgetter(*_COLUMNS)
 
 
 def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, Any]:
@@ -223,7 +225,8 @@ def _throughput(run: Run) -> dict[str, float | None]:
 def _verdict(found: verdicts.Verdict | None) -> RunVerdict | None:
     if found is None:
         return None
-    figures = {name: json_number(value) for name, value in vars(found.figures).items()}
+    figures = found.figures._asdict()
+    figures["scale"] = json_number(figures["scale"])
     return RunVerdict(word=found.word, reason=found.reason, figures=figures)
 
 

@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, bindparam, func, or_, select
+from sqlalchemy.orm import Session, load_only
 
 from db.pyramid import SIZES, STEP_SERIES
+from db.runs import KEPT
 from db.tables import MetricBucket, Run, StepBucket
 from db.windows import extremes
 
@@ -40,6 +42,18 @@ def metric_names(session: Session, run_ids: Collection[int], *, most: int) -> li
     query = select(table.name).where(table.run_id.in_(run_ids), table.size == SIZES[-1])
     query = query.group_by(table.name).order_by(shared.desc(), table.name).limit(most)
     return sorted(session.scalars(query))
+
+
+def drawn(session: Session, run_ids: Collection[int]) -> list[Run]:
+    """Return runs with no more of them than charts need; ids that there are not are left out."""
+    return list(session.scalars(_drawn(), {"run_ids": list(run_ids)}))
+
+
+@cache
+def _drawn() -> Select[Any]:
+    needed = load_only(Run.parent_id, Run.parent_step, Run.workload, raiseload=True)
+    some = Run.id.in_(bindparam("run_ids", expanding=True))
+    return select(Run).options(needed).where(some, KEPT)
 
 
 def lowest_losses(session: Session, run_ids: Collection[int]) -> dict[int, float]:

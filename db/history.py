@@ -62,7 +62,7 @@ def _flagged(flag: str, *columns: Any) -> Select[Any]:
 
 def resumptions(session: Session, run_id: int) -> dict[int, int]:
     """Return the last step before each attempt's own, of those that resumed a run."""
-    rows = session.execute(_resumptions_query(), {"run_id": run_id})
+    rows = session.connection().execute(_resumptions_query(), {"run_id": run_id})
     return {attempt: step for attempt, step in rows if step is not None}
 
 
@@ -78,7 +78,7 @@ def cursor_now(session: Session, run: Run, *, waiting: int = 0) -> Cursor:
 
     waiting: the mark of what it waits for.
     """
-    newest = session.execute(_newest_query(), {"run_id": run.id}).one()
+    newest = session.connection().execute(_newest_query(), {"run_id": run.id}).one()
     # An attempt that has made no step yet may still take steps back.
     has_begun = run.resumed_step is not None
     return Cursor(

@@ -6,7 +6,7 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -161,7 +161,7 @@ def read_points(connection: Connection, source: Source, ranges: list[StepRange])
         some = ranges[first : first + MOST_RANGES]
         query = _points_query(source.points, source.series, tuple(source.key), len(some))
         rows += _fetch(connection, query, source.key | _bounds(some))
-    return _points(sorted(rows, key=itemgetter(0)), source)
+    return _points(list(zip(*sorted(rows, key=itemgetter(0)), strict=True)), source)
 
 
 def read_points_of_runs(
@@ -172,15 +172,19 @@ def read_points_of_runs(
     first = next(iter(sources))
     query = _points_of_runs_query(first.points, first.series, tuple(first.key))
     rows = _fetch(connection, query, first.key | {"run_ids": list(by_run)} | _bounds([span]))
-    for run_id, points in groupby(rows, itemgetter(0)):
-        yield by_run[run_id], _points([row[1:] for row in points], by_run[run_id])
+    if not rows:
+        return
+    run_ids, *columns = zip(*rows, strict=True)
+    points = _points(columns, first)
+    for start, end in pairwise([0, *np.flatnonzero(np.diff(run_ids)) + 1, len(rows)]):
+        yield by_run[run_ids[start]], points[start:end]
 
 
-def _points(rows: list[tuple[Any, ...]], source: Source) -> Points:
-    """Put rows in order of step together, column by column. NULL becomes NaN."""
-    columns = list(zip(*rows, strict=True)) or [()] * (3 + len(source.series))
+def _points(columns: list[tuple[Any, ...]], source: Source) -> Points:
+    """Make points of columns in order of step. NULL becomes NaN."""
+    columns = columns or [()] * (3 + len(source.series))
     step, elapsed_ms, flags = (np.array(column, np.int64) for column in columns[:3])
-    values = np.array(columns[3:], float).reshape(len(source.series), len(rows))
+    values = np.array(columns[3:], float).reshape(len(source.series), len(step))
     return Points(step, elapsed_ms, flags, values.T)
 
 

@@ -15,7 +15,8 @@ MOST = 200
 
 def spikes(session: Session, run_id: int, *, most: int = MOST) -> list[dict[str, Any]]:
     """Return the latest spikes, in order of step: step, loss, z; rewound_to, where it went back."""
-    rows = session.execute(_latest_query(), {"run_id": run_id, "most": most}).all()
+    given = {"run_id": run_id, "most": most}
+    rows = session.connection().execute(_latest_query(), given).all()
     return [{"rewound_to": None, **content, "step": step} for step, content in reversed(rows)]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, exists, func, or_, select
+from sqlalchemy import and_, bindparam, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from db import latest_metrics, runs, steering
@@ -91,7 +91,10 @@ def status(sweep: Sweep, tally: Tally) -> str:
 
 def of_run(session: Session, run_id: int) -> Trial | None:
     """Return the trial that a run is, if it is one."""
-    return session.scalar(select(Trial).where(Trial.run_id == run_id))
+    return session.scalar(_OF_RUN, {"run_id": run_id})
+
+
+_OF_RUN = select(Trial).where(Trial.run_id == bindparam("run_id"))
 
 
 def params(session: Session, sweep_id: int) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Whether the loss scaling of a run is well: one word, and the figures that led to it."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -26,8 +25,7 @@ COLLAPSE_RATE, OSCILLATION_RATE = 50, 2
 EXPECTED, BEARABLE_RATE = 1.5, 5
 
 
-@dataclass(frozen=True)
-class Figures:
+class Figures(NamedTuple):
     """What a verdict goes by.
 
     attempts: all own steps of the run.  settled: steps among the last 100 since the search for the
@@ -51,8 +49,7 @@ class Figures:
     seconds_since_skip: float | None
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """word: calibrating, healthy, oscillating, collapsing or dead; reason: why, in a sentence."""
 
     word: str

@@ -7,7 +7,7 @@ their edges multiples of them, so they never move while the run grows.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import groupby, pairwise
 from typing import Any, Self
 
@@ -351,15 +351,19 @@ class _Raw:
     def total(self) -> int:
         return len(self.points)
 
+    @cached_property
+    def x(self) -> list[int]:
+        steps: list[int] = self.points.step.tolist()
+        return steps
+
     def lines(self) -> Iterator[tuple[str, Line]]:
         """Yield each series as a line."""
-        x = self.points.step.tolist()
         for series, values in zip(self.source.series, self.points.values.T, strict=True):
             y, is_finite = values.tolist(), np.isfinite(values)
             if is_finite.all():
-                yield series.name, Line(x, y, Ticks())
+                yield series.name, Line(self.x, y, Ticks())
             else:
-                yield series.name, Line(x, list(map(json_number, y)), self._ticks(~is_finite))
+                yield series.name, Line(self.x, list(map(json_number, y)), self._ticks(~is_finite))
 
     def skips(self) -> Ticks:
         return self._ticks((self.points.flags & SKIPPED) > 0)
@@ -369,8 +373,7 @@ class _Raw:
         return Ticks(steps, [1] * len(steps), len(steps))
 
     def elapsed_ms(self) -> Line:
-        y = self.points.elapsed_ms.astype(float).tolist()
-        return Line(self.points.step.tolist(), y, Ticks())
+        return Line(self.x, self.points.elapsed_ms.astype(float).tolist(), Ticks())
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app import comparison
+from app.api.answers import written
 from app.api.series import LEAST_POINTS, MOST_POINTS, SERIES, SeriesWindow, windows_of
 from app.auth import SignedIn
 from app.context import Db, TheSettings
@@ -118,7 +119,7 @@ def get_comparison(
     return RunComparison(**_told(comparison.of_runs(session, ids, settings)))
 
 
-@router.get("/comparison/series")
+@router.get("/comparison/series", response_model=SeriesOfRuns)
 def get_series_of_runs(
     runs: Runs,
     session: Db,
@@ -130,10 +131,10 @@ def get_series_of_runs(
     first: Step = 1,
     last: Step | None = None,
     points: Annotated[int, Query(ge=LEAST_POINTS, le=MOST_POINTS)] = 1000,
-) -> SeriesOfRuns:
+) -> Response:
     """Return some series of several runs, from step first to step last."""
     ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
-    return series_of(session, ids, series, first, last, points)
+    return written(series_of(session, ids, series, first, last, points))
 
 
 def series_of(
@@ -143,7 +144,7 @@ def series_of(
     if len(names) > MOST_SERIES:
         text = f"it names {len(names):,} series; allowed: {MOST_SERIES} at most"
         raise Invalid({"series": text})
-    found = {run.id: run for run, _owner in runs.with_owners(session, ids)}
+    found = {run.id: run for run in comparisons.drawn(session, ids)}
     counted = comparisons.examples(session, list(found.values()))
     drawn = windows_of(session, found.values(), first, last, points, names)
     series = {

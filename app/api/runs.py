@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Header, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app import columns, configuration, continuing, deeds, filters, uploads
+from app.api.answers import written
 from app.auth import SignedIn
 from app.command_lines import Command, as_submitted
 from app.configuration import Setting
@@ -126,7 +127,7 @@ class Asked(BaseModel):
     id: int
 
 
-@router.get("")
+@router.get("", response_model=RunList)
 def list_runs(
     session: Db,
     settings: TheSettings,
@@ -149,7 +150,7 @@ def list_runs(
     ] = "",
     before: Annotated[RunId | None, Query(description="Only runs that come after this id")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-) -> RunList:
+) -> Response:
     """List runs, newest first if not told otherwise; those without a loss come last by it."""
     terms = filters.read(filter, me=visitor.user.name)
     rows, total = runs.newest_and_count(
@@ -157,7 +158,7 @@ def list_runs(
     )
     asked = [each for each in columns.chosen(values) if each.is_own] if values else []
     found = columns.values(session, [run.id for run, _owner in rows], asked)
-    return RunList(
+    listed = RunList(
         runs=[
             ListedRun(**told, values=found[told["id"]])
             for told in told_of_all(session, rows, settings)
@@ -166,6 +167,7 @@ def list_runs(
         next=rows[-1][0].id if len(rows) == limit else None,
         notes=filters.notes(session, terms, sort),
     )
+    return written(listed)
 
 
 def _lost(submission: Submission, settings: TheSettings) -> dict[str, str]:
@@ -194,9 +196,13 @@ def submit_run(
     return summarise(session, run, visitor.user.name, settings)
 
 
-@router.get("/{run_id}")
-def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedIn) -> RunDetail:
+@router.get("/{run_id}", response_model=RunDetail)
+def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedIn) -> Response:
     """Look at one run."""
+    return written(_detail(session, run_id, settings))
+
+
+def _detail(session: Db, run_id: RunId, settings: TheSettings) -> RunDetail:
     run, owner = runs.get_with_owner(session, run_id)
     summary = summarise(session, run, owner, settings)
     statuses = [
@@ -226,7 +232,7 @@ def edit_run(
         raise Invalid(errors)
     seen = wanted.seen.model_dump(exclude_none=True) if wanted.seen else None
     labels.edit(session, run_id, visitor.user, changes, seen)
-    return get_run(run_id, session, settings, visitor)
+    return _detail(session, run_id, settings)
 
 
 @router.put("/{run_id}/project")

@@ -3,10 +3,11 @@
 from collections.abc import Collection
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
+from app.api.answers import written
 from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db
@@ -130,7 +131,7 @@ class FlaggedSteps(BaseModel):
     loss: list[float | str | None]
 
 
-@router.get("/series")
+@router.get("/series", response_model=SeriesPage)
 def get_series(
     run_id: RunId,
     session: Db,
@@ -138,9 +139,9 @@ def get_series(
     first: Step = 1,
     last: Step | None = None,
     points: Annotated[int, Query(ge=LEAST_POINTS, le=MOST_POINTS)] = MOST_POINTS,
-) -> SeriesPage:
+) -> Response:
     """Return the series from step first to step last."""
-    return page_of_series(session, run_id, first, last, points)
+    return written(page_of_series(session, run_id, first, last, points))
 
 
 def page_of_series(
