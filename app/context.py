@@ -1,11 +1,12 @@
 """What a request works with: its one transaction, the settings, the live streams."""
 
+import sys
 from asyncio import get_running_loop
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Annotated, Any, TypeVar
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CancelScope, CapacityLimiter, to_thread
 from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
@@ -101,18 +102,18 @@ async def _session(request: Request, _turn: Turn) -> AsyncIterator[Session]:
 
 @asynccontextmanager
 async def _ended_in_thread(opened: AbstractContextManager[Session]) -> AsyncIterator[Session]:
-    async def end(*error: Any) -> bool | None:
-        # Whatever the limit of threads: who waits for one may wait for this connection.
-        return await to_thread.run_sync(opened.__exit__, *error, limiter=CapacityLimiter(1))
-
     session = opened.__enter__()
+    error: tuple[Any, Any, Any] = (None, None, None)
     try:
         yield session
-    except BaseException as error:
-        if not await end(type(error), error, error.__traceback__):
-            raise
-    else:
-        await end(None, None, None)
+    except BaseException:
+        error = sys.exc_info()
+        raise
+    finally:
+        # Also of a request that is given up; and whatever the limit of threads, since who waits
+        # for one may wait for this connection.
+        with CancelScope(shield=True):
+            await to_thread.run_sync(opened.__exit__, *error, limiter=CapacityLimiter(1))
 
 
 async def _posted(request: Request) -> FormData:
