@@ -155,7 +155,9 @@ class Created:
 
     def sql(self) -> ColumnElement[bool]:
         """Return the condition."""
-        moment = now() - self.seconds_ago if self.moment is None else literal(self.moment)
+        # Asked once: PostgreSQL looks nothing up by a clock that goes on.
+        ago = select(now() - self.seconds_ago).scalar_subquery()
+        moment = ago if self.moment is None else literal(self.moment)
         return Run.created_at < moment if self.is_before else Run.created_at >= moment
 
 

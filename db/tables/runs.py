@@ -98,8 +98,10 @@ class Run(Table):
         # So that SQLite reads none of the long rows for a list; PostgreSQL cannot index long texts.
         Index(*("ix_runs_listed", *LISTED)).ddl_if(dialect="sqlite"),
         Index("ix_runs_ended_at", "ended_at"),
-        # So that PostgreSQL counts them without a look at their long rows.
-        Index("ix_runs_kept", "id", postgresql_where=NOT_IN_BIN).ddl_if(dialect="postgresql"),
+        # PostgreSQL counts them by it, and finds those of a week, without their long rows.
+        Index("ix_runs_kept", "created_at", "id", postgresql_where=NOT_IN_BIN).ddl_if(
+            dialect="postgresql"
+        ),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
