@@ -59,6 +59,7 @@ document.addEventListener('submit', async (event) => {
   // A disabled button's own value would not be sent.
   const { csrf_token: _, ...fields } = Object.fromEntries(new FormData(/** @type {any} */ (form), event.submitter))
   button.disabled = true
+  button.blur() // at once: the browser does it when it next draws, and a cell with the focus does not change
   try {
     const token = document.querySelector('meta[name=csrf-token]').content
     const answer = await fetch(`/api/v1${new URL(form.action).pathname}`, {
