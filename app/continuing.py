@@ -10,7 +10,7 @@ from app.submission import Submission, most_priority, submit
 from db import checkpoints, projects, runs
 from db.errors import Conflict
 from db.idempotency import made_by
-from db.tables import ENDED, Run, Status, User
+from db.tables import ENDED, KEPT, Run, Status, User
 
 #: How a run ends before its last step; a paused one is resumed.
 CUT_SHORT = (Status.CANCELLED, Status.FAILED)
@@ -50,7 +50,7 @@ def go_on(session: Session, user: User, run_id: int, *, idempotency_key: str | N
 
 def _check_nobody_does(session: Session, run: Run, step: int) -> None:
     at = (Run.parent_id == run.id, Run.parent_step == step)
-    forks = select(Run).where(*at, Run.status.not_in(ENDED), runs.KEPT).order_by(Run.id)
+    forks = select(Run).where(*at, Run.status.not_in(ENDED), KEPT).order_by(Run.id)
     for fork in session.scalars(forks.limit(100)):
         if _config(fork) == _config(run):
             raise Conflict(f"Run {fork.id} goes on from there already: it is {fork.status}.")

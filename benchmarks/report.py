@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-
-
 #: Names a file to which each claim adds its line of the one table at the end.
 SUMMARY = "HALFSTEP_BENCH_SUMMARY"
+#: A lent machine's clock may halve within the hour: milliseconds are to be read by this.
+TURNS = 10_000_000
 
 
 def report(
@@ -67,6 +68,14 @@ def _line(cells: Sequence[Any]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def _yardstick() -> float:
+    begun = perf_counter()
+    turns = 0
+    while turns < TURNS:
+        turns += 1
+    return perf_counter() - begun
+
+
 def _circumstances(claim: str) -> list[str]:
     processor = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -79,6 +88,7 @@ def _circumstances(claim: str) -> list[str]:
     return [
         " ".join(("command: python -m", module, *asked)),
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, {processor}, "
-        f"load {', '.join(f'{load:.1f}' for load in os.getloadavg())}, niceness {os.nice(0)}",
+        f"load {', '.join(f'{load:.1f}' for load in os.getloadavg())}, niceness {os.nice(0)}, "
+        f"{TURNS:,} turns of a loop in {_yardstick():.2f} s",
         f"Python {sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}, {packages}",
     ]

@@ -10,8 +10,7 @@ from sqlalchemy import Select, bindparam, func, or_, select
 from sqlalchemy.orm import Session, load_only
 
 from db.pyramid import SIZES, STEP_SERIES
-from db.runs import KEPT
-from db.tables import MetricBucket, Run, StepBucket
+from db.tables import KEPT, MetricBucket, Run, StepBucket
 from db.windows import extremes
 
 #: Forks of forks, back to where the examples of the first are counted from.

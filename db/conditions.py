@@ -155,9 +155,10 @@ class Created:
 
     def sql(self) -> ColumnElement[bool]:
         """Return the condition."""
-        # Asked once: PostgreSQL looks nothing up by a clock that goes on.
-        ago = select(now() - self.seconds_ago).scalar_subquery()
-        moment = ago if self.moment is None else literal(self.moment)
+        if self.moment is not None:
+            moment: ColumnElement[float] = literal(self.moment)
+        else:  # asked once: PostgreSQL looks nothing up by a clock that goes on
+            moment = select(now() - self.seconds_ago).scalar_subquery()
         return Run.created_at < moment if self.is_before else Run.created_at >= moment
 
 

@@ -18,10 +18,10 @@ from sqlalchemy import Table, delete, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from db.database import Database, now
-from db.run_bin import DAY_SECONDS, IN_BIN
+from db.run_bin import DAY_SECONDS
 from db.settings import Settings
 from db.storage import PAGE_FILES, delete_files
-from db.tables import Deed, Run, Trial
+from db.tables import IN_BIN, Deed, Run, Trial
 from db.tables import Table as Base
 
 #: Rows of a transaction: SQLite has one writer, which others must not wait for.

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db import runs
-from db.tables import Checkpoint, Run, Status
+from db.tables import KEPT, Checkpoint, Run, Status
 
 #: So many of the latest runs are looked through, so many of those that are alike are judged by.
 LOOKED_THROUGH, LIKE = 2000, 5
@@ -87,7 +87,7 @@ def alike(
     batch = Run.config["training"]["batch_size"].as_float()
     query = (
         select(Run.id, Run.steps_per_second, batch.label("batch_size"))
-        .where(Run.id > (runs.newest_id(session) or 0) - LOOKED_THROUGH, runs.KEPT)
+        .where(Run.id > (runs.newest_id(session) or 0) - LOOKED_THROUGH, KEPT)
         .where(Run.status == Status.FINISHED, Run.steps_per_second > 0)
         .where(Run.recipe.in_(recipes), Run.precision == precision)
         .where(Run.nodes == nodes, Run.devices_per_node == devices_per_node)

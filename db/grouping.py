@@ -31,8 +31,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from db.conditions import NUMBERS, SYNONYMS, Filter, paths_of
 from db.endings import ENDINGS, ended_as
-from db.runs import KEPT
-from db.tables import LatestMetric, Run, RunSetting, Status, Trial, User
+from db.tables import KEPT, LatestMetric, Run, RunSetting, Status, Trial, User
 
 MOST_GROUPS = 200
 #: Beyond it a figure counts as not finite: its square would be.

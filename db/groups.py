@@ -8,8 +8,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.errors import Invalid, NotFound
-from db.runs import KEPT, check_is_kept
-from db.tables import RECIPE, Metric, Run, RunNode, Status, User, Worker
+from db.runs import check_is_kept
+from db.tables import KEPT, RECIPE, Metric, Run, RunNode, Status, User, Worker
 from db.workers import ALIVE
 
 TF32, FP8 = "TF32", "fp8"

@@ -10,8 +10,7 @@ from sqlalchemy.orm import Session, aliased
 
 from db import workers
 from db.quotas import Usage
-from db.runs import KEPT
-from db.tables import ACTIVE, ENDED, Run, RunNode, Status, Worker
+from db.tables import ACTIVE, ENDED, KEPT, Run, RunNode, Status, Worker
 
 #: Why queued runs wait, the hardest obstacle first. not_offered: no worker that is up has the
 #: recipe, the precision or so many devices, or none takes commands.  quota: of devices, of its

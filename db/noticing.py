@@ -19,9 +19,8 @@ from db import alert_facts, rights
 from db.alert_conditions import CONDITIONS, TIMED, says
 from db.alerts import ALL, MINE, RUN
 from db.database import Database, now
-from db.runs import KEPT
 from db.series import json_number
-from db.tables import ACTIVE, AlertLook, AlertRule, Channel, Delivery, Notice, Run, Status
+from db.tables import ACTIVE, KEPT, AlertLook, AlertRule, Channel, Delivery, Notice, Run, Status
 
 #: Runs of one look; the others are those of the next, for nothing was noted of them.
 MOST_RUNS = 500

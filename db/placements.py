@@ -6,11 +6,10 @@ from typing import Any
 from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from db import runs
 from db.claiming import unheld
 from db.database import now
 from db.quotas import Usage
-from db.tables import ACTIVE, COMMAND, RECIPE, Placement, Run, RunNode, Status, Worker
+from db.tables import ACTIVE, COMMAND, KEPT, RECIPE, Placement, Run, RunNode, Status, Worker
 
 #: After the n-th try in vain n² times as long, at most MOST_TRIES² times, until the next.
 RETRY_SECONDS = 10.0
@@ -44,7 +43,7 @@ def wanted(
     query = select(Run.id, (Run.attempt + 1).label("attempt"), Run.nodes, Run.devices_per_node)
     query = query.where(
         Run.status == Status.QUEUED,
-        runs.KEPT,
+        KEPT,
         or_(and_(Run.source == RECIPE, Run.recipe.in_(recipes)), Run.source == COMMAND),
         *unheld(runs_per_user),
         *usage.allows(devices_per_user),

@@ -16,7 +16,7 @@ from db import checkpoints, labels, runs
 from db.database import Database, now
 from db.run_bin import DAY_SECONDS
 from db.storage import delete_files
-from db.tables import ENDED, Artifact, Checkpoint, LogLine, Run, SystemSample
+from db.tables import ENDED, KEPT, Artifact, Checkpoint, LogLine, Run, SystemSample
 
 #: A run with this tag keeps all that it has.
 PINNED = "pinned"
@@ -67,7 +67,7 @@ def candidates(
 ) -> list[int]:
     """List the runs that have something old, the largest first. projects: of these alone."""
     fork = aliased(Run)
-    query = select(Run.id).where(Run.status.in_(ENDED), runs.KEPT, or_(false(), *_has_old(rules)))
+    query = select(Run.id).where(Run.status.in_(ENDED), KEPT, or_(false(), *_has_old(rules)))
     query = query.where(not_(exists().where(fork.parent_id == Run.id)))
     if projects is not None:
         query = query.where(Run.project.in_(projects))

@@ -12,12 +12,11 @@ from db import runs
 from db.database import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
-from db.tables import ENDED, RECIPE, Run, Status, User
+from db.tables import ENDED, IN_BIN, KEPT, RECIPE, Run, Status, User
 
 DAY_SECONDS = 86_400.0
 #: As a list, an index finds those few.
 UNENDED = [status for status in Status if status not in ENDED]
-IN_BIN = Run.deleted_at.is_not(None) & Run.erased_at.is_(None)
 _CONTENTS = (func.count(Run.id), func.coalesce(func.sum(Run.stored_bytes), 0))
 
 
@@ -94,7 +93,7 @@ def newest_and_contents(session: Session) -> tuple[int, float, Contents]:
     """Return the id of the newest run that is not in the bin, 0 if there is none, the database's
     time, and what is in the bin.
     """
-    newest = select(func.coalesce(func.max(Run.id), 0)).where(runs.KEPT).scalar_subquery()
+    newest = select(func.coalesce(func.max(Run.id), 0)).where(KEPT).scalar_subquery()
     binned = (select(each).where(IN_BIN).scalar_subquery() for each in _CONTENTS)
     newest_id, moment, count, size = session.execute(select(newest, now(), *binned)).one()
     return newest_id, moment, Contents(count, int(size))

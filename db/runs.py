@@ -27,6 +27,7 @@ from db.tables import (
     ACTIVE,
     COMMAND,
     ENDED,
+    KEPT,
     RECIPE,
     WATCH,
     Checkpoint,
@@ -39,8 +40,6 @@ from db.tables import (
 
 #: An uploader calls every few seconds; one that has not for so long is told of.
 SILENCE_SECONDS = 30.0
-#: Neither in the bin nor erased: all that lists, searches and groups show.
-KEPT = Run.deleted_at.is_(None)
 IN_THE_BIN = "Run {} was deleted. It is in the bin, from where it can be restored."
 GONE = "Run {} was deleted for good."
 

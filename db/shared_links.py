@@ -16,8 +16,7 @@ from db.database import now
 from db.errors import Invalid, NotFound
 from db.paging import Page, page
 from db.rights import Right, Standing
-from db.runs import KEPT
-from db.tables import Run, SharedLink, SharedRun, User
+from db.tables import KEPT, Run, SharedLink, SharedRun, User
 
 #: For how many days a link may last.
 DAYS = (1, 7, 30, 90)

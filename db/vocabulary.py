@@ -7,8 +7,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.conditions import distinct, named_at_all
-from db.runs import KEPT
-from db.tables import LatestMetric, Run, RunSetting, User
+from db.tables import KEPT, LatestMetric, Run, RunSetting, User
 
 MOST_NAMES, MOST_VALUES, NEWEST_RUNS = 500, 200, 2000
 

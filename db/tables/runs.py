@@ -11,7 +11,6 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Text,
     false,
-    text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -40,10 +39,6 @@ ACTIVE = (Status.STARTING, Status.RUNNING, Status.PAUSING, Status.STOPPING, Stat
 ENDED = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
 #: Where a run's training is: a worker's, by a recipe or a command, or elsewhere, and watched.
 RECIPE, COMMAND, WATCH = "recipe", "command", "watch"
-#: Of a run, that it is deleted and not erased yet, word for word as its index has it.
-IN_BIN = text("deleted_at IS NOT NULL AND erased_at IS NULL")
-#: Of a run, that it is not deleted.
-NOT_IN_BIN = text("deleted_at IS NULL")
 #: What lists of runs are filtered and sorted by, settings and metrics apart.
 LISTED = (
     *("name", "recipe", "precision", "tags", "owner_id", "project"),
@@ -90,18 +85,9 @@ class Run(Table):
         Index("ix_runs_queue", "status", "priority", "position"),
         Index("ix_runs_idempotency_key", "owner_id", "idempotency_key", unique=True),
         Index("ix_runs_watch_id", "owner_id", "watch_id", unique=True),
-        Index(
-            *("ix_runs_deleted_at", "deleted_at"),
-            sqlite_where=IN_BIN,
-            postgresql_where=IN_BIN,
-        ),
         # So that SQLite reads none of the long rows for a list; PostgreSQL cannot index long texts.
         Index(*("ix_runs_listed", *LISTED)).ddl_if(dialect="sqlite"),
         Index("ix_runs_ended_at", "ended_at"),
-        # PostgreSQL counts them by it, and finds those of a week, without their long rows.
-        Index("ix_runs_kept", "created_at", "id", postgresql_where=NOT_IN_BIN).ddl_if(
-            dialect="postgresql"
-        ),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -178,6 +164,15 @@ class Run(Table):
     def own_steps(self) -> int:
         """Attempted steps after those of the parent whose checkpoint it started from."""
         return max(self.step - (self.parent_step or 0), 0)
+
+
+#: Of a run, that it is deleted and not erased yet.
+IN_BIN = Run.deleted_at.is_not(None) & Run.erased_at.is_(None)
+Index("ix_runs_deleted_at", Run.deleted_at, sqlite_where=IN_BIN, postgresql_where=IN_BIN)
+#: Of a run, neither in the bin nor erased: all that lists, searches and groups show.
+KEPT = Run.deleted_at.is_(None)
+# PostgreSQL counts them by it, and finds those of a week, without their long rows.
+Index("ix_runs_kept", Run.created_at, Run.id, postgresql_where=KEPT).ddl_if(dialect="postgresql")
 
 
 class RunSetting(Table):
