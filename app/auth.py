@@ -269,7 +269,6 @@ def _note_later(request: Request, token: str, background: BackgroundTasks) -> No
     database: Database = request.app.state.database
     noting: set[str] = request.app.state.noting
     if token not in noting:
-        noting.add(token)
         background.add_task(_note_use, database, token, noting)
 
 
@@ -278,6 +277,9 @@ def _note_use(database: Database, token: str, noting: set[str]) -> None:
 
     noting: tokens that a thread sees to already; more would all wait for the same lock.
     """
+    if token in noting:
+        return
+    noting.add(token)
     try:
         with database.writing() as session:
             accounts.note_use(session, token)

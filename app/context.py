@@ -1,6 +1,5 @@
 """What a request works with: its one transaction, the settings, the live streams."""
 
-import sys
 from asyncio import get_running_loop
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -103,17 +102,19 @@ async def _session(request: Request, _turn: Turn) -> AsyncIterator[Session]:
 @asynccontextmanager
 async def _ended_in_thread(opened: AbstractContextManager[Session]) -> AsyncIterator[Session]:
     session = opened.__enter__()
-    error: tuple[Any, Any, Any] = (None, None, None)
     try:
         yield session
-    except BaseException:
-        error = sys.exc_info()
+    except BaseException as error:
+        await _end(opened, type(error), error, error.__traceback__)
         raise
-    finally:
-        # Also of a request that is given up; and whatever the limit of threads, since who waits
-        # for one may wait for this connection.
-        with CancelScope(shield=True):
-            await to_thread.run_sync(opened.__exit__, *error, limiter=CapacityLimiter(1))
+    await _end(opened, None, None, None)
+
+
+async def _end(opened: AbstractContextManager[Session], *error: Any) -> None:
+    # Also of a request that is given up; and whatever the limit of threads, since who waits for
+    # one may wait for this connection.
+    with CancelScope(shield=True):
+        await to_thread.run_sync(opened.__exit__, *error, limiter=CapacityLimiter(1))
 
 
 async def _posted(request: Request) -> FormData:

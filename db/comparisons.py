@@ -44,7 +44,10 @@ def metric_names(session: Session, run_ids: Collection[int], *, most: int) -> li
 
 
 def drawn(session: Session, run_ids: Collection[int]) -> list[Run]:
-    """Return runs with no more of them than charts need; ids that there are not are left out."""
+    """Return runs with no more of them than charts need; ids that there are not are left out.
+
+    While they are held, whoever gets one of them by its id gets no more either.
+    """
     return list(session.scalars(_drawn(), {"run_ids": list(run_ids)}))
 
 

@@ -63,7 +63,8 @@ class _HintedSQLite(SQLiteCompiler):
 
 
 class Database:
-    """One engine. `glancing`, `touching`, `reading` and `writing` lead to sessions.
+    """One engine. `glancing`, `touching`, `reading` and `writing` lead to sessions, none of which
+    can be used after its end, when nobody would commit it or give its connection back.
 
     Raises Invalid if the URL cannot be understood; connects only on first use.
     """
@@ -90,7 +91,7 @@ class Database:
     @contextmanager
     def glancing(self) -> Iterator[Session]:
         """Give a session for one query: on PostgreSQL a transaction is two more round trips."""
-        with Session(self._glancer) as session:
+        with Session(self._glancer, close_resets_only=False) as session:
             yield session
 
     @contextmanager
@@ -102,17 +103,22 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """Give a session that sees one snapshot and changes nothing."""
-        with Session(self._reader, expire_on_commit=False) as session:
+        """Give a session that sees one snapshot and changes nothing.
+
+        Raises at its end, too, if its connection was lost.
+        """
+        with Session(self._reader, expire_on_commit=False, close_resets_only=False) as session:
             yield session
-            # With a rollback psycopg would forget what its connection has prepared.
+            # With a rollback psycopg would forget what its connection has prepared. A commit would
+            # first write what was changed, so nothing is left that could be.
             session.expunge_all()
             session.commit()
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
         """Give a session whose changes are all committed, or none of them."""
-        with Session(self._writer, expire_on_commit=False) as session, session.begin():
+        opened = Session(self._writer, expire_on_commit=False, close_resets_only=False)
+        with opened as session, session.begin():
             yield session
 
     def migrate(self) -> None:

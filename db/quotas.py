@@ -51,7 +51,8 @@ _QUEUED_PER_USER = "queued_per_user"
 class Usage:
     """Devices of workers in use, by project, owner and worker, and what projects may use.
 
-    by_worker: if it was asked for.  limits: of the projects that have one.  shares: of every one.
+    by_worker: if it was asked for.  What a claim reads is nothing where no limit or share asks.
+    limits: of the projects that have one.  shares: of every one.
     """
 
     by_project: Counter[str]

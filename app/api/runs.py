@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
 
 from app import columns, configuration, continuing, deeds, filters, uploads
 from app.api.answers import written
@@ -19,6 +20,7 @@ from db import labels, projects, runs, steering, sweeps
 from db.conditions import ORDERS
 from db.errors import Invalid
 from db.rights import Right
+from db.settings import Settings
 from db.tables import Status
 
 router = APIRouter(prefix="/runs", tags=["runs"])
@@ -202,7 +204,7 @@ def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedI
     return written(_detail(session, run_id, settings))
 
 
-def _detail(session: Db, run_id: RunId, settings: TheSettings) -> RunDetail:
+def _detail(session: Session, run_id: int, settings: Settings) -> RunDetail:
     run, owner = runs.get_with_owner(session, run_id)
     summary = summarise(session, run, owner, settings)
     statuses = [

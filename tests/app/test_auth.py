@@ -150,6 +150,23 @@ def test_a_reader_with_a_token_waits_for_no_writer(
         answer = httpx2.get(f"{address}/api/v1/runs", headers=headers, timeout=None)
         assert answer.status_code == 200
 
+    _until_noted(database)
+
+
+def test_a_token_is_noted_after_a_request_that_found_nothing(
+    database: Database, ada: User, address: str
+) -> None:
+    """What comes after an answer does not come after an error; the next answer makes it good."""
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, ada, "script")
+    headers = {"Authorization": f"Bearer {token}"}
+    for path, status in (("runs/1234", 404), ("runs", 200)):
+        answer = httpx2.get(f"{address}/api/v1/{path}", headers=headers, timeout=None)
+        assert answer.status_code == status
+    _until_noted(database)
+
+
+def _until_noted(database: Database) -> None:
     def is_noted() -> bool:
         with database.reading() as session:
             return session.scalars(select(ApiToken.used_at)).one() is not None

@@ -8,7 +8,8 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import select, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy.schema import CreateTable
 
 from db import accounts
 from db.database import Database, is_outage, now
@@ -28,6 +29,16 @@ def test_migrations_give_the_tables_of_the_code(database: Database) -> None:
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"include_object": is_here})
         assert compare_metadata(context, Table.metadata) == []
+
+
+@pytest.mark.only_on("postgresql")
+def test_migrations_give_the_key_of_the_code(database: Database) -> None:
+    """What a key includes, which is not compared above."""
+    with database.reading() as session:
+        query = text("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = :name")
+        key = session.scalar(query, {"name": "pk_run_settings"})
+    assert key in str(CreateTable(Table.metadata.tables["run_settings"]).compile(database.engine))
+    assert key == "PRIMARY KEY (name, path, run_id) INCLUDE (number, text)"
 
 
 def test_migrating_twice_changes_nothing(database: Database) -> None:
@@ -59,6 +70,15 @@ def test_a_reader_sees_one_snapshot(database: Database, ada: User) -> None:
         assert session.scalars(select(User.name)).all() == before
     with database.reading() as session:
         assert len(session.scalars(select(User)).all()) == 2
+
+
+@pytest.mark.parametrize("kind", ["glancing", "touching", "reading", "writing"])
+def test_a_session_that_has_ended_is_of_no_more_use(database: Database, kind: str) -> None:
+    """Whoever holds on to it begins nothing that nobody would end."""
+    with getattr(database, kind)() as session:
+        session.scalar(select(now()))
+    with pytest.raises(InvalidRequestError):
+        session.scalar(select(now()))
 
 
 @pytest.mark.only_on("postgresql")
