@@ -82,7 +82,6 @@ class Run(Table):
 
     __tablename__ = "runs"
     __table_args__ = (
-        Index("ix_runs_queue", "status", "priority", "position"),
         Index("ix_runs_idempotency_key", "owner_id", "idempotency_key", unique=True),
         Index("ix_runs_watch_id", "owner_id", "watch_id", unique=True),
         # So that SQLite reads none of the long rows for a list; PostgreSQL cannot index long texts.
@@ -166,6 +165,8 @@ class Run(Table):
         return max(self.step - (self.parent_step or 0), 0)
 
 
+# In the order of the queue, so that nobody sorts it to know its first.
+Index("ix_runs_queue", Run.status, Run.priority.desc(), Run.position, Run.id)
 #: Of a run, that it is deleted and not erased yet.
 IN_BIN = Run.deleted_at.is_not(None) & Run.erased_at.is_(None)
 Index("ix_runs_deleted_at", Run.deleted_at, sqlite_where=IN_BIN, postgresql_where=IN_BIN)
