@@ -17,7 +17,7 @@ KEY_OF = (
 def upgrade() -> None:
     if op.get_context().dialect.name == 'postgresql':
         op.execute(f'{KEY_OF} INCLUDE (number, text)')
-        op.create_index('ix_runs_kept', 'runs', ['created_at', 'id'], postgresql_where=sa.text('deleted_at IS NULL'))
+        op.create_index('ix_runs_kept', 'runs', ['id'], postgresql_where=sa.text('deleted_at IS NULL'))
 
 
 def downgrade() -> None:
