@@ -1,7 +1,7 @@
 """What a person points at stays where it is, whatever comes in meanwhile."""
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from db import checkpoints, queue, steering, workers
 from db.database import Database
@@ -303,4 +303,25 @@ def test_the_list_says_whether_a_worker_is_up_and_moves_nothing(
     with database.writing() as session:
         workers.stop(session, worker_id)
     expect(missing).to_be_visible()
+    assert page.evaluate("window.shifts") == []
+
+
+def test_nothing_shifts_as_the_scripts_take_over(
+    database: Database, running: Run, page: Page
+) -> None:
+    """The tabs stand in the first picture as they do once one of them is marked as chosen."""
+    held: list[Route] = []
+    page.route("**/tabs.*", lambda route: held.append(route))
+    record(database, running, make_steps([1.0] * 9))
+    page.goto("/runs/1", wait_until="commit")
+    tab = page.locator('[data-tab="configuration"]')
+    expect(tab).to_be_visible()
+    page.evaluate(WATCH_SHIFTS)
+    before = tab.bounding_box()
+    until(lambda: bool(page.evaluate("true") and held))
+    for route in held:
+        route.continue_()
+    expect(page.locator('[data-tab][aria-selected="true"]')).to_have_text("Charts")
+    page.wait_for_selector("[data-drawn]")
+    assert tab.bounding_box() == before
     assert page.evaluate("window.shifts") == []
