@@ -1,12 +1,15 @@
-"""A recipe that takes its time until a file is there: what a test does to a run, it does in it."""
+"""Recipes that take their time until a file is there: what a test does to a run, it does in it."""
 
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from halfstep.recipe import Loss
 from trainer.recipes.digits import Digits
+from trainer.recipes.mlp import MLP
 
 #: A step, at least, while the gate is shut.
 SECONDS = float(os.environ.get("HALFSTEP_TEST_STEP_SECONDS", "0.05"))
@@ -23,9 +26,28 @@ class Gated(Digits):
         if trace := os.environ.get("HALFSTEP_TEST_TRACE"):
             with Path(trace).open("a") as file:
                 file.write(f"{_told()} {time.monotonic()}\n")
-        if not Path(os.environ["HALFSTEP_GATE"]).exists():
+        if not _is_open():
             time.sleep(SECONDS)
         return super().batch(indices, generator)
+
+
+class GatedMLP(MLP):
+    """Wide layers, of which each process makes one step until the file is there."""
+
+    name: ClassVar = "gated_mlp"
+    title: ClassVar = "Gated wide layers"
+    has_made_one = False
+
+    def training_step(self, batch: Any) -> Iterator[Loss]:
+        """Yield the loss, of the first step at once."""
+        while self.has_made_one and not _is_open():
+            time.sleep(SECONDS)
+        self.has_made_one = True
+        yield from super().training_step(batch)
+
+
+def _is_open() -> bool:
+    return Path(os.environ["HALFSTEP_GATE"]).exists()
 
 
 def _told() -> str:

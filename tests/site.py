@@ -27,7 +27,9 @@ from tests.db.conftest import CPU, DIGITS, add_worker, claim
 from worker.engine import Handle
 from worker.worker import Worker
 
-GATED = f"{Path(__file__).with_name('gated.py')}:Gated"
+GATED, GATED_MLP = (
+    f"{Path(__file__).with_name('gated.py')}:{name}" for name in ("Gated", "GatedMLP")
+)
 #: A supervisor that has ended.
 DEAD = Handle(pid=0, started_ticks=1, boot_id="")
 SECONDS = 240  # patience with a slow machine; nothing here is asserted about time
@@ -67,8 +69,8 @@ class Site:
     def gated_worker(
         self, name: str = "w1", **environment: str
     ) -> AbstractContextManager[subprocess.Popen[bytes]]:
-        """A worker that offers GATED, whose steps are slow until the gate is open."""
-        gated = {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(self.gate)}
+        """A worker that offers GATED and GATED_MLP, which are slow until the gate is open."""
+        gated = {"HALFSTEP_RECIPES": f"{GATED}, {GATED_MLP}", "HALFSTEP_GATE": str(self.gate)}
         return self.worker(name, **gated, **environment)
 
     def open_gate(self) -> None:

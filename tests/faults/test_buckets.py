@@ -39,8 +39,8 @@ def test_a_cut_upload_and_a_bucket_that_fails_cost_an_attempt(
         "checkpoints": {"every_steps": 1, "keep_last": 5},
         "evaluation": {"every_steps": None},
     }
-    run_id = site.submit(recipe="mlp", config=config)
-    with site.worker():
+    run_id = site.submit(recipe="gated_mlp", config=config)
+    with site.gated_worker():
         until(lambda: bucket.proxy.requests["part"] > 2, SECONDS)
         before = lease(site)
         until(lambda: lease(site) > before)
@@ -48,6 +48,7 @@ def test_a_cut_upload_and_a_bucket_that_fails_cost_an_attempt(
         memory = peak_bytes(supervisor.pid)
         os.kill(supervisor.pid, signal.SIGKILL)
         until(lambda: not is_running(supervisor))
+        site.open_gate()
         bucket.proxy.is_broken = True
         bucket.proxy.release()
         so_far = bucket.proxy.requests.total()
