@@ -1,5 +1,6 @@
 """What an operator types: joins the `halfstep` command by its entry points (pyproject.toml)."""
 
+import ctypes
 import gc
 import io
 import signal
@@ -10,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from app.serve import Server
 
 OPERATOR = "operator"
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def command(function: Callable[..., None]) -> Callable[[list[str]], None]:
@@ -72,9 +74,12 @@ def up() -> None:
     listening = _listen(settings)
     server = _server(settings, database)
     _heed_signals(server)  # before there is a worker that could be left behind
-    # A session of its own, so that a Ctrl-C reaches the worker once: from us.
+    # A session of its own, so that a Ctrl-C reaches the worker once: from us. It is killed with us,
+    # lest it keep its name from the next one, which finds what it trained, and that goes on.
     worker = subprocess.Popen(
-        [sys.executable, "-m", "halfstep.cli", "worker"], start_new_session=True
+        [sys.executable, "-m", "halfstep.cli", "worker"],
+        start_new_session=True,
+        preexec_fn=partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGKILL),
     )
     watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
     watcher.start()

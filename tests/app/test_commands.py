@@ -14,12 +14,12 @@ from sqlalchemy import select, update
 
 from db.database import Database
 from db.settings import Settings
-from db.tables import Deed, Run, StepBucket, User
+from db.tables import Deed, Run, Status, StepBucket, User
 from halfstep import cli
 from tests.app.conftest import offer_digits, start_run
 from tests.buckets import Bucket
 from tests.db.telemetry_made import make_steps, record
-from tests.site import SECONDS, Site, answers, halfstep, is_running, until, up
+from tests.site import GATED, SECONDS, Site, answers, halfstep, is_running, until, up
 
 
 def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
@@ -56,6 +56,24 @@ def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.
             assert family
         assert process.returncode == 0
         assert not any(map(is_running, family))
+
+
+@pytest.mark.only_on("sqlite")
+def test_up_goes_on_where_a_killed_one_was(site: Site) -> None:
+    """Its worker goes with it, so that the next one has the name, and finds what is trained."""
+    gated = {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
+    run_id = site.submit(recipe="gated")
+    with up(**site.environment, **gated) as (process, _link):
+        site.wait_for_step(run_id, 1)
+        [worker] = psutil.Process(process.pid).children()
+        training = site.training(run_id)
+        process.kill()
+        until(lambda: not is_running(worker))
+    assert is_running(training)
+    with up(**site.environment, **gated):
+        site.open_gate()
+        site.wait(run_id, Status.FINISHED)
+    assert site.run(run_id).attempt == 1
 
 
 def test_up_that_nobody_reads_any_more_leaves_no_worker_behind(tmp_path: Path) -> None:
