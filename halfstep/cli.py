@@ -36,6 +36,22 @@ OWN = (
     "upload",
     "workers",
 )
+#: Those that the service adds, to be named where it is not installed.
+SERVICE = (
+    "backup",
+    "cluster",
+    "link",
+    "migrate",
+    "placer",
+    "rebuild",
+    "recipe",
+    "restore",
+    "server",
+    "storage",
+    "up",
+    "user",
+    "worker",
+)
 
 
 def main(words: list[str] | None = None) -> None:
@@ -60,6 +76,11 @@ def _carry_out(words: list[str]) -> None:
         command(words[1:])
     elif words and words[0] in OWN:
         _run(words[0], words[1:])
+    elif words and words[0] in SERVICE:
+        sys.exit(
+            f"halfstep: `{words[0]}` is a command of the service, which is not installed here: "
+            "pip install 'halfstep-service[worker]'"
+        )
     else:
         _parser(installed).parse_args(words or ["--help"])
 

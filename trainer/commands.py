@@ -35,7 +35,10 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Run five steps in each precision, and say in words what is wrong."""
-    _check(file, settings or [], as_json=as_json)
+    from trainer.registry import file_of  # loads torch, which takes seconds
+
+    reference = file if file_of(file) is None else _loaded(file)
+    _check(reference, settings or [], as_json=as_json)
 
 
 @cli.command()

@@ -87,6 +87,16 @@ def test_every_command_of_the_client_is_offered() -> None:
     assert tuple(COMMANDS) == cli.OWN
 
 
+def test_the_services_commands_are_known_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they need is told by the client alone."""
+    points = entry_points(group=cli.GROUP)
+    ours = [each.name for each in points if each.dist and each.dist.name == "halfstep-service"]
+    assert tuple(sorted(ours)) == cli.SERVICE
+    monkeypatch.setattr(cli, "entry_points", lambda group: [])
+    with pytest.raises(SystemExit, match=r"`recipe` .* pip install 'halfstep-service\[worker\]'"):
+        cli.main(["recipe", "check", "mine.py"])
+
+
 def test_unknown_command_is_named() -> None:
     """A typing error ends in a sentence that lists what there is."""
     ended = halfstep("dwonload")

@@ -53,6 +53,8 @@ def test_what_cannot_be_loaded_is_not_kept(tmp_path, monkeypatch):
     assert told.returncode == 1
     assert f"{broken} cannot be offered: broken.py:3: RuntimeError: no such thing" in told.stderr
     assert not (tmp_path / "recipes.json").exists()
+    checked = halfstep("recipe", "check", str(broken))
+    assert (checked.returncode, checked.stderr) == (1, told.stderr)
     nameless = tmp_path / "nameless.py"
     nameless.write_text(TEMPLATE.read_text().replace('"diabetes"', '"two words"'))
     told = halfstep("recipe", "add", str(nameless), **data)
