@@ -1,6 +1,5 @@
 """What an operator types: joins the `halfstep` command by its entry points (pyproject.toml)."""
 
-import ctypes
 import gc
 import io
 import signal
@@ -11,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,14 +31,13 @@ from db.storage import check_store, mismatches, open_store
 from db.storage import mend as mend_storage
 from db.tables import User
 from halfstep.output import say
-from halfstep.process import close_to_others
+from halfstep.process import close_to_others, end_with_parent
 from halfstep.service_commands import AsJson, run_typed, tell
 
 if TYPE_CHECKING:
     from app.serve import Server
 
 OPERATOR = "operator"
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def command(function: Callable[..., None]) -> Callable[[list[str]], None]:
@@ -79,7 +77,7 @@ def up() -> None:
     worker = subprocess.Popen(
         [sys.executable, "-m", "halfstep.cli", "worker"],
         start_new_session=True,
-        preexec_fn=partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGKILL),
+        preexec_fn=end_with_parent,
     )
     watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
     watcher.start()

@@ -1,14 +1,20 @@
-"""Which process it is, over the life of the machine, and who may look into it."""
+"""Which process it is, over the life of the machine, who may look into it, and what ends it."""
 
 import ctypes
+import signal
 from pathlib import Path
 
-PR_SET_DUMPABLE = 4  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4  # linux/prctl.h
 
 
 def close_to_others() -> None:
     """Let no other process of our user read our memory and environment, which hold passwords."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0)
+
+
+def end_with_parent() -> None:
+    """Be killed when the parent ends: its thread, to be exact, that started this process."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def started(pid: int) -> int | None:

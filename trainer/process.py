@@ -9,7 +9,6 @@ This module imports nothing heavy before `main` has tied the process to its pare
 """
 
 import argparse
-import ctypes
 import json
 import os
 import signal
@@ -21,12 +20,11 @@ from pathlib import Path
 import psutil
 
 from halfstep.attempt_files import AttemptFiles
+from halfstep.process import end_with_parent
 from halfstep.walls import Wall
 from trainer.gang import Place, start_ranks
 from trainer.guard import Guard
 from trainer.sockets import shorten
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
@@ -56,11 +54,8 @@ def main() -> None:
 
 
 def tie_to_parent() -> None:
-    """Be killed when the parent dies, so that no training outlives its supervisor.
-
-    Linux sends the signal when the *thread* that started this process ends.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Be killed when the parent dies, so that no training outlives its supervisor."""
+    end_with_parent()
     supervisor = os.environ.get("HALFSTEP_PARENT_PID")
     # It may have died before the line above. Of a rank it is the parent's parent.
     if supervisor and int(supervisor) not in {p.pid for p in psutil.Process().parents()}:

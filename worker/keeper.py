@@ -23,9 +23,10 @@ import psutil
 
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
+from halfstep.process import end_with_parent
 from halfstep.walls import Wall
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LOOK_SECONDS = 0.2
 NOT_STARTED = 127  # as a shell has it
 
@@ -38,7 +39,7 @@ class Keeper:
         self._command: subprocess.Popen[bytes] | None = None
         self._is_asked = False
         # What the command leaves behind, its ranks and loaders, becomes ours to end.
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
         signal.signal(signal.SIGTERM, self.ask)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -105,11 +106,7 @@ def _kill_descendants() -> bool:
 
 def _tie_to_parent() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it would go on being ignored
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value)
+    end_with_parent()
 
 
 def _end_as(code: int) -> NoReturn:

@@ -6,10 +6,8 @@ A run's actors stand in a placement group, which Ray makes as a whole or not at 
 of its nodes. Nothing of it is restarted by Ray.
 """
 
-import ctypes
 import json
 import os
-import signal
 import sys
 from contextlib import suppress
 from typing import Any
@@ -19,10 +17,9 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from halfstep.process import close_to_others
+from halfstep.process import close_to_others, end_with_parent
 from worker import ray_pilot
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 #: In which an actor that is up answers.
 ANSWER_SECONDS = 10.0
 #: What pilots get of the placer's environment; what a node's own Ray was started with goes first.
@@ -185,7 +182,7 @@ def _end(actor: str, error: RayActorError) -> str:
 def main() -> None:
     """Answer each line of the standard input by one of the standard output."""
     # With the placer, whatever it is at: a call that nobody waits for any more may never end.
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     close_to_others()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray prints too

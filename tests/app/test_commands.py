@@ -58,7 +58,6 @@ def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.
         assert not any(map(is_running, family))
 
 
-@pytest.mark.only_on("sqlite")
 def test_up_goes_on_where_a_killed_one_was(site: Site) -> None:
     """Its worker goes with it, so that the next one has the name, and finds what is trained."""
     gated = {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}

@@ -4,7 +4,6 @@ What a worker does stands in memory that it shares with the training, so that it
 worker that was killed or hangs, too.
 """
 
-import ctypes
 import faulthandler
 import mmap
 import os
@@ -18,9 +17,9 @@ import numpy as np
 import psutil
 from torch.utils.data import get_worker_info
 
+from halfstep.process import end_with_parent
 from trainer.data.examples import NOTHING, DataError
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ENDING = (signal.SIGINT, signal.SIGTERM)
 STACK_SECONDS = 5.0  # they have for the telling of their stacks
 LOOP = b"_utils/worker.py"  # DataLoader's, in which a worker stands for all its life
@@ -45,8 +44,8 @@ class Crew:
 
     def join(self, number: int) -> None:
         """Become a worker; in its process."""
-        # Linux sends it when the thread that forked us ends, which lives as long as its loader.
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        # By its thread that forked us, which lives as long as its loader.
+        end_with_parent()
         if os.getppid() != self._starter:  # it had died before the line above
             os._exit(1)
         # A terminal sends the one to all processes, systemd the other. The training leaves a
