@@ -1,7 +1,7 @@
 """A recipe to start from. It runs as it is: copy it, and change it piece by piece.
 
     halfstep recipe check recipe_template.py
-    python -m trainer.train recipe_template.py --precision fp16
+    halfstep recipe train recipe_template.py --precision fp16
 
 What each method may and may not do is in docs/recipes.md.
 """

@@ -1,5 +1,6 @@
 """What a person types about recipes: joins the `halfstep` command by its entry points."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,8 @@ cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 
 def recipe(words: list[str]) -> None:
-    """Recipes of your own: `recipe check FILE`, and `add`, `list` and `remove` of a worker's."""
+    """Recipes of your own: `recipe check`, `train`, and `add`, `list`, `remove` of a worker's."""
+    os.umask(0o077)  # what is written is of its user alone, as what workers write
     try:
         run_typed(cli, words, "recipe")
     except NotKeptError as error:
@@ -39,6 +41,17 @@ def check(
 
     reference = file if file_of(file) is None else _loaded(file)
     _check(reference, settings or [], as_json=as_json)
+
+
+@cli.command(
+    add_help_option=False,  # the recipe's own help has its fields
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def train(context: typer.Context) -> None:
+    """Train a recipe here and now: `recipe train mine.py`, `recipe train digits --help`."""
+    from trainer.console import main  # loads torch, which takes seconds
+
+    main(context.args)
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""The training loop at a terminal: `python -m trainer.train`, with a printer for a recorder."""
+"""The training loop at a terminal: `halfstep recipe train`, with a printer for a recorder."""
 
 import argparse
 import json
@@ -13,7 +13,8 @@ import torch
 from halfstep.recipe import RecipeError
 from halfstep.run_config import ConfigError, RunConfig, config_schema, parse_config
 from halfstep.run_settings import RecipeConfig
-from halfstep.spool import Event, Steps
+from halfstep.spool import ENCODER, Event, Steps, json_safe
+from halfstep.typed import Parser
 from trainer.checkpoint import CheckpointError
 from trainer.ranks import joined
 from trainer.registry import (
@@ -41,15 +42,19 @@ def main(arguments: list[str] | None = None) -> None:
                 recipe,
                 config,
                 device=device,
-                on_steps=_Printer(config).steps,
-                on_event=print_event,
+                on_steps=_tell_steps if options.json else _Printer(config).steps,
+                on_event=_tell if options.json else print_event,
                 checkpoint_folder=options.checkpoints,
                 resume=options.resume,
                 ranks=ranks,
             )
     except (ConfigError, UnknownRecipeError, RecipeError, CheckpointError, WeightsError) as error:
-        parser.exit(2, f"error: {error}\n")
-    _print(f"{outcome.status} after {outcome.step} steps")
+        told = ENCODER.encode({"error": str(error)}) if options.json else f"error: {error}"
+        parser.exit(2, f"{told}\n")
+    if options.json:
+        _tell({"event": "ended", "status": outcome.status, "step": outcome.step})
+    else:
+        _print(f"{outcome.status} after {outcome.step} steps")
 
 
 def nested(assignments: list[str]) -> dict[str, Any]:
@@ -84,6 +89,18 @@ class _Printer:
             f" scale {last['scale']:<10.6g} grad norm {last['grad_norm']:<10.4g}"
             f" lr {last['lr']:.3g}  {records['step_us'].mean() / 1000:.2f} ms/step"
         )
+
+
+def _tell_steps(records: Steps) -> None:
+    """Print the last step of what has come out of the ring; step_us: the mean of them all."""
+    last = records[-1]
+    values = {name: last[name].item() for name in ("step", "loss", "scale", "grad_norm", "lr")}
+    _tell({"event": "steps", **values, "step_us": records["step_us"].mean().item()})
+
+
+def _tell(event: Event) -> None:
+    """Print what happened as one JSON object; a float that JSON lacks is a word: "NaN"."""
+    _print(ENCODER.encode(json_safe(event)))
 
 
 def print_event(event: Event) -> None:
@@ -140,8 +157,8 @@ def print_event(event: Event) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.train",
+    parser = Parser(
+        prog="halfstep recipe train",
         description="Train a recipe in mixed precision, here and now: no server, no database.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
@@ -162,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
         "--checkpoints", type=Path, metavar="FOLDER", help="where to save checkpoints"
     )
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
     return parser
 
 

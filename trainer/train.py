@@ -1,7 +1,7 @@
 """The training loop, and mixed precision as it should be done. Read it from top to bottom.
 
-    python -m trainer.train digits --precision fp16 --set training.steps=100
-    python -m trainer.train --help
+    halfstep recipe train digits --precision fp16 --set training.steps=100
+    halfstep recipe train --help
 
 It runs by itself: no server, no database. What it measures goes to two callbacks, `on_steps` and
 `on_event`; what the outside wants comes from one, `control`, asked between steps.

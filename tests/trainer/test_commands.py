@@ -1,5 +1,7 @@
 """The commands about recipes, as a person types them."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,20 @@ def test_recipe_check_from_the_command() -> None:
     assert "nowhere.py" in halfstep("recipe", "check", "nowhere.py").stderr
 
 
+def test_recipe_train_beside_files_of_our_modules_names(tmp_path: Path) -> None:
+    """The command that is installed does not look for its own modules where it is typed."""
+    for name in ("trainer", "app", "db", "worker"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('not mine')")
+    words = ["recipe", "train", str(TEMPLATE), "--precision", "fp32", "--set", "training.steps=2"]
+    command = [Path(sys.executable).parent / "halfstep", *words]
+    trained = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (trained.returncode, trained.stderr) == (0, "")
+    assert trained.stdout.splitlines()[-1] == "finished after 2 steps"
+    explained = halfstep("recipe", "train", "mlp", "--help").stdout
+    assert explained.startswith("usage: halfstep recipe train")
+    assert "recipe.width" in explained
+
+
 def test_recipes_are_kept_with_what_the_check_says(tmp_path, monkeypatch):
     """One that is added is listed with its class, checked, and told to be outdated once changed."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
@@ -27,6 +43,8 @@ def test_recipes_are_kept_with_what_the_check_says(tmp_path, monkeypatch):
     assert added.returncode == 0, added.stderr
     reference = f"{file}:Diabetes"
     assert f"{reference} is kept" in added.stdout
+    written = (tmp_path / "recipes.json", tmp_path / ".recipes.lock")
+    assert [each.stat().st_mode & 0o777 for each in written] == [0o600, 0o600]
     check = kept_recipes.check_of(reference)
     assert [(each["severity"], each["text"][:27]) for each in check["findings"]] == [
         ("warning", "evaluate returns no metrics")

@@ -58,6 +58,26 @@ def test_help_of_a_recipe_that_overrides_a_single_value(capsys, monkeypatch):
     )
 
 
+def test_a_run_tells_its_story_as_json(capsys):
+    """One object a line, with words for floats that JSON lacks; what is wrong is one on stderr."""
+    main(["digits", "--precision", "fp16", "--set", "training.steps=30", "--json"])
+    told = [
+        json.loads(line, parse_constant=pytest.fail)
+        for line in capsys.readouterr().out.splitlines()
+    ]
+    assert {"steps", "scaler", "metric"} <= {each["event"] for each in told}
+    drained = [each["step"] for each in told if each["event"] == "steps"]
+    assert (drained[-1], drained) == (30, sorted(drained))
+    assert told[-1] == {"event": "ended", "status": "finished", "step": 30}
+    for wrong, message in (("training.steps=x", "training.steps"), ("steps", "FIELD=VALUE")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["digits", "--set", wrong, "--json"])
+        assert message in json.loads(capsys.readouterr().err)["error"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["--json"])
+    assert "recipe" in json.loads(capsys.readouterr().err)["error"]
+
+
 def test_a_run_prints_its_story(capsys, tmp_path):
     """Steps, skips, metrics, checkpoint and totals come out without server or database."""
     folder = str(tmp_path / "out")

@@ -57,7 +57,7 @@ def test_it_is_evaluated_in_batches(folder):
 def test_the_documented_command_evaluates_once_in_some_epochs():
     """On Cityscapes, 2,975 images to train on, not at the interval of the small streets."""
     words = erfnet.__doc__.replace("\\", " ").split()
-    command = words[words.index("trainer.train") + 1 : words.index("An")]
+    command = words[words.index("train") + 1 : words.index("An")]
     config = parse_config(ERFNet, nested([word for word in command if "=" in word]))
     epoch = 2975 // config.training.batch_size
     assert epoch <= config.evaluation.every_steps <= 10 * epoch

@@ -2,7 +2,7 @@
 
 Without a folder it trains on small streets that it draws itself, a minute on a CPU. On Cityscapes:
 
-    python -m trainer.train erfnet --set recipe.folder=/data/cityscapes \\
+    halfstep recipe train erfnet --set recipe.folder=/data/cityscapes \\
         --set recipe.height=512 --set recipe.width=1024 --set recipe.channels=16 \\
         --set training.batch_size=6 --set training.steps=70000 --set evaluation.every_steps=2500
 

@@ -1,6 +1,6 @@
 """Fine-tune a language model: any that transformers' AutoModelForCausalLM loads from a folder.
 
-    python -m trainer.train finetune --precision bf16 --set recipe.model=/models/llama-3.2-1b \\
+    halfstep recipe train finetune --precision bf16 --set recipe.model=/models/llama-3.2-1b \\
         --set recipe.text=/data/letters.jsonl --set training.steps=1000
 
 By default it learns LoRA's small matrices; with recipe.lora_rank=0 every weight. Nothing is

@@ -3,8 +3,8 @@
 By default it learns the source files of Python's own standard library, which every machine that
 runs this has. Minutes on a CPU at the default size; on a GPU, set the sizes:
 
-    python -m trainer.train gpt --precision bf16 --set training.steps=200
-    python -m trainer.train gpt --set recipe.text=/data/shakespeare.txt --set training.compile=true
+    halfstep recipe train gpt --precision bf16 --set training.steps=200
+    halfstep recipe train gpt --set recipe.text=/data/shakespeare.txt --set training.compile=true
 
     layers  width  heads  context   parameters
          1     32      2       16       0.02 M   the tests' size

@@ -3,7 +3,7 @@
 Without a folder it learns the handwritten digits, as PNG files; on a CPU in minutes, in fp32. On
 ImageNet:
 
-    python -m trainer.train images --set recipe.folder=/data/imagenet \\
+    halfstep recipe train images --set recipe.folder=/data/imagenet \\
         --set recipe.network=resnet50 --set recipe.size=224 --set recipe.crop_area=0.08 \\
         --set recipe.mirror=true --set recipe.mixup=0.2 --set recipe.label_smoothing=0.1 \\
         --set training.batch_size=256 --set training.epochs=90 --set recipe.learning_rate=0.1 \\

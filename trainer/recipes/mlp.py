@@ -3,7 +3,7 @@
 Measured there in 2020 on one GPU: 9.405 s in default precision, 2.712 s with autocast, 3.113 s
 with autocast and GradScaler. Every size is a setting, so that a CPU can run it small:
 
-    python -m trainer.train mlp --set recipe.width=64 --set training.batch_size=32
+    halfstep recipe train mlp --set recipe.width=64 --set training.batch_size=32
 
 The tutorial's table, a process for each precision, with the settings that are given:
 

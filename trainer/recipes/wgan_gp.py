@@ -3,7 +3,7 @@
 Two networks, two optimizers, one loss scaler. The critic's loss holds a gradient penalty, which is
 differentiated twice: the hardest pattern of mixed precision. Seconds on a CPU:
 
-    python -m trainer.train wgan-gp --precision fp16
+    halfstep recipe train wgan-gp --precision fp16
 
 In each step the critic learns first, then the generator, against the critic as it is by then. The
 critic keeps ahead by a higher learning rate instead of five steps to the generator's one, so that a
