@@ -31,13 +31,13 @@ from halfstep.run_commands import (
 from halfstep.shelf_commands import note, preset, retention
 from halfstep.sweep_commands import sweep
 from halfstep.typed import (
-    EXIT_CODES,
     EXITS,
     add_command,
     add_submission,
     carry_out,
     command_of,
     configuration,
+    exit_code,
     parser_of,
     tell,
     tell_queued,
@@ -137,7 +137,7 @@ def follow(words: list[str]) -> None:
     with Client() as client:
         for told in client.follow(options.run, told=warn):
             tell(told, options)
-    sys.exit(EXIT_CODES[told["status"]])
+    sys.exit(exit_code(told))
 
 
 def log(words: list[str]) -> None:

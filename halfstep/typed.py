@@ -10,7 +10,11 @@ from halfstep.client import ENDED, Client
 
 #: Of a command that waits for a run's end. 1: the server refused; 2: typed wrongly; 130: Ctrl-C.
 EXIT_CODES = {"finished": 0, "failed": 3, "cancelled": 4}
-EXITS = "the exit code is 0 if it finished, 3 if it failed, 4 if it was cancelled"
+LEARNED_NOTHING = 5
+EXITS = (
+    "the exit code is 0 if it finished, 3 if it failed, 4 if it was cancelled, 5 if it finished "
+    "with a loss that is not finite, or with all its steps skipped"
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -151,7 +155,13 @@ def tell_queued(client: Client, run: dict[str, Any], options: argparse.Namespace
     if options.wait:
         ended = client.wait(run["id"], told=warn)
         tell(ended, options)
-        sys.exit(EXIT_CODES[ended["status"]])
+        sys.exit(exit_code(ended))
+
+
+def exit_code(run: Mapping[str, Any]) -> int:
+    """Return what tells a shell how a run has ended."""
+    is_lost = run.get("ending") in ("diverged", "unapplied")  # which earlier servers do not tell
+    return LEARNED_NOTHING if is_lost else EXIT_CODES[run["status"]]
 
 
 def warn(text: str) -> None:
@@ -169,7 +179,8 @@ def _line(run: dict[str, Any]) -> str:
     why = f"  ({reason})" if reason else ""
     total = f" of {run['steps_total']:,}" if run["steps_total"] else ""
     done = f"{run['step']:,}{total} steps, {run['skipped']:,} skipped"
-    return f"{run['id']:>6}  {run['status']:<11} {run['name']}  {done}{why}"
+    state = run.get("ending") or run["status"]  # by the words that the filter has
+    return f"{run['id']:>6}  {state:<11} {run['name']}  {done}{why}"
 
 
 def _reason(run: dict[str, Any]) -> str:

@@ -313,6 +313,23 @@ def test_who_waits_goes_on_after_a_restart_of_the_server(
     assert "asked again for 300 seconds" in text
 
 
+def test_a_run_that_diverged_is_called_so(
+    address: str, token: str, database: Database, running: Run
+) -> None:
+    """On its line, in JSON and by the exit code: it finished, and its weights are of no use."""
+    with database.writing() as session:
+        run = session.get_one(Run, running.id)
+        run.step, run.loss = 9, None
+        queue.end(session, running.id, running.attempt, Status.FINISHED)
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    told = halfstep("run", "follow", "1", **environment)
+    assert told.stdout.split()[:2] == ["1", "diverged"]
+    assert told.returncode == 5
+    assert "  diverged  " in halfstep("run", "list", "status:diverged", **environment).stdout
+    found = json.loads(halfstep("run", "list", "--json", **environment).stdout)
+    assert (found["status"], found["ending"]) == ("finished", "diverged")
+
+
 def test_commands_do_what_the_client_does(
     address: str,
     token: str,
