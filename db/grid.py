@@ -17,12 +17,13 @@ MOST_WORKERS = 500
 
 
 class Cell(NamedTuple):
-    """One device. run_id: of the run that it is in use for.  name, status: of one that may be seen.
+    """One device. label: its kind and number. run_id: of the run that it is in use for.
 
+    name, status: of that run, where it may be seen.
     utilization: 0 to 1, memory_bytes: in use, temperature_celsius; None where it is not sampled.
     """
 
-    number: int
+    label: str
     device: str
     run_id: int | None
     name: str | None
@@ -146,13 +147,14 @@ def _cell(
     samples: Mapping[tuple[int, int], Any],
 ) -> Cell:
     index = int(device["index"])
+    label = f"{device['kind']} {index}"
     run = seen.get(node.run_id) if node else None
     # What a CPU does is known of its machine as a whole alone, and of a gang's first node.
     is_known = node is not None and node.node == 0 and device["kind"] != "cpu"
     sample = samples.get((node.run_id, index)) if node and is_known else None
     return Cell(
-        number=index,
-        device=" ".join((device["kind"], str(index), device.get("name") or "")).strip(),
+        label=label,
+        device=f"{label} {device.get('name') or ''}".strip(),
         run_id=node.run_id if node else None,
         name=run.name if run else None,
         status=run.status if run else "",

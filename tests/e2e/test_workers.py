@@ -14,9 +14,9 @@ def test_the_grid_follows_what_runs_and_a_worker_is_drained_on_its_page(
     """A run appears on its device, a new worker in its row, and a drain where it was asked for."""
     page.goto("/workers")
     cell = page.locator(".devices li").first
-    expect(cell).to_have_text("0 free")
+    expect(cell).to_have_text("cpu 0: free")
     run: Run = start_run(database, ada)
-    expect(cell).to_have_text(f"0 run {run.id}")
+    expect(cell).to_have_text(f"cpu 0: run {run.id}")
     add_worker(database, "a-first", [DIGITS], [CPU])
     expect(page.locator("tbody tr")).to_have_count(2)
     expect(page.locator("tbody tr").first).to_contain_text("a-first")

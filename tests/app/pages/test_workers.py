@@ -67,7 +67,7 @@ def test_the_grid_says_what_runs_where_and_follows_it(
     page = browser.get("/workers").text
     assert page.count('<a href="/runs/1">run 1</a>') == 2
     assert "93 % · 41 GiB · 61 °C" in page
-    assert page.count("0 free<") == 1
+    assert page.count(" 0: free<") == 1
     cursor = page.partition('data-cursor="')[2].partition('"')[0]
     look = of_workers(database, seen)
     assert look(cursor) is None
