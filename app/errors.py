@@ -157,12 +157,17 @@ def _on_bad_request(request: Request, error: Exception) -> Response:
         what = str(wrong[0]["loc"][1]).removesuffix("_id")
         text = f"There is no {what} {str(wrong[0]['input'])[:100]!r}."
         return _answer(request, 404, text, _code(errors.NotFound))
-    fields = {
-        ".".join(map(str, each["loc"][1:])) or "body": f"{each['input']!r:.200}: {each['msg']}"
-        for each in error.errors()
-    }
+    fields = dict(map(_flaw, error.errors()))
     message = "; ".join(f"{k}: {v}" for k, v in fields.items())
     return _answer(request, 422, message, "invalid", fields)
+
+
+def _flaw(found: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the field that is wrong, and what is wrong with it."""
+    if found["type"] == "json_invalid":  # where it is told is a character's place, no field
+        return "body", f"it is no JSON: {found['ctx']['error']}, at character {found['loc'][-1]}"
+    field = ".".join(map(str, found["loc"][1:])) or "body"
+    return field, f"{found['input']!r:.200}: {found['msg']}"
 
 
 def _on_http_error(request: Request, error: Exception) -> Response:

@@ -263,6 +263,7 @@ def end(
     if step > run.step:
         reason = "; ".join(filter(None, [reason, f"of its {step:,} steps {run.step:,} came in"]))
     fault = "code" if error else None
+    error = error or HOW_IT_ENDED[how][1]
     queue.end(session, run_id, attempt, status, reason=reason, error=error, fault=fault)
     run.ended_at = min(run.ended_at or 0.0, _last_moment(session, run))
 

@@ -570,6 +570,9 @@ def _modules(modules: tuple[Any, ...]) -> "tuple[nn.Module, ...]":
     """Return what a script told of as modules."""
     for each in modules:
         if not hasattr(each, "named_parameters"):
+            if hasattr(each, "param_groups"):  # whose repr is a page
+                kind = type(each).__name__
+                raise BadArgument(f"it was told the optimizer {kind}; allowed: optimizers=[…]")
             raise BadArgument(f"it was told {shown(each)}; allowed: modules of torch")
     return modules
 

@@ -19,7 +19,7 @@ from app.auth import Sender, check_may_send
 from app.context import Db, TheSettings, ingesting
 from app.ingest import Place
 from app.parameters import RowId, flaws, outsized
-from db import ingest
+from db import ingest, projects
 from db.errors import Invalid
 from db.names import cleaned
 from db.tables import LARGEST_COUNT, LARGEST_ID
@@ -96,9 +96,11 @@ class Told(BaseModel):
 @router.post("")
 def begin(told: WatchedRun, session: Db, sender: Sender, request: Request) -> Begun:
     """Make a run, or find it again by its own id; a higher attempt shuts out the one before."""
+    named = told.project or projects.DEFAULT
     known = ingest.known(session, sender, told.id)
-    place = (known.id, known.project) if known else (None, told.project or "")
+    place = (known.id, known.project) if known else (None, named)
     check_may_send(request.state.known, *place)
+    makes_project = named != projects.DEFAULT and not projects.listed(session, [named])
     config = json_safe(told.config or {})
     texts = {"versions": told.versions, "command": told.command, "folder": told.folder}
     if errors := outsized(config) or flaws({"config": config, **texts}):
@@ -109,7 +111,7 @@ def begin(told: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
         told.id,
         told.attempt,
         name=cleaned(told.name) or "watched",
-        project=told.project or "",
+        project=named,
         config=config,
         tags=", ".join(filter(None, (cleaned(tag.replace(",", " ")) for tag in told.tags))),
         started_at=told.started.timestamp(),
@@ -119,7 +121,9 @@ def begin(told: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
         folder=told.folder,
     )
     if known is None:
-        deeds.note_now(session, request, sender, "a watched run began", attempt.run_id)
+        with_it = f", and made its project {named}" if makes_project else ""
+        text = f"a watched run began{with_it}"
+        deeds.note_now(session, request, sender, text, attempt.run_id)
     return Begun(
         run=attempt.run_id,
         attempt=attempt.attempt,

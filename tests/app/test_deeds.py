@@ -67,6 +67,8 @@ def test_a_deed_says_what_was_done_and_to_which_runs(
         headers = {"Authorization": f"Bearer {write_token(database, ada)}"}
         answer = script.post("/api/v1/ingest", json=watched, headers=headers)
         assert answer.status_code == 200
+    watched |= {"id": "b" * 32, "project": "mistyped"}
+    assert script.post("/api/v1/ingest", json=watched, headers=headers).status_code == 200
     deeds = told(database)
     assert [each[2:] for each in deeds[:3]] == [
         ("user carol, role viewer", None),
@@ -80,7 +82,11 @@ def test_a_deed_says_what_was_done_and_to_which_runs(
     assert deeds[6][2:] == (f"name {'n' * 100}, recipe digits", second + 1)
     assert [each[2] for each in deeds[7:9]] == ["name ci, kind read, days 3", "name ci"]
     assert deeds[9][2].endswith("/net.safetensors, 10 bytes")
-    assert deeds[10:] == [("ada", "POST /api/v1/ingest", "a watched run began", second + 2)]
+    began = "a watched run began"
+    assert deeds[10:] == [
+        ("ada", "POST /api/v1/ingest", began, second + 2),
+        ("ada", "POST /api/v1/ingest", f"{began}, and made its project mistyped", second + 3),
+    ]
     assert "hush" not in str(deeds)
     page = browser.get(f"/runs/{first}").text.partition('id="history"')[2]
     for why in ("paused by ada", "priority 3, by ada", "renamed by ada", "cancelled by ada"):

@@ -90,6 +90,14 @@ def test_bad_parameters_are_named(script: TestClient) -> None:
     assert "'many'" in answer.json()["errors"]["limit"]
 
 
+def test_a_body_that_is_no_json_is_told_as_that(script: TestClient) -> None:
+    """By where it ends to be; its place is no field."""
+    answer = script.post("/api/v1/runs", content="{", headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    [(field, said)] = answer.json()["errors"].items()
+    assert (field, said.startswith("it is no JSON: ")) == ("body", True)
+
+
 def test_strangers_learn_nothing_about_a_silent_database(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:

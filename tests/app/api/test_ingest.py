@@ -275,7 +275,7 @@ def test_an_attempt_ends_as_its_process_did(
     assert run["seconds"] == pytest.approx(
         0.025, abs=1e-5
     )  # five steps of 5 ms, whenever they were sent
-    assert (run["error"] or "").startswith("Traceback" if error else "")
+    assert (run["error"] or "").startswith("Traceback" if error else reason or "")
     assert uploader.begin().status_code == 200
     assert uploader.send().json()["code"] == "ended"
     assert uploader.begin(attempt=2).status_code == 200
