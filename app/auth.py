@@ -20,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from app import deeds
 from app.context import SAFE_METHODS, Db, Posted
 from app.in_flight import InFlight, flight_of
+from app.parameters import check_known
 from app.rights import admit, kind_of
 from db import accounts, rights
 from db.database import Database
@@ -151,6 +152,7 @@ def _admitted(
         sign_in, kind, only = known.sign_in, FULL, None
     rights.limit(session, known.standing)
     admit(request, session, known.user, known.standing, kind, only)
+    check_known(request)
     in_flight: InFlight = request.app.state.in_flight
     kind_of_request = kind_of(request.scope["endpoint"])
     in_flight.admit(flight_of(request), known.standing, secret, kind_of_request, _run_id(request))

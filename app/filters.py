@@ -103,8 +103,6 @@ class _Misread(Exception):
 
 def read(text: str, *, me: str) -> Filter:
     """Read a filter; me: who asks. Raises BadFilter, which names each wrong word."""
-    if wrong := flaw(text):
-        raise BadFilter([Mistake(0, text, f"{wrong}; allowed: other text")])
     if len(text) > TYPED_CHARACTERS:
         message = f"it has {len(text):,} characters; allowed: at most {TYPED_CHARACTERS}"
         raise BadFilter([Mistake(0, text, message)])
@@ -146,6 +144,8 @@ def quoted(text: str) -> str:
 
 
 def _term(word: str, me: str) -> Term:
+    if wrong := flaw(word):
+        raise _Misread(f"{wrong}; allowed: other text")
     if word.count('"') % 2:
         raise _Misread('its quote is not closed; allowed: "two words"')
     is_negated = word.startswith("-") and len(word) > 1

@@ -158,6 +158,12 @@ def recipe_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
+def sentence(text: str) -> str:
+    """A text with a capital, unless it begins with a name, as of a setting: weights.path."""
+    first = text.partition(" ")[0].rstrip(",:;")
+    return text[:1].upper() + text[1:] if first.isalpha() else text
+
+
 def linked(text: str, named: Iterable[Any]) -> Markup:
     """Return a text with links to the runs that it names; each has an id and a label, in order."""
     found = Markup()
@@ -172,6 +178,7 @@ def linked(text: str, named: Iterable[Any]) -> Markup:
 FILTERS = {
     "linked": linked,
     "recipe_name": recipe_name,
+    "sentence": sentence,
     "quoted": quoted,
     "number": number,
     "measured": measured,

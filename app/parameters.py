@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from annotated_types import Interval
+from fastapi import Request
+from fastapi.dependencies.models import Dependant
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
@@ -25,6 +27,9 @@ DEPTH = 10
 TYPED_CHARACTERS = 1000
 #: Of a setting or a metric by which to sort.
 NAME_CHARACTERS = 200
+API = "/api/v1/"
+#: Of mistakes of one kind; as many as an address can hold are no help.
+MOST_TOLD = 10
 
 
 def flaw(text: str) -> str | None:
@@ -69,6 +74,22 @@ def outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str, str]
     for name, each in inner:
         found |= outsized(each, f"{path}.{name}" if depth else str(name)[:100], depth + 1)
     return found
+
+
+def check_known(request: Request) -> None:
+    """See that an address of the API says nothing that would be passed over. Raises Invalid."""
+    if not request.query_params or not request.url.path.startswith(API):
+        return
+    known = _names(request.scope["route"].dependant)
+    if unknown := [name for name in request.query_params if name not in known]:
+        allowed = ", ".join(sorted(known)) or "nothing behind a ?"
+        text = f"no parameter is called so; allowed: {allowed}"
+        raise Invalid({name[:NAME_CHARACTERS]: text for name in unknown[:MOST_TOLD]})
+
+
+def _names(asked: Dependant) -> set[str]:
+    own = {each.alias for each in asked.query_params}
+    return own.union(*map(_names, asked.dependencies))
 
 
 def as_run_id(field: str, text: str) -> int:

@@ -340,8 +340,8 @@ def _order_by_name(name: str, paths: tuple[str, ...], *, is_metric: bool, falls:
         metric = aliased(LatestMetric)
         joined.append((metric, and_(metric.run_id == Run.id, metric.name == name)))
         numbers.append(metric.value)
-    if not joined:
-        return Order((Run.id.expression,), falls)
+    if not joined:  # of what nothing is called: as they are without an order
+        return Order((Run.id.expression,), True)
     last = -math.inf if falls else math.inf
     keys = (func.coalesce(*numbers, last), func.coalesce(*texts, "", ""), Run.id.expression)
     return Order(keys, falls, tuple(joined))

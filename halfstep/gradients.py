@@ -5,7 +5,6 @@ Nothing in here waits for a device unless it says so. This module imports torch.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -42,8 +41,6 @@ class Gradients:
         self.device = self.parameters[0].device
         is_half = any(p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters)
         self._dtype = torch.float32 if is_half else None  # of the norms; None: the gradients' own
-        norm = torch.linalg.vector_norm
-        self._norm = partial(norm, dtype=torch.float32) if is_half else norm
         self.groups = len(optimizer.param_groups)  # with more, it is another optimizer
         self._is_plain = all(
             p.device == self.device and not hasattr(p, "to_local") for p in self.parameters
@@ -61,8 +58,6 @@ class Gradients:
 
     def measure(self, scale: Tensor | None = None) -> Measured | None:
         """Measure them; None if there are none. scale: what they are still multiplied by."""
-        if self._is_on_host:
-            return self._read(scale)
         present = [g for p in self.parameters if (g := p.grad) is not None]
         if not present:
             return None
@@ -70,6 +65,8 @@ class Gradients:
         if len(present) < len(self.parameters):
             found = iter(norms)
             norms = [self._zero if p.grad is None else next(found) for p in self.parameters]
+        if self._is_on_host:
+            return self._read([norm.item() for norm in norms], scale)
         stacked = torch.stack(list(norms))
         if scale is not None:
             stacked = stacked / scale
@@ -86,27 +83,16 @@ class Gradients:
                 self._is_plain = False
         local = [local_elements(gradient) for gradient in gradients]
         norms = torch._foreach_norm(local, dtype=self._dtype)
-        return [norm.to(self.device, non_blocking=True) for norm in norms]
+        # What the host reads has to be there.
+        return [norm.to(self.device, non_blocking=not self._is_on_host) for norm in norms]
 
-    def _read(self, scale: Tensor | None) -> Measured | None:
-        """Measure them in host memory, each read as it is measured: nobody waits."""
-        norms, factor = self._numbers(), 1.0 if scale is None else scale.item()
+    def _read(self, norms: list[float], scale: Tensor | None) -> Measured:
+        """Put together what lies in host memory, where nobody waits."""
+        factor = 1.0 if scale is None else scale.item()
         total = math.hypot(*norms)
         if not total < math.inf:
             return sum(norms), norms, factor, self._nonfinite(norms)
-        if total == 0 and all(p.grad is None for p in self.parameters):
-            return None
         return total / factor, norms, factor, None
-
-    def _numbers(self) -> list[float]:
-        if self._is_plain:
-            norm = self._norm
-            try:
-                return [0.0 if (g := p.grad) is None else norm(g).item() for p in self.parameters]
-            except (NotImplementedError, RuntimeError):  # one is sparse, and so will be the next
-                self._is_plain = False
-        local = [None if p.grad is None else local_elements(p.grad) for p in self.parameters]
-        return [0.0 if gradient is None else self._norm(gradient).item() for gradient in local]
 
     def _nonfinite(self, norms: list[float]) -> Counts:
         return {

@@ -353,7 +353,7 @@ class Watch:
                 else:
                     self._log_file(name, value, step)
             except Exception as error:  # of a figure, a table: whatever made them raises in here
-                self._complain(f"{name} is not logged: {error}")
+                self._complain(f"{str(name)[:100]} is not logged: {error}")
         if clock() - self._flushed_at > FLUSH_SECONDS:
             self._flush()
 
@@ -415,7 +415,7 @@ class Watch:
             try:
                 self._spool.event(metric | {"value": float(metric["value"])})
             except Exception as error:  # of whatever goes by as a number
-                self._complain(f"{metric['name']} is not logged: {error}")
+                self._complain(f"{metric['name']!s:.100} is not logged: {error}")
 
     @property
     def _written(self) -> AttemptFiles:

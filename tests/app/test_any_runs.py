@@ -134,12 +134,13 @@ def test_a_metric_called_loss_is_not_the_loss_that_is_recorded(
     clash = [make_metric(2, 99.0, name) for name in ("loss", "seconds", "run/step_ms")]
     record(database, both, make_steps([3.0, 1.0, 2.0]), events=clash)
     record(database, logs, events=[make_metric(n, 9.0 - n, "loss") for n in (1, 2)])
-    query: dict[str, Any] = {"runs": "1,2", "series": "loss"}
+    query: dict[str, Any] = {"runs": "1,2"}
     first, second = script.get("/api/v1/comparison", params=query).json()["runs"]
     assert (first["figures"]["loss"]["value"], first["best"]["loss"]["value"]) == (2.0, 1.0)
     assert first["figures"]["seconds"]["value"] is None
     assert first["best"].keys() == {"loss"}
     assert (second["figures"]["loss"]["value"], second["best"]["loss"]["value"]) == (7.0, 7.0)
+    query |= {"series": "loss"}
     drawn = script.get("/api/v1/comparison/series", params=query).json()["runs"]
     assert drawn["1"]["series"]["loss"]["y"] == [3.0, 1.0, 2.0]
     assert drawn["2"]["metrics"]["loss"]["y"] == [8.0, 7.0]

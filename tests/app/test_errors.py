@@ -90,6 +90,21 @@ def test_bad_parameters_are_named(script: TestClient) -> None:
     assert "'many'" in answer.json()["errors"]["limit"]
 
 
+def test_a_parameter_that_nothing_reads_is_refused(
+    script: TestClient, stranger: TestClient
+) -> None:
+    """As limits mistyped would be none; who is not signed in is told that first."""
+    answer = script.get("/api/v1/runs?limt=3&limit=3&statu=failed")
+    allowed = "allowed: before, filter, limit, sort, values"
+    assert (answer.status_code, answer.json()["errors"]) == (
+        422,
+        dict.fromkeys(("limt", "statu"), f"no parameter is called so; {allowed}"),
+    )
+    bare = script.get("/api/v1/projects?x=1").json()["errors"]
+    assert bare == {"x": "no parameter is called so; allowed: nothing behind a ?"}
+    assert stranger.get("/api/v1/runs?limt=3").status_code == 401
+
+
 def test_a_body_that_is_no_json_is_told_as_that(script: TestClient) -> None:
     """By where it ends to be; its place is no field."""
     answer = script.post("/api/v1/runs", content="{", headers={"Content-Type": "application/json"})

@@ -114,6 +114,7 @@ WRONG = (
     ('x "open', [2], "its quote is not closed"),
     ('""', [1], "it is empty"),
     ("a:b c:d", [1, 2], "word 2, 'c:d'"),
+    ("ok a\0b", [2], "has the character '\\x00', which cannot be kept"),
     ("w " * 21, [0], "it has 21 words; allowed: at most 20"),
     ("w" * 1001, [0], "it has 1,001 characters; allowed: at most 1000"),
 )
@@ -154,6 +155,8 @@ SORTED = {
     "lr": [2, 1, 3],
     "val/accuracy": [1, 2, 3],
     "fused": [1, 2, 3],
+    "nothing is called so": [3, 2, 1],
+    "-nothing is called so": [3, 2, 1],
 }
 
 

@@ -98,3 +98,9 @@ def test_sparkline_leaves_gaps() -> None:
     drawn = formats.sparkline([1.0, None, "Infinity", 2.0, 3.0])
     assert drawn.count("M") == 2
     assert formats.sparkline([None, 1.0]) == ""
+
+
+def test_a_setting_keeps_its_name_where_a_sentence_begins_with_it() -> None:
+    """Names are not capitalised."""
+    assert formats.sentence("weights.path is /a.pt") == "weights.path is /a.pt"
+    assert formats.sentence("it raised") == "It raised"

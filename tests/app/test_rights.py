@@ -158,10 +158,12 @@ def test_what_one_may_not_see_is_on_no_page(
     for path in pages:
         ids = {"sweep_id": str(sweep.id)}
         address = re.sub(r"\{(\w+)[^}]*\}", lambda m, ids=ids: ids.get(m[1], str(hidden.id)), path)
-        questions = {"runs": str(hidden.id), "from": str(hidden.id), "filter": "speed>=0 or"}
-        answer = outsider.get(address, params={**questions, "filter": ""})
-        assert HIDDEN not in answer.text, address
-        seen += HIDDEN in viewer.get(address, params={**questions, "filter": ""}).text
+        questions = {"runs": str(hidden.id), "from": str(hidden.id), "filter": ""}
+        if path.startswith("/api/v1/"):  # which refuses what it does not know
+            unknown = outsider.get(address, params=questions).json().get("errors", {})
+            questions = {name: each for name, each in questions.items() if name not in unknown}
+        assert HIDDEN not in outsider.get(address, params=questions).text, address
+        seen += HIDDEN in viewer.get(address, params=questions).text
     assert seen > 8
     found = outsider.get("/api/v1/runs").json()
     assert (found["runs"], found["total"]) == ([], 0)

@@ -442,12 +442,14 @@ def test_a_number_that_is_none_is_said_and_the_rest_goes_on(
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         watch.log({"big": 10**400, "complex": torch.tensor(1 + 1j)})
         watch.log({"meta": torch.ones((), device="meta")})
+        watch.log({"n" * 9000: 1.0})
         watch.log([1.0])  # type: ignore[arg-type]
         watch.log({"good": 1.0})
     [good] = Written(tmp_path / "it").of("metric")
     assert good["name"] == "good"
     told = capsys.readouterr().err
-    for name in ("big", "complex", "meta"):
+    assert max(map(len, told.splitlines())) < 1000
+    for name in ("big", "complex", "meta", "n" * 100):
         assert f"halfstep: {name} is not logged: " in told
     assert "halfstep: log was told [1.0]; allowed: a dictionary of values by name" in told
 

@@ -100,7 +100,7 @@ def test_of_many_what_can_be_done_is_done(
     assert answer == {"done": [], "refused": refused}
     tagging = {"runs": everyone[:-1], "action": "add_tag", "tag": "kept"}
     assert script.post("/api/v1/runs/bulk", json=tagging).json()["done"] == everyone[:-1]
-    assert script.get("/api/v1/runs", params={"text": "kept"}).json()["total"] == 4
+    assert script.get("/api/v1/runs", params={"filter": "tag:kept"}).json()["total"] == 4
     with database.reading() as session:
         assert runs.get(session, over[0]).status == Status.CANCELLED
 
