@@ -26,7 +26,10 @@ from db.tables import LARGEST_ID, Deed, User
 logger = logging.getLogger(__name__)
 
 #: Changes nothing, or nothing but what its user alone sees.
-LEFT_OUT = ("/runs/new", "/alerts/notices/reading", "/api/v1/alerts/notices/reading")
+LEFT_OUT = (
+    *("/runs/new", "/sweeps/new", "/sweeps/new/command"),
+    *("/alerts/notices/reading", "/api/v1/alerts/notices/reading"),
+)
 CHARACTERS, VALUE_CHARACTERS = 200, 100
 #: Refusals of one address, for one user or for nobody, are written down so often.
 REFUSED, REFUSED_SECONDS = "refused", 60.0

@@ -69,6 +69,15 @@ STATUS_CODES: dict[type[Exception], int] = {
     errors.DatabaseUnreachable: 503,
     errors.StorageUnreachable: 503,
 }
+#: What pydantic says for those who program; of these more for those who type.
+IN_WORDS = {
+    "int_parsing": "allowed: a whole number",
+    "int_type": "allowed: a whole number",
+    "float_parsing": "allowed: a number",
+    "float_type": "allowed: a number",
+    "string_type": "allowed: a text",
+    "extra_forbidden": "no field is called so",
+}
 PROBLEM_TYPE = "application/problem+json"
 FAILED = "The server failed at this. What it says of it is in its log."
 
@@ -167,7 +176,9 @@ def _flaw(found: Mapping[str, Any]) -> tuple[str, str]:
     if found["type"] == "json_invalid":  # where it is told is a character's place, no field
         return "body", f"it is no JSON: {found['ctx']['error']}, at character {found['loc'][-1]}"
     field = ".".join(map(str, found["loc"][1:])) or "body"
-    return field, f"{found['input']!r:.200}: {found['msg']}"
+    if found["type"] == "missing":  # what lacks it is no value of its own
+        return field, "it is missing"
+    return field, f"{found['input']!r:.200}: {IN_WORDS.get(found['type'], found['msg'])}"
 
 
 def _on_http_error(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ before a word turns it round. db/conditions.py has what each word means as SQL.
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -64,6 +64,8 @@ KEYS = MappingProxyType(
         "has": "a setting or metric, tag, project, precision, recipe or sweep",
     }
 )
+#: Of other languages of filters; as texts they would find nothing, and not say why.
+OPERATORS = ("OR", "AND", "NOT", "|", "||", "&&")
 UNITS = MappingProxyType({"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0})
 
 # Possessive, so that of many quotes in a row there is one reading to be tried, not 2^n.
@@ -121,11 +123,14 @@ def read(text: str, *, me: str) -> Filter:
     return terms
 
 
-def notes(session: Session, terms: Filter, sort: str) -> list[str]:
-    """Say which names no setting and no metric has: no run is found, or ordered, by them."""
+def notes(session: Session, terms: Filter, sort: str, shown: Iterable[str] = ()) -> list[str]:
+    """Say which names no setting and no metric has: no run is found, or ordered, by them.
+
+    shown: of columns, which are empty then.
+    """
     name = sort.removeprefix("-")
     order = () if name in ORDERS or name in SYNONYMS else (name,)
-    told = vocabulary.unknown(session, (*names(terms), *order))
+    told = vocabulary.unknown(session, dict.fromkeys((*names(terms), *order, *shown)))
     known = vocabulary.vocabulary(session) if told else None
     allowed = (*NUMBERS, *known.settings, *known.metrics) if known else ()
     return [f"no setting or metric is called {name}{_meant(name, allowed)}" for name in told]
@@ -148,6 +153,8 @@ def _term(word: str, me: str) -> Term:
         raise _Misread(f"{wrong}; allowed: other text")
     if word.count('"') % 2:
         raise _Misread('its quote is not closed; allowed: "two words"')
+    if word in OPERATORS:
+        raise _Misread(f'all words hold, and there is no {word}; allowed: "{word}" as a text')
     is_negated = word.startswith("-") and len(word) > 1
     rest = word[1:] if is_negated else word
     if parts := _SPLIT.fullmatch(rest):

@@ -289,7 +289,7 @@ def of_list(
             newest = runs.newest_id(session)
             new = set(range(max(seen_newest, newest - 50) + 1, newest + 1))
             marks = waiting.live_marks(session, seen.keys() | new, queue)
-            is_worker_up = bool(queue.workers)
+            is_worker_up = queue.has_takers
             now = list_cursor(newest, marks, is_worker_up=is_worker_up)
             if now == cursor:
                 return None

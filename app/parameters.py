@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from annotated_types import Interval
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
 from db.errors import Invalid
@@ -132,6 +132,12 @@ def _named(text: str) -> str:
             "name", "allowed: at most {most} characters", {"most": NAME_CHARACTERS}
         )
     return text
+
+
+class Body(BaseModel):
+    """What a request brings; a field that nothing reads is refused."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 Text = Annotated[str, AfterValidator(_text)]

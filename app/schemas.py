@@ -5,7 +5,7 @@ A configuration is an object of groups; a group is an object of plain fields and
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,7 +181,17 @@ def parsed(schema: Schema, value: Any) -> Any:
     return value
 
 
+def beyond(schema: Schema, config: dict[str, Any], paths: Collection[str]) -> dict[str, str]:
+    """Say of numbers that no computer keeps what their own fields allow, by path."""
+    return {
+        field.path: refusal(field, value)
+        for field in properties(schema)
+        if field.path in paths and any(bound in field.rules for bound, _words in _BOUNDS)
+        if isinstance(value := get(config, field.path), int)
+    }
+
+
 def refusal(field: Property, value: Any) -> str:
     """Say that a value is not allowed, and what is."""
-    shown = "nothing" if value in (None, "") else str(value)
+    shown = "nothing" if value in (None, "") else str(value)[:100]
     return f"{field.title} is {shown}; allowed: {field.allowed}"

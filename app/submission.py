@@ -281,7 +281,7 @@ def _check_recipe(
         return {}, {"recipe": str(error)}
     config = schemas.with_defaults(schema, submission.config)
     if errors := outsized(config):
-        return config, errors
+        return config, errors | schemas.beyond(schema, config, errors)
     errors = schemas.mistakes(schema, config) | flaws(config)
     if not errors:
         config = schemas.parsed(schema, config)

@@ -1,8 +1,9 @@
 """What a run is likely to cost before it starts, by the latest finished ones that are like it."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from statistics import median
+from typing import Any, TypeAlias
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -10,22 +11,29 @@ from sqlalchemy.orm import Session
 from db import runs
 from db.tables import KEPT, Checkpoint, Run, Status
 
-#: So many of the latest runs are looked through, so many of those that are alike are judged by.
-LOOKED_THROUGH, LIKE = 2000, 5
+#: So many of the latest runs are looked through, of so many of those that finished the sizes are
+#: compared, and so many of those that are alike are judged by.
+LOOKED_THROUGH, COMPARED, LIKE = 2000, 50, 5
+
+
+#: Tells by a recipe's settings whether they are of the size that is asked about.
+IsAlike: TypeAlias = Callable[[dict[str, Any]], bool]
 
 
 @dataclass(frozen=True)
 class Estimate:
     """ahead: queued runs that start sooner.  runs: like ones that finished, by their ids.
 
-    steps_per_second: the least and the most of them, None without any. same_batch_size: whether
-    theirs is the one that was asked for.  checkpoint_bytes: of one, in the middle of those runs.
+    steps_per_second: the least and the most of them, None without any. same_batch_size, same_sizes:
+    whether theirs are those that were asked for.  checkpoint_bytes: of one, in the middle of those
+    runs; None of other sizes.
     """
 
     ahead: int
     runs: list[int]
     steps_per_second: tuple[float, float] | None
     same_batch_size: bool
+    same_sizes: bool
     checkpoint_bytes: int | None
 
 
@@ -33,13 +41,14 @@ class Estimate:
 class Alike:
     """Finished runs that are like one: their ids, the least and most steps a second of theirs.
 
-    same_batch_size: whether theirs is the one that was asked for.
+    same_batch_size, same_sizes: whether theirs are those that were asked for.
     """
 
     runs: list[int]
     slowest: float
     fastest: float
     same_batch_size: bool
+    same_sizes: bool
 
 
 def estimate(
@@ -51,6 +60,7 @@ def estimate(
     devices_per_node: int,
     batch_size: int | None,
     priority: int,
+    is_alike: IsAlike = lambda _recipe: True,
 ) -> Estimate:
     """Judge by runs that are alike, as below."""
     waiting = select(func.count()).where(Run.status == Status.QUEUED, Run.priority >= priority)
@@ -61,13 +71,15 @@ def estimate(
         nodes=nodes,
         devices_per_node=devices_per_node,
         batch_size=batch_size,
+        is_alike=is_alike,
     )
     return Estimate(
         ahead=session.scalar(waiting) or 0,
         runs=found.runs,
         steps_per_second=(found.slowest, found.fastest) if found.runs else None,
         same_batch_size=found.same_batch_size,
-        checkpoint_bytes=_checkpoint_bytes(session, found.runs),
+        same_sizes=found.same_sizes,
+        checkpoint_bytes=_checkpoint_bytes(session, found.runs) if found.same_sizes else None,
     )
 
 
@@ -79,24 +91,41 @@ def alike(
     nodes: int,
     devices_per_node: int,
     batch_size: int | None,
+    is_alike: IsAlike = lambda _recipe: True,
 ) -> Alike:
-    """Find runs of the same recipe, precision and number of devices; of that batch size if any.
+    """Find runs of the same recipe, precision and number of devices; of those sizes and that batch
+    size if any.
 
-    recipes: the names that the recipe goes by.
+    recipes: the names that the recipe goes by.  is_alike: tells it by the recipe's settings.
     """
     batch = Run.config["training"]["batch_size"].as_float()
     query = (
-        select(Run.id, Run.steps_per_second, batch.label("batch_size"))
+        select(
+            Run.id,
+            Run.steps_per_second,
+            batch.label("batch_size"),
+            Run.config["recipe"].label("sizes"),
+        )
         .where(Run.id > (runs.newest_id(session) or 0) - LOOKED_THROUGH, KEPT)
         .where(Run.status == Status.FINISHED, Run.steps_per_second > 0)
         .where(Run.recipe.in_(recipes), Run.precision == precision)
         .where(Run.nodes == nodes, Run.devices_per_node == devices_per_node)
         .order_by(Run.id.desc())
     )
-    same = session.execute(query.where(batch == batch_size).limit(LIKE)).all()
-    found = same or session.execute(query.limit(LIKE)).all()
+    looked_at = [
+        session.execute(each.limit(COMPARED)).all()
+        for each in (query.where(batch == batch_size), query)
+    ]
+    same = [[row for row in rows if is_alike(row.sizes or {})] for rows in looked_at]
+    found = next(filter(None, (*same, *looked_at)), [])[:LIKE]
     speeds = [row.steps_per_second for row in found] or [0.0]
-    return Alike([row.id for row in found], min(speeds), max(speeds), bool(same))
+    return Alike(
+        [row.id for row in found],
+        min(speeds),
+        max(speeds),
+        same_batch_size=any(row.batch_size == batch_size for row in found),
+        same_sizes=any(same),
+    )
 
 
 def _checkpoint_bytes(session: Session, run_ids: Collection[int]) -> int | None:

@@ -74,6 +74,11 @@ class Queue:
     usage: Usage
     seen: frozenset[str] | None
 
+    @property
+    def has_takers(self) -> bool:
+        """Whether any worker that is up takes what is queued: one that is drained does not."""
+        return any(worker.drained_at is None for worker in self.workers)
+
     @classmethod
     def read(cls, session: Session) -> "Queue":
         """Read it: three queries, however many runs and workers there are.

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db, TheSettings
-from app.parameters import RowId, RunId, Text
+from app.parameters import Body, RowId, RunId, Text
 from db import alerts, channels, deliveries, notices
 from db.tables import AlertRule, Channel, Delivery
 
@@ -18,7 +18,7 @@ router = APIRouter(tags=["alerts"])
 MOST_NEWS = 5
 
 
-class NewRule(BaseModel):
+class NewRule(Body):
     """What to be told of."""
 
     condition: Annotated[Text, Field(description="One of docs/alerts.md: ended, collapsing, …")]
@@ -33,7 +33,7 @@ class NewRule(BaseModel):
     ] = None
 
 
-class RunRule(BaseModel):
+class RunRule(Body):
     """What to be told of one run."""
 
     condition: Text
@@ -56,7 +56,7 @@ class RuleRow(BaseModel):
     text: str
 
 
-class Switch(BaseModel):
+class Switch(Body):
     """Whether it is on."""
 
     is_on: bool
@@ -91,13 +91,13 @@ class News(BaseModel):
     newest: list[NoticeRow]
 
 
-class Reading(BaseModel):
+class Reading(Body):
     """Up to which notice all is read."""
 
     up_to: RowId
 
 
-class NewChannel(BaseModel):
+class NewChannel(Body):
     """How to be told."""
 
     kind: Annotated[Text, Field(description="webhook, slack or email")]

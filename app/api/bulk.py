@@ -3,21 +3,19 @@
 from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from app import bulk, deeds
 from app.auth import SignedIn
 from app.context import Db
-from app.parameters import RunId, Text
+from app.parameters import Body, RunId, Text
 from db.errors import Invalid
 
 router = APIRouter(prefix="/runs", tags=["runs"])
 
 
-class BulkAction(BaseModel):
+class BulkAction(Body):
     """What is to be done with which runs."""
-
-    model_config = ConfigDict(extra="forbid")
 
     action: Annotated[
         Literal["add_tag", "remove_tag", "cancel", "delete", "restore", "erase", "move"],

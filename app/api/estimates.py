@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
+from app import forms
 from app.auth import SignedIn
 from app.context import Db
 from app.formats import count, duration, memory, number, size
@@ -36,10 +37,13 @@ class Cost(BaseModel):
     ahead: Annotated[int, Field(description="Queued runs that start sooner")]
     like_runs: Annotated[list[int], Field(description="By which it is judged; five at most")]
     same_batch_size: Annotated[bool, Field(description="Whether theirs is the one asked for")]
+    same_sizes: Annotated[bool, Field(description="Whether theirs are those asked for")]
     seconds: Annotated[
         Seconds | None, Field(description="Of its steps; null without steps or like runs")
     ]
-    checkpoint_bytes: Annotated[int | None, Field(description="Of one, with its weights")]
+    checkpoint_bytes: Annotated[
+        int | None, Field(description="Of one, with its weights; null of runs of other sizes")
+    ]
     memory_bytes: Annotated[
         int | None,
         Field(
@@ -64,6 +68,15 @@ def estimate(
     every_steps: Annotated[
         Steps, Query(description="Between checkpoints, all of them kept")
     ] = None,
+    sizes: Annotated[
+        list[Text],
+        Query(
+            alias="size",
+            max_length=100,
+            description="Settings as the form has them, recipe.width=128: of the recipe's whole "
+            "numbers, choices and texts, by which runs are like it",
+        ),
+    ] = [],  # noqa: B006
 ) -> Cost:
     """Say how long a run may take and what it may leave, from runs like it."""
     offered = workers.recipe(session, recipe)
@@ -75,6 +88,7 @@ def estimate(
         devices_per_node=devices_per_node,
         batch_size=batch_size,
         priority=priority,
+        is_alike=lambda settings: _is_alike(settings, sizes),
     )
     seconds = None
     if found.steps_per_second and steps:
@@ -86,10 +100,21 @@ def estimate(
         ahead=found.ahead,
         like_runs=found.runs,
         same_batch_size=found.same_batch_size,
+        same_sizes=found.same_sizes,
         seconds=seconds,
         checkpoint_bytes=found.checkpoint_bytes,
         memory_bytes=memory_bytes,
-        told=[*_told(found, seconds, saves), *_memory_told(session, offered, memory_bytes)],
+        told=[*_told(found, seconds, saves), *_workers_told(session, offered, memory_bytes)],
+    )
+
+
+def _is_alike(settings: dict[str, Any], sizes: list[str]) -> bool:
+    """Tell whether a run's recipe has these sizes; a rate, a fraction is none."""
+    asked = dict(each.removeprefix("recipe.").partition("=")[::2] for each in sizes)
+    return all(
+        isinstance(value, float) or asked.get(name, text) == text
+        for name, value in settings.items()
+        for text in (forms.input_text(value),)
     )
 
 
@@ -100,11 +125,16 @@ def _memory_bytes(offered: dict[str, Any], precision: str) -> int | None:
     return sum(int(counted[kind]) for kind in [*kinds, *(["cast_bytes"] * (precision in CASTING))])
 
 
-def _memory_told(session: Session, offered: dict[str, Any], needed: int | None) -> Iterator[str]:
-    """Say it beside what the largest device has of a worker that is up and offers the recipe."""
+def _workers_told(session: Session, offered: dict[str, Any], needed: int | None) -> Iterator[str]:
+    """Say what keeps workers that are up and offer the recipe from taking it, if anything, and what
+    it needs beside the memory of their largest device.
+    """
+    able = [each for each in workers.alive(session) if workers.offers(each, offered["name"])]
+    if able and all(each.drained_at for each in able):
+        names = ", ".join(each.name for each in able[:3])
+        yield f"it waits, for workers that offer it are drained: {names}"
     if needed is None:
         return
-    able = [each for each in workers.alive(session) if workers.offers(each, offered["name"])]
     most = max((workers.device_memory_bytes(each.devices) for each in able), default=0.0)
     of = f" of a device's {memory(most)}" if most >= needed else ""
     short = f", more than the {memory(most)} of any device that is up" if 0 < most < needed else ""
@@ -123,6 +153,7 @@ def _told(found: Estimate, seconds: Seconds | None, saves: int) -> list[str]:
         pace = slow if slow == fast else f"{slow} to {fast}"
         runs = f"{len(found.runs)} like runs" if len(found.runs) > 1 else f"run {found.runs[0]}"
         other = "" if found.same_batch_size else ", of other batch sizes"
+        other = other if found.same_sizes else ", of other sizes"
         told.append(f"{time} of steps, at the {pace} steps/s of {runs}{other}")
     if found.checkpoint_bytes is not None:
         each, whole = size(found.checkpoint_bytes), size(saves * found.checkpoint_bytes)

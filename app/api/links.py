@@ -11,7 +11,7 @@ from app.api.lists import After, Limit, ListPage
 from app.auth import AtBrowser, SignedIn
 from app.comparison import MOST_RUNS
 from app.context import Db
-from app.parameters import RowId, RunId, as_run_ids
+from app.parameters import Body, RowId, RunId, as_run_ids
 from app.rights import check
 from db import runs, shared_links
 from db.rights import Right
@@ -29,7 +29,7 @@ class LinkRow(BaseModel):
     expires_at: float
 
 
-class NewLink(BaseModel):
+class NewLink(Body):
     """What a link is to show, and for how long."""
 
     runs: Annotated[list[RunId], Field(min_length=1, max_length=MOST_RUNS)]

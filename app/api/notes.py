@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from app.auth import SignedIn
 from app.context import Db
 from app.notes import subject_of
-from app.parameters import Text, flaw
+from app.parameters import Body, Text, flaw
 from db import notes
 from db.errors import Invalid
 from db.rights import Right
@@ -27,9 +27,10 @@ class Note(BaseModel):
     note: str
 
 
-class NoteWanted(Note):
+class NoteWanted(Body):
     """What a note on a project, or on runs, shall be; an empty one takes it away."""
 
+    note: str
     project: Project = None
     runs: Runs = ""
     seen: Annotated[

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from app.auth import AtBrowser, SignedIn
 from app.context import Db
-from app.parameters import RowId, Text
+from app.parameters import Body, RowId, Text
 from db import accounts, people, projects
 from db.rights import MEMBER
 
@@ -36,7 +36,7 @@ class Accounts(BaseModel):
     next: str | None
 
 
-class Invitation(BaseModel):
+class Invitation(Body):
     """Who is to come, and as what."""
 
     name: Text
@@ -52,7 +52,7 @@ class Invited(BaseModel):
     link: Annotated[str, Field(description="Path that signs in once, within a day")]
 
 
-class Change(BaseModel):
+class Change(Body):
     """What is done with an account."""
 
     change: people.Change

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from app.auth import SignedIn
 from app.context import Db
-from app.parameters import RowId, Text, flaw
+from app.parameters import Body, RowId, Text, flaw
 from app.presets import save
 from app.rights import check_project
 from app.submission import Submission, may_submit_to
@@ -19,14 +19,15 @@ from db.tables import Preset
 router = APIRouter(prefix="/presets", tags=["runs"])
 
 
-class PresetWanted(BaseModel):
+class PresetWanted(Body):
     """What a run would be submitted with, under a name."""
 
     name: Text
     recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")]
     config: Annotated[
-        dict[str, Any], Field(description="Settings that are not the recipe's defaults")
-    ] = {}
+        dict[str, Any],
+        Field(default_factory=dict, description="Settings that are not the recipe's defaults"),
+    ]
     project: Annotated[Text | None, Field(description="Null: the first that you may submit to")] = (
         None
     )

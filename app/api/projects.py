@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from app.auth import SignedIn
 from app.context import Db
-from app.parameters import Text
+from app.parameters import Body, Text
 from app.rights import check_project
 from db import people, projects, quotas
 from db.rights import Right
@@ -17,14 +17,14 @@ from db.tables import Project
 router = APIRouter(prefix="/projects", tags=["people"])
 
 
-class ProjectChange(BaseModel):
+class ProjectChange(Body):
     """What maintainers change of a project; '' is the one that there always is."""
 
     name: Text
     viewers_download: Annotated[bool, Field(description="Else they may look, and no more")]
 
 
-class Quota(BaseModel):
+class Quota(Body):
     """What the runs of a project may use at once; null is no limit."""
 
     name: Text
@@ -52,20 +52,20 @@ class ProjectRow(BaseModel):
     stored_bytes: int
 
 
-class ProjectName(BaseModel):
+class ProjectName(Body):
     """A project to be made."""
 
     name: Text
 
 
-class Rename(BaseModel):
+class Rename(Body):
     """What a project is called, and shall be."""
 
     name: Text
     new_name: Text
 
 
-class Member(BaseModel):
+class Member(Body):
     """Somebody with a role in a project."""
 
     project: Text = projects.DEFAULT

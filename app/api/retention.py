@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from app.auth import SignedIn
 from app.context import Db
-from app.parameters import Text
+from app.parameters import Body, Text
 from app.retaining import project_of, scope_of
 from db import projects, retention
 from db.pruning import Pruning, Rules
@@ -22,7 +22,7 @@ Scope = Annotated[
 Days = Annotated[float | None, Field(description="1 to 36,500, or null: kept")]
 
 
-class RuleWanted(BaseModel):
+class RuleWanted(Body):
     """After how many days what is deleted."""
 
     scope: Scope

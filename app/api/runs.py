@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app import columns, configuration, continuing, deeds, filters, uploads
@@ -12,7 +12,7 @@ from app.auth import SignedIn
 from app.command_lines import Command, as_submitted
 from app.configuration import Setting
 from app.context import Db, TheSettings
-from app.parameters import RunId, Sort, Text, flaws
+from app.parameters import Body, RunId, Sort, Text, flaws
 from app.rights import check_project
 from app.submission import PriorityNumber, Submission, submit
 from app.summary import Number, RunSummary, summarise, told_of_all
@@ -43,7 +43,8 @@ class RunList(BaseModel):
     total: int
     next: int | None
     notes: Annotated[
-        list[str], Field(description="Names of filter and sort that no setting or metric has")
+        list[str],
+        Field(description="Names in filter, sort and values that nothing has"),
     ]
 
 
@@ -74,10 +75,8 @@ class RunDetail(RunSummary):
     statuses: list[StatusChange]
 
 
-class SeenLabels(BaseModel):
+class SeenLabels(Body):
     """Name, tags and note as whoever changes them has seen them."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str | None = None
     tags: list[str] | None = None
@@ -93,31 +92,31 @@ class Labels(SeenLabels):
     ] = None
 
 
-class Place(BaseModel):
+class Place(Body):
     """Where in the queue a run shall be."""
 
     before_id: Annotated[RunId, Field(description="The run that it goes before")]
 
 
-class Priority(BaseModel):
+class Priority(Body):
     """Higher starts sooner."""
 
     priority: PriorityNumber
 
 
-class Destination(BaseModel):
+class Destination(Body):
     """Where a run shall belong."""
 
     project: Annotated[Text, Field(description="'' is the one that there always is")]
 
 
-class WantedScale(BaseModel):
+class WantedScale(Body):
     """The loss scale from the next step on."""
 
     scale: float
 
 
-class WantedReplay(BaseModel):
+class WantedReplay(Body):
     """A step, past or to come."""
 
     step: int
@@ -167,7 +166,7 @@ def list_runs(
         ],
         total=total,
         next=rows[-1][0].id if len(rows) == limit else None,
-        notes=filters.notes(session, terms, sort),
+        notes=filters.notes(session, terms, sort, [each.name for each in asked]),
     )
     return written(listed)
 

@@ -8,13 +8,14 @@ from pydantic import BaseModel, Field
 from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db, TheSettings
+from app.parameters import Body
 from db import secrets
 from db.paging import page_of_list
 
 router = APIRouter(prefix="/secrets", tags=["secrets"])
 
 
-class SecretValue(BaseModel):
+class SecretValue(Body):
     """What a secret is set to."""
 
     value: Annotated[str, Field(description="At least 8 characters. It is never shown again")]

@@ -14,7 +14,7 @@ from app.api.streams import After, LastEventId
 from app.auth import SignedIn
 from app.command_lines import Command, as_submitted
 from app.context import Db, TheDatabase, TheLive, TheSettings
-from app.parameters import RowId, Text
+from app.parameters import Body, RowId, Text
 from app.rights import check_project
 from app.summary import Number
 from app.sweeping import MOST_RUNS, SpaceGiven, SweepSubmission
@@ -94,7 +94,7 @@ class TrialList(BaseModel):
     next: int | None
 
 
-class Extension(BaseModel):
+class Extension(Body):
     """More of a sweep: so many runs, or of a grid more values of its settings."""
 
     runs: Annotated[int | None, Field(description="How many more")] = None

@@ -9,13 +9,13 @@ from app import deeds
 from app.api.lists import After, Limit, ListPage
 from app.auth import AtBrowser, SignedIn
 from app.context import Db
-from app.parameters import RowId, Text
+from app.parameters import Body, RowId, Text
 from db import accounts
 
 router = APIRouter(prefix="/tokens", tags=["tokens"])
 
 
-class TokenName(BaseModel):
+class TokenName(Body):
     """What a token is for, what it may do, where and for how long."""
 
     name: Text

@@ -3,18 +3,18 @@
 from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app import columns, filters
 from app.auth import SignedIn
 from app.context import Db
-from app.parameters import Name, RowId, Sort, Text
+from app.parameters import Body, Name, RowId, Sort, Text
 from db import views
 
 router = APIRouter(prefix="/views", tags=["runs"])
 
 
-class View(BaseModel):
+class View(Body):
     """Parts of the list's address."""
 
     name: Annotated[Text, Field(min_length=1, max_length=views.NAME_CHARACTERS)]

@@ -14,7 +14,7 @@ from app.api.streams import After as Cursor
 from app.api.streams import LastEventId
 from app.auth import SignedIn
 from app.context import Db, TheDatabase, TheLive
-from app.parameters import RowId
+from app.parameters import Body, RowId
 from db import workers
 from db.tables import Worker
 
@@ -70,7 +70,7 @@ def list_workers(
     return Workers(workers=states, total=found.total, next=found.next)
 
 
-class Drain(BaseModel):
+class Drain(Body):
     """How a worker is drained."""
 
     stop: Annotated[

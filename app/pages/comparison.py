@@ -144,7 +144,7 @@ def _page(
         visitor=visitor,
         likely=comparisons.likely(session, ids, most=LIKELY_SHOWN),
         most_runs=MOST_RUNS,
-        cursor=list_cursor(newest, marks, is_worker_up=bool(queue.workers)),
+        cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers),
         sharing=sharing_of(session, visitor, [column.run for column in laid_out.columns]),
         **shown_of(laid_out, view),
         **values,

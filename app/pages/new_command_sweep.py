@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from app import command_form, sweeping, tpe
+from app import command_form, deeds, sweeping, tpe
 from app.auth import SignedIn, Visitor
 from app.command_form import CommandForm
 from app.context import Db, Posted
@@ -61,9 +61,11 @@ def begin(
         form = command_form.typed(posted, errors)
         return _form(request, session, visitor, form, values, errors)
     if str(posted.get("confirmed", "")) != str(checked.runs):
+        deeds.forget(request)
         return _form(request, session, visitor, form, values, runs=checked.runs)
     key = str(posted.get("key", ""))[:64] or None
     sweep = sweeping.begin(session, visitor.user, given, idempotency_key=key)
+    deeds.tell(session, f"sweep {sweep.id} of {checked.runs} runs")
     return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
 
 

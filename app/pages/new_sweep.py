@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
-from app import forms, schemas, search, sweeping, tpe
+from app import deeds, forms, schemas, search, sweeping, tpe
 from app.auth import SignedIn, Visitor
 from app.context import Db, Posted
 from app.parameters import Text
@@ -88,9 +88,11 @@ def begin(
     except Invalid as error:
         return _form(request, session, visitor, recipe, typed, values, error.errors)
     if str(posted.get("confirmed", "")) != str(checked.runs):
+        deeds.forget(request)
         return _form(request, session, visitor, recipe, typed, values, runs=checked.runs)
     key = str(posted.get("key", ""))[:64] or None
     sweep = sweeping.begin(session, visitor.user, given, idempotency_key=key)
+    deeds.tell(session, f"sweep {sweep.id} of {checked.runs} runs, recipe {sweep.recipe}")
     return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
 
 

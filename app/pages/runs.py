@@ -1,5 +1,6 @@
 """The list of runs."""
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -8,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app import better, columns, filters, grouping
 from app.auth import SignedIn
-from app.columns import BUILT_IN, NEWEST_FIRST
+from app.columns import BUILT_IN, NEWEST_FIRST, Column
 from app.context import Db, TheSettings
 from app.disk import disk
 from app.news import list_cursor
@@ -94,11 +95,11 @@ def list_runs(
         ],
         older=rows[-1][0].id if len(rows) == PAGE_SIZE else None,
         newest=newest,
-        cursor=list_cursor(newest, marks, is_worker_up=bool(queue.workers)),
-        is_worker_up=bool(queue.workers),
+        cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers),
+        is_worker_up=queue.has_takers,
         filter=typed,
         mistakes=mistakes,
-        notes=[] if mistakes else _notes(session, terms, sort, group),
+        notes=[] if mistakes else _notes(session, terms, sort, group, shown),
         total=total,
         sort=sort,
         columns=shown,
@@ -125,7 +126,10 @@ def list_runs(
     )
 
 
-def _notes(session: Session, terms: Filter, sort: str, group: str) -> list[str]:
+def _notes(
+    session: Session, terms: Filter, sort: str, group: str, shown: Iterable[Column]
+) -> list[str]:
+    own = [each.name for each in shown if each.is_own]
     if not group:
-        return filters.notes(session, terms, sort)
-    return [*grouping.notes(session, group), *filters.notes(session, terms, NEWEST_FIRST)]
+        return filters.notes(session, terms, sort, own)
+    return [*grouping.notes(session, group), *filters.notes(session, terms, NEWEST_FIRST, own)]

@@ -1,6 +1,7 @@
 // What a run is likely to cost, beside the button that starts it: asked anew as the form changes.
 
 const PAUSE_MS = 400
+const LONGEST = 200 // of what is told: it goes into an address
 const form = /** @type {Found} */ (globalThis.document?.querySelector('[data-run-form]'))
 const told = form?.querySelector('[data-cost]')
 
@@ -23,6 +24,7 @@ export const question = (typed) => {
   // Of so many epochs nobody knows the steps before the data is read.
   if (!typed.get('training.epochs')) query.set('steps', String(Math.max(number('training.steps') - number('parent_step'), 0)))
   if (number('checkpoints.every_steps') && !typed.get('checkpoints.keep_last')) query.set('every_steps', String(number('checkpoints.every_steps')))
+  for (const [name, value] of typed.entries()) if (name.startsWith('recipe.') && String(value).length < LONGEST) query.append('size', `${name}=${value}`)
   return query.toString()
 }
 
@@ -30,6 +32,8 @@ let timer = 0
 let asked = ''
 
 const ask = async () => {
+  const numbers = [...Object.values(ASKED), 'training.steps'].map((name) => form.elements.namedItem(name))
+  if (numbers.some((input) => input?.validity?.valid === false)) return // the form says so itself
   const query = question(new FormData(/** @type {any} */ (form)))
   if (query === asked) return
   asked = query

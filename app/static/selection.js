@@ -150,6 +150,7 @@ export const createSelection = (list, refetch) => {
     act('add_tag', ticked().map((box) => Number(box.value)))
   })
   list.tabIndex = -1
+  addEventListener('pageshow', refresh) // after Back a browser ticks the boxes again, and tells nobody
   refresh()
   return refresh
 }

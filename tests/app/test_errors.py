@@ -105,6 +105,25 @@ def test_a_parameter_that_nothing_reads_is_refused(
     assert stranger.get("/api/v1/runs?limt=3").status_code == 401
 
 
+def test_bodies_hold_no_field_that_nothing_reads(browser: TestClient) -> None:
+    """A kind mistyped made a token that may everything. Who watches may be of a later version."""
+    known = browser.get("/api/v1/openapi.json").json()
+    bodies = {
+        each["$ref"].rpartition("/")[2]
+        for path in known["paths"].values()
+        for deed in path.values()
+        for content in deed.get("requestBody", {}).get("content", {}).values()
+        if "$ref" in (each := content.get("schema", {}))
+    }
+    schemas = known["components"]["schemas"]
+    assert {name for name in bodies if schemas[name].get("additionalProperties", True)} == {
+        "WatchedRun",
+        "End",
+    }
+    token = browser.post("/api/v1/tokens", json={"name": "ci", "knd": "read"})
+    assert token.json()["errors"] == {"knd": "'read': no field is called so"}
+
+
 def test_a_body_that_is_no_json_is_told_as_that(script: TestClient) -> None:
     """By where it ends to be; its place is no field."""
     answer = script.post("/api/v1/runs", content="{", headers={"Content-Type": "application/json"})

@@ -114,6 +114,7 @@ WRONG = (
     ('x "open', [2], "its quote is not closed"),
     ('""', [1], "it is empty"),
     ("a:b c:d", [1, 2], "word 2, 'c:d'"),
+    ("ok OR lr>1", [2], 'all words hold, and there is no OR; allowed: "OR" as a text'),
     ("ok a\0b", [2], "has the character '\\x00', which cannot be kept"),
     ("w " * 21, [0], "it has 21 words; allowed: at most 20"),
     ("w" * 1001, [0], "it has 1,001 characters; allowed: at most 1000"),
@@ -141,6 +142,9 @@ def test_a_name_that_no_run_has_is_told(listed: None, browser: TestClient) -> No
         "no setting or metric is called batchsize; did you mean batch_size?",
     ]
     assert "did you mean val/accuracy?" in browser.get("/runs", params=query).text
+    shown = browser.get("/runs?columns=status,batchsize").text
+    assert "No setting or metric is called batchsize; did you mean batch_size?" in shown
+    assert browser.get("/api/v1/runs?values=batchsize").json()["notes"] == answer["notes"][1:]
 
 
 SORTED = {

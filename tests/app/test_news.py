@@ -197,7 +197,7 @@ def test_a_long_queue_costs_what_the_page_shows(
         cursor = news.list_cursor(
             newest,
             waiting.live_marks(session, shown, places),
-            is_worker_up=bool(places.workers),
+            is_worker_up=places.has_takers,
         )
     assert len(cursor) < 400
     assert look(cursor) is None
@@ -241,9 +241,15 @@ def test_the_list_tells_when_the_first_worker_comes_and_the_last_goes(
     worker_id = offer_digits(database)
     up = told(down)
     with database.writing() as session:
+        workers.drain(session, worker_id)
+    assert told(up) == down  # nobody takes what is queued
+    with database.writing() as session:
+        workers.undrain(session, worker_id)
+    assert told(down) == up
+    with database.writing() as session:
         workers.stop(session, worker_id)
     assert told(up) == down
-    assert heard == [True, False]
+    assert heard == [True, False] * 2
 
 
 def test_a_viewer_is_told_the_parts_that_it_asks_for(

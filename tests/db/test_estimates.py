@@ -48,20 +48,20 @@ def test_nothing_is_said_without_evidence(database: Database, ada: User) -> None
     with database.writing() as session:
         run_bin.delete(session, deleted, ada)
     told = asked(database, precision="bf16")
-    assert told == asked(database) == Estimate(1, [], None, False, None)
+    assert told == asked(database) == Estimate(1, [], None, False, False, None)
     assert asked(database, priority=1).ahead == 0
 
 
 def test_runs_of_the_same_batch_size_count_first(database: Database, ada: User) -> None:
     """The least and the most of the latest five; the last checkpoint's files, in the middle."""
     other = finished(database, ada, 50.0, 16)
-    assert asked(database) == Estimate(0, [other], (50.0, 50.0), False, None)
+    assert asked(database) == Estimate(0, [other], (50.0, 50.0), False, True, None)
     ids = [
         finished(database, ada, speed, 8, 100 * place, 10)
         for place, speed in enumerate((9.0, 2.0, 3.0, 4.0, 2.5, 3.5), 1)
     ]
     told = asked(database)
-    assert told == Estimate(0, ids[:0:-1], (2.0, 4.0), True, 410)
+    assert told == Estimate(0, ids[:0:-1], (2.0, 4.0), True, True, 410)
     assert asked(database, recipes={"gpt"}).runs == []
     assert asked(database, devices_per_node=2).runs == asked(database, nodes=2).runs == []
 

@@ -8,6 +8,22 @@ from db.tables import Run, Status, User
 from tests.app.conftest import submit
 
 
+def test_what_is_ticked_counts_after_going_back(
+    database: Database, ada: User, running: Run, page: Page
+) -> None:
+    """A browser ticks the boxes again by itself: the bar says so, as Delete would act on them."""
+    submit(database, ada)
+    page.route("**/live?*", lambda route: route.abort())  # news count anew what is ticked
+    page.goto("/runs")
+    page.locator("[data-rows] [name=run]").nth(0).check()
+    page.locator("[data-rows] [name=run]").nth(1).check()
+    page.locator("[data-rows] .name a").first.click()
+    page.wait_for_url("**/runs/2")
+    page.go_back()
+    expect(page.locator("[data-rows] [name=run]:checked")).to_have_count(2)
+    expect(page.locator("[data-ticked]")).to_have_text("2 selected")
+
+
 def test_many_are_selected_deleted_and_restored(
     database: Database, ada: User, page: Page, running: Run
 ) -> None:

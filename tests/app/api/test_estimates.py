@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from db import workers
 from db.database import Database
-from db.tables import User
+from db.tables import Run, User, Worker
 from tests.app.conftest import DIGITS
 from tests.db.test_estimates import finished
 
@@ -31,6 +31,37 @@ def test_a_cost_is_told_in_figures_and_words(
     ]
     told = script.get("/api/v1/estimates", params=ASKED | {"batch_size": 9}).json()
     assert told["told"][0].endswith("of 2 like runs, of other batch sizes")
+
+
+def test_runs_of_other_sizes_are_not_alike(
+    database: Database, ada: User, offered: None, script: TestClient
+) -> None:
+    """Their checkpoints say nothing, and their pace is told as theirs; rates make no difference."""
+    finished(database, ada, 2.0, 8, 1_000_000)
+    settings = {"width": 64, "name": "tanh", "rate": 0.1}
+    with database.writing() as session:
+        run = session.get_one(Run, 1)
+        run.config = run.config | {"recipe": settings}
+    sizes = ["recipe.width=64", "recipe.name=tanh", "recipe.rate=0.3", "recipe.later=5"]
+    told = script.get("/api/v1/estimates", params=ASKED | {"size": sizes}).json()
+    assert (told["same_sizes"], told["checkpoint_bytes"]) == (True, 1_000_000)
+    told = script.get("/api/v1/estimates", params=ASKED | {"size": "recipe.width=128"}).json()
+    assert (told["same_sizes"], told["checkpoint_bytes"], told["like_runs"]) == (False, None, [1])
+    assert told["told"] == ["5 min 0 s of steps, at the 2 steps/s of run 1, of other sizes"]
+    finished(database, ada, 9.0, 4)
+    told = script.get("/api/v1/estimates", params=ASKED | {"size": "recipe.width=128"}).json()
+    assert (told["same_sizes"], told["same_batch_size"], told["like_runs"]) == (True, False, [2])
+
+
+def test_a_recipe_that_only_the_drained_offer_is_told(
+    database: Database, offered: None, script: TestClient
+) -> None:
+    """Before it is submitted, as its row in the queue says it then."""
+    with database.writing() as session:
+        worker = session.get_one(Worker, 1)
+        workers.drain(session, worker.id)
+    told = script.get("/api/v1/estimates", params=ASKED).json()["told"]
+    assert told == [f"it waits, for workers that offer it are drained: {worker.name}"]
 
 
 def test_memory_is_told_once_a_worker_has_counted(

@@ -178,7 +178,7 @@ def test_a_body_that_is_no_spool_is_named(
         ("tags", ["t"] * 51, "at most 50 items"),
         ("started", "yesterday", "datetime"),
         ("started", "2026-01-02T03:04:05", "timezone"),
-        ("versions", {"torch": 2}, "valid string"),
+        ("versions", {"torch": 2}, "allowed: a text"),
     ],
 )
 def test_a_bad_field_is_named(uploader: Uploader, field: str, value: Any, message: str) -> None:

@@ -64,10 +64,10 @@ def nested(depth: int) -> list[object]:
         (
             {"recipe": "digits", "config": {"training": {"max_grad_norm": 10**400}}},
             "training.max_grad_norm",
-            "a whole number from",
+            "allowed: a number greater than 0",
         ),
         ({"recipe": "digits", "config": {"training": {"steps": 1e300}}}, "training.steps", "from"),
-        ({"recipe": "digits", "colour": "red"}, "colour", "Extra inputs"),
+        ({"recipe": "digits", "colour": "red"}, "colour", "no field is called so"),
         ({"recipe": "digits", "config": "fast"}, "config", "'fast'"),
     ],
 )
