@@ -169,7 +169,8 @@ class Recording:
     def _begin(self, session: Session) -> None:
         """Say that the training makes steps, and from which on they replace earlier ones."""
         resumed = self.resumed or {"step": 0, "exact": self._attempt == 1, "notes": []}
-        step, reason = resumed["step"], in_words(resumed) if self.resumed else None
+        step, anew = resumed["step"], None if self._attempt == 1 else "begins anew at step 1"
+        reason = in_words(resumed) if self.resumed else anew
         queue.start(session, self._run_id, self._attempt, resumed_step=step, reason=reason)
         if not (resumed["exact"] and queue.is_repeatable(session, self._run_id, after=step)):
             # What an earlier attempt made of the later steps is not what this one will.

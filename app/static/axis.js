@@ -32,3 +32,9 @@ export const showAxis = (strip, { title, ticks, range: [low, high], left, pixels
   name.textContent = title
   strip.replaceChildren(...labels, name)
 }
+
+/** What lies between two labels of a logarithmic axis: some decades, or 1, 2, 5. @param {number[]} values @returns {number|string} */
+export const between = (values) => {
+  const decades = Math.log10(values.reduce((a, b) => Math.max(a, b), 0) / values.reduce((a, b) => Math.min(a, b), Infinity))
+  return decades < 2 ? 'D2' : Math.ceil(decades / 5) || 1
+}

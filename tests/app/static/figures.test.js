@@ -1,6 +1,7 @@
 // What is drawn, before Plotly draws it.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { between } from 'axis'
 import { figure, lossAxis, scaleAxis } from 'figure'
 import { lostAt } from 'heat'
 import { Points } from 'points'
@@ -16,6 +17,12 @@ const pointsOf = (series, metrics = {}) => new Points({
   skips: { steps: [], counts: [], before: 0 }, nonfinite: { steps: [], counts: [] },
 })
 const titles = (points, known) => figure(points, view, {}, known, 800).layout.annotations.map(({ text }) => text.split(',')[0])
+
+test('labels of a logarithmic axis stand apart', () => {
+  assert.equal(between([0.08, 1]), 'D2')
+  assert.equal(between([1e-3, 1]), 1)
+  assert.equal(between([1e-12, 1]), 3)
+})
 
 test('rows are those that there are numbers for, or will be', () => {
   const unknown = pointsOf({ data_us: [null, null, null] })
