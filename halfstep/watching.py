@@ -26,7 +26,7 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.credentials import Credentials, Unreadable
 from halfstep.ending import Ending
-from halfstep.events import LARGEST_WHOLE, shown
+from halfstep.events import LARGEST_WHOLE, NAME, shown
 from halfstep.logged import file_of, is_number
 from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
@@ -104,7 +104,7 @@ def watch(
             _active = Watch(
                 queued.files,
                 optimizers=_named(optimizers),
-                scaler=scaler,
+                scaler=_only(scaler),
                 queued=queued,
                 every=every,
             )
@@ -125,7 +125,7 @@ def watch(
             say=_say,
         )
         _active = Watch(
-            files, optimizers=_named(optimizers), scaler=scaler, server=server, every=every
+            files, optimizers=_named(optimizers), scaler=_only(scaler), server=server, every=every
         )
     except Exception as error:
         _say(f"cannot watch, and the script goes on without: {type(error).__name__}: {error}")
@@ -611,16 +611,48 @@ def _is_first_rank() -> bool:
 
 
 def _named(
-    optimizers: "Mapping[str, Optimizer] | Sequence[Optimizer] | None",
+    told: "Mapping[str, Optimizer] | Sequence[Optimizer] | None",
 ) -> "Mapping[str, Optimizer] | None":
-    if optimizers is None or isinstance(optimizers, Mapping):
-        return optimizers
-    if not isinstance(optimizers, Sequence):
-        optimizers = [optimizers]
+    """Return by name the only ones to hear; None for all, which is said where some are wrong."""
+    if told is None:
+        return None
+    optimizers: Any = told
+    if hasattr(told, "param_groups") or not isinstance(told, Mapping | Sequence):
+        optimizers = [told]
+    named = optimizers if isinstance(optimizers, Mapping) else _numbered(optimizers)
+    wrong = [f"it has {_line(o)}" for o in named.values() if not hasattr(o, "param_groups")]
+    wrong += [f"it has the name {_line(name)}" for name in named if not NAME.holds(name)]
+    if not named or wrong:
+        allowed = "optimizers of torch, in a list or by name"
+        what = wrong[0] if wrong else f"it is {_line(optimizers)}"
+        _say(f"optimizers is passed over, and all are heard: {what}; allowed: {allowed}")
+        return None
+    return named
+
+
+def _numbered(optimizers: "Sequence[Optimizer]") -> "dict[str, Optimizer]":
     kinds = [type(each).__name__ for each in optimizers]
     numbers = [kinds[: i + 1].count(kind) for i, kind in enumerate(kinds)]
     names = [kind if n == 1 else f"{kind}{n}" for kind, n in zip(kinds, numbers, strict=True)]
     return dict(zip(names, optimizers, strict=True))
+
+
+def _only(scaler: Any) -> "GradScaler | None":
+    """Return the only one to hear; None for all, which is said where it is none of torch's."""
+    if scaler is None or not find_spec("torch"):
+        return None
+    from torch.amp.grad_scaler import GradScaler
+
+    if isinstance(scaler, GradScaler):
+        return scaler
+    what = f"it is {_line(scaler)}; allowed: a torch.amp.GradScaler"
+    _say(f"scaler is passed over, and every scaler is heard: {what}")
+    return None
+
+
+def _line(value: Any) -> str:
+    """Return a value as a line may hold it: a module's repr has several."""
+    return " ".join(shown(value).split())
 
 
 def _say(text: str) -> None:

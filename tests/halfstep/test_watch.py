@@ -654,6 +654,37 @@ def test_a_wrong_argument_ends_no_script(
     assert "the mode is 'sometimes'; allowed: auto, offline, disabled" in lines[0]
 
 
+WRONG_ONES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "a number": (lambda: {"optimizers": [5]}, "optimizers is passed over, and all are heard: it h"),
+    "no list": (lambda: {"optimizers": 5}, "it has 5; allowed: optimizers of torch, in a list or"),
+    "none": (lambda: {"optimizers": []}, "it is []; allowed: optimizers of torch, in a list or by"),
+    "a module": (lambda: {"optimizers": [Net()]}, "it has Net( (body): Linear("),
+    "a name": (
+        lambda: {"optimizers": {1: torch.optim.SGD([nn.Parameter(torch.ones(1))])}},
+        "it has the name 1; allowed: optimizers of torch, in a list or by name",
+    ),
+    "a scaler": (
+        lambda: {"scaler": "x"},
+        "scaler is passed over, and every scaler is heard: it is 'x'; allowed: a torch.amp.Grad",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ONES)
+def test_where_what_is_to_be_heard_alone_is_wrong_all_is_heard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A line says so, and every step and skip is there."""
+    wrong, said = WRONG_ONES[name]
+    with halfstep.watch(folder=tmp_path, name="it", **wrong()) as watch:
+        truth = Script().train(watch.add, steps=12)
+    written = Written(tmp_path / "it").truth()
+    assert (written.scales, written.skipped) == (truth.scales, truth.skipped)
+    assert any(truth.skipped)
+    [line, _watching] = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
 def test_an_error_of_ours_ends_no_loop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
