@@ -21,6 +21,7 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -62,7 +63,7 @@ def open_run(
     """
     resume = folder / RESUME
     if run is None and resume.is_file():
-        run = resume.read_text().strip()
+        run = resume.read_text().strip() or None
     place, written = _place(folder, name, run), {}
     if (place / "run.json").exists():
         written = read_run(place)
@@ -74,7 +75,8 @@ def open_run(
     described: dict[str, Any] = {
         "format": FORMAT,
         "id": uuid.uuid4().hex,
-        "name": name or place.name,
+        "name": name or run or place.name,
+        **({} if run in (None, place.name) else {"run": run}),  # that its folder cannot say
         "project": project,
         "config": None,
         "tags": list(tags),
@@ -196,12 +198,12 @@ def slug(name: str) -> str:
 
 def _place(folder: Path, name: str | None, run: str | None) -> Path:
     """Return the folder of a run to go on with, or one that was not there."""
-    if run is not None:
-        place = folder / slug(run)
+    if run is not None and slug(run) == run:
+        place = folder / run
         place.mkdir(parents=True, exist_ok=True)
         return place
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c") else "run"
-    wanted = slug(name or f"{script}-{datetime.now():%Y%m%d-%H%M%S}")
+    wanted = slug(run or name or f"{script}-{datetime.now():%Y%m%d-%H%M%S}")
     folder.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
@@ -209,9 +211,19 @@ def _place(folder: Path, name: str | None, run: str | None) -> Path:
         try:
             place.mkdir()
         except FileExistsError:
+            if run is not None and _is_called(place, run):
+                return place
             number += 1
         else:
             return place
+
+
+def _is_called(place: Path, run: str) -> bool:
+    """Tell whether a run is called so where its folder cannot be: "my run/1" lies in my-run-1."""
+    with suppress(OSError, ValueError):
+        described = read_run(place)
+        return run in (described.get("run"), described.get("name"))
+    return False
 
 
 def _spooled(place: Path) -> list[int]:

@@ -554,6 +554,38 @@ def test_a_run_to_go_on_with_that_is_not_there_is_said(
     assert len(watching) == 2
 
 
+@pytest.mark.parametrize("run", ["../off", "off ", "-off", "o" * 100 + "ff"])
+def test_no_other_run_is_gone_on_with_than_the_one_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run: str
+) -> None:
+    """A name that no folder has begins a new run once, and is that run from then on."""
+    for name in ("off", "o" * 100):
+        halfstep.watch(folder=tmp_path, name=name).finish()
+    capsys.readouterr()
+    for name in ("named otherwise", None):
+        again = halfstep.watch(folder=tmp_path, run=run, name=name)
+        again.finish()
+        assert again.folder
+        assert again.folder.parent == tmp_path
+        assert again.folder.name.endswith("-2")
+    assert len(list(again.folder.glob("outcome-*.json"))) == 2
+    assert [path.name for path in tmp_path.glob("o*/outcome-2.json")] == ["outcome-2.json"]
+    line, *watching = capsys.readouterr().err.splitlines()
+    assert line == f"halfstep: there is no run {events.shown(run)} in {tmp_path}: this is a new one"
+    assert len(watching) == 2
+
+
+def test_a_run_is_gone_on_with_by_its_name_or_its_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a name that no folder can have, too."""
+    halfstep.watch(folder=tmp_path, name="my run/1").finish()
+    for run in ("my run/1", "my-run-1"):
+        halfstep.watch(folder=tmp_path, run=run).finish()
+    assert (tmp_path / "my-run-1" / "outcome-3.json").exists()
+    assert "there is no run" not in capsys.readouterr().err
+
+
 def test_a_resumed_run_is_configured_anew(tmp_path: Path) -> None:
     """What it is given replaces what that names; nothing is named by none."""
     for again, config in (
