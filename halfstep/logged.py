@@ -44,10 +44,22 @@ class Audio:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is one number, wherever it lies: on the host, or on a device."""
-    return isinstance(value, numbers.Real) or (
-        getattr(value, "ndim", None) == 0 and hasattr(value, "item")
-    )
+    """Tell whether a value is one number, wherever it lies: on the host, or on a device.
+
+    A tensor or an array of one number is that, whatever its shape.
+    """
+    if isinstance(value, numbers.Real):
+        return True
+    if not hasattr(value, "item"):
+        return False
+    shape = getattr(value, "shape", None) if hasattr(value, "reshape") else None
+    is_one = isinstance(shape, tuple) and all(size == 1 for size in shape)
+    return is_one or getattr(value, "ndim", None) == 0
+
+
+def as_scalar(value: Any) -> Any:
+    """Return one number without dimensions, where it lies."""
+    return value.reshape(()) if getattr(value, "ndim", 0) else value
 
 
 def file_of(name: str, value: Any) -> tuple[str, bytes]:
@@ -89,14 +101,24 @@ def _as_file(value: Any) -> tuple[str, bytes]:
     if hasattr(value, "save") and hasattr(value, "mode"):  # Pillow
         return "png", _saved(value.save)
     if hasattr(value, "detach"):  # torch
-        value = value.detach().cpu().float().numpy() if value.is_floating_point() else _host(value)
-    if isinstance(value, np.ndarray) and value.ndim in (2, 3):
+        if value.ndim in (2, 3):
+            is_float = value.is_floating_point()
+            return "png", _png(_pixels(_host(value.float() if is_float else value)))
+    elif isinstance(value, np.ndarray) and value.ndim in (2, 3):
         return "png", _png(_pixels(value))
     allowed = (
         "a number, a text, a picture, a figure, an array or tensor of pixels, a list of "
         "dictionaries, a Histogram or Audio"
     )
-    raise TypeError(f"a {type(value).__name__} cannot be logged; allowed: {allowed}")
+    raise TypeError(f"{_kind(value)} cannot be logged; allowed: {allowed}")
+
+
+def _kind(value: Any) -> str:
+    if hasattr(value, "detach"):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}"
+    return f"a value of type {type(value).__name__}"
 
 
 def _host(tensor: Any) -> NDArray[Any]:

@@ -27,7 +27,7 @@ from halfstep.clock import clock
 from halfstep.credentials import Credentials, Unreadable
 from halfstep.ending import Ending
 from halfstep.events import LARGEST_WHOLE, NAME, shown
-from halfstep.logged import file_of, is_number
+from halfstep.logged import as_scalar, file_of, is_number
 from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
 from halfstep.run_folder import (
@@ -361,6 +361,7 @@ class Watch:
         arrived = None
         if hasattr(value, "detach"):
             value = value.detach()
+        value = as_scalar(value)
         if getattr(value, "is_cuda", False):
             import torch
 
@@ -562,7 +563,7 @@ def _loss(loss: Any) -> "Tensor | float":
         return tensor
     with suppress(TypeError, OverflowError):
         if is_number(loss) and not is_tensor:
-            return float(loss)
+            return float(as_scalar(loss))
     raise BadArgument(f"it is {shown(loss)}; allowed: a number or a tensor")
 
 

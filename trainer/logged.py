@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from halfstep.events import fault
-from halfstep.logged import is_number
+from halfstep.logged import as_scalar, is_number
 from halfstep.parcel import Parcels
 from halfstep.recipe import RecipeError
 from halfstep.spool import BadEvent, Event
@@ -122,6 +122,7 @@ class Logged(Observer):
                 raise
 
     def _number(self, value: Any) -> Tensor:
+        value = as_scalar(value)
         if not isinstance(value, Tensor):
             return torch.full((), float(value), device=self._device)
         return value.detach().to(self._device, torch.float32, non_blocking=True, copy=True)

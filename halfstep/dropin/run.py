@@ -16,7 +16,7 @@ from halfstep import watching
 from halfstep.dropin.settings import Entries
 from halfstep.dropin.showing import show, worded
 from halfstep.dropin.unserved import Unserved, ignored, say_once, unraised
-from halfstep.logged import is_number
+from halfstep.logged import as_scalar, is_number
 from halfstep.nesting import flat
 from halfstep.run_folder import last_logged, slug
 
@@ -235,7 +235,7 @@ class Run:
         if not (is_number(value) or isinstance(value, str)) or getattr(value, "is_cuda", False):
             return  # what lies on a device is not waited for
         value = value.detach() if hasattr(value, "detach") else value
-        value = value if isinstance(value, str | bool) else float(value)
+        value = value if isinstance(value, str | bool) else float(as_scalar(value))
         wanted = [kind for pattern, kind in self._wanted.values() if fnmatchcase(name, pattern)]
         if not wanted or isinstance(value, str):
             self.summary[name] = value

@@ -25,6 +25,8 @@ def show(shown: dict[str, Any], name: str, value: Any) -> None:
         return
     elif hasattr(value, "savefig"):
         show(shown, name, Image(value))
+    elif is_number(value):
+        shown[name] = value
     elif getattr(value, "ndim", 0) or (isinstance(value, list | tuple) and _are_numbers(value)):
         shown[name] = Histogram(value).shown()  # as W&B does with an array
     else:

@@ -364,6 +364,28 @@ def test_numbers_texts_images_and_tables_are_logged(tmp_path: Path) -> None:
     assert (np.asarray(Image.open(files["image.png"])) == pixels).all()
 
 
+def test_a_tensor_or_an_array_of_one_number_is_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its shape; one of more is named by its own, and by what is allowed."""
+    ones = {"t": torch.ones(1, requires_grad=True), "tt": torch.ones(1, 1), "a": np.ones(1)}
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.log(
+            ones | {"three": torch.ones(3), "none": np.ones(0), "deep": torch.ones(2, 2, 2, 2)}
+        )
+        watch.loss(np.ones(1))  # type: ignore[arg-type]
+    told = Written(tmp_path / "it").of("metric")
+    assert [(each["name"], each["value"]) for each in told] == [("t", 1), ("tt", 1), ("a", 1)]
+    allowed = "cannot be logged; allowed: a number, a text, a picture, a figure, an array or tensor"
+    _watching, *lines = capsys.readouterr().err.splitlines()
+    for line, kind in zip(
+        lines,
+        ["a tensor of shape (3,)", "an array of shape (0,)", "a tensor of shape (2, 2, 2, 2)"],
+        strict=True,
+    ):
+        assert f" is not logged: {kind} {allowed}" in line
+
+
 def test_pixels_of_any_kind_are_pictures(tmp_path: Path) -> None:
     """Floats in 0 … 1, booleans, tensors with channels first, a figure: all are PNG."""
     from PIL import Image
