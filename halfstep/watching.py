@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from operator import index
@@ -58,6 +58,7 @@ UNKNOWN = "the script has not said from which step it went on"
 
 Mode: TypeAlias = Literal["auto", "offline", "disabled"]
 MODES = ("auto", "offline", "disabled")
+LABEL = f"{NAME.allowed}, and not only blanks"
 
 
 def watch(
@@ -115,12 +116,12 @@ def watch(
             return _active
         server = None if chosen == "offline" else _server(url, token)
         files = open_run(
-            Path(folder or runs_folder()).absolute(),
-            name=name,
-            run=run,
-            project=project,
+            _folder(folder),
+            name=_label("name", name),
+            run=_run(run),
+            project=_label("project", project),
             config=_settings(config),
-            tags=tags,
+            tags=_tags(tags),
             secret=server.token if server else token,
             say=_say,
         )
@@ -592,6 +593,46 @@ def _intervals(histogram: int, layers: int, headroom: int) -> tuple[int, int, in
         if not isinstance(every, int) or every < 0:
             raise ValueError(f"{name}_every is {every!r}; allowed: a whole number, 0 for never")
     return histogram, layers, headroom
+
+
+def _folder(folder: Any) -> Path:
+    """Return where runs lie."""
+    if folder is not None and not isinstance(folder, str | os.PathLike):
+        raise ValueError(f"folder is {_line(folder)}; allowed: a path")
+    return Path(folder or runs_folder()).absolute()
+
+
+def _run(run: Any) -> str | None:
+    """Return the run to go on with. Which one is meant by a wrong name, nobody can say."""
+    if run is None or _is_label(run):
+        return cast("str | None", run)
+    raise ValueError(f"run is {_line(run)}; allowed: {LABEL}")
+
+
+def _label(argument: str, told: Any) -> str | None:
+    """Return a name that the run is given; None of what is none, which is said in a line."""
+    if told is None or _is_label(told) or (isinstance(told, str) and not told):
+        return cast("str | None", told)
+    _say(f"{argument} is passed over: it is {_line(told)}; allowed: {LABEL}")
+    return None
+
+
+def _tags(tags: Any) -> list[str]:
+    """Return those that are texts; a single text is one. The others are said in a line."""
+    if isinstance(tags, str):
+        tags = [tags]
+    if not isinstance(tags, Iterable):
+        if tags is not None:
+            _say(f"tags is passed over: it is {_line(tags)}; allowed: texts, in a list")
+        return []
+    told = list(tags)
+    if wrong := [_line(each) for each in told if not _is_label(each)]:
+        _say(f"tags: {', '.join(wrong)[:500]} is passed over; allowed: {LABEL}")
+    return [each for each in told if _is_label(each)]
+
+
+def _is_label(told: Any) -> bool:
+    return NAME.holds(told) and not told.isspace()
 
 
 def _server(url: str | None, token: str | None) -> Credentials | None:

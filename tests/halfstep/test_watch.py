@@ -708,6 +708,60 @@ def test_a_wrong_argument_ends_no_script(
     assert "the mode is 'sometimes'; allowed: auto, offline, disabled" in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [("folder", 5), ("run", 7), ("run", ""), ("run", " "), ("run", "r" * 201), ("run", "a\0")],
+)
+def test_where_it_is_written_is_not_guessed(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    argument: str,
+    told: Any,
+) -> None:
+    """A wrong folder or run is named, with what is allowed, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert halfstep.watch(**{argument: told}).folder is None
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"ValueError: {argument} is {events.shown(told)[:200]}" in line
+    assert "; allowed: " in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_run_cannot_be_called_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its name, project and tags: a line each, and the run has what is right."""
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"name": 5}, "name is passed over: it is 5; allowed: "),
+        ({"name": " "}, "name is passed over: it is ' '; allowed: "),
+        ({"name": "n" * 300}, f"name is passed over: it is '{'n' * 199}…; allowed: "),
+        ({"project": 5}, "project is passed over: it is 5; allowed: "),
+        ({"tags": 5}, "tags is passed over: it is 5; allowed: texts, in a list"),
+        ({"tags": [1, None, "good"]}, "tags: 1, None is passed over; allowed: "),
+    ]
+    for number, (arguments, said) in enumerate(wrong):
+        halfstep.watch(folder=tmp_path / str(number), **arguments).finish()
+        line, _watching = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"halfstep: {said}")
+        if "allowed: texts" not in said:
+            assert line.endswith("of 1 to 200 characters, and not only blanks")
+        [described] = (tmp_path / str(number)).glob("*/run.json")
+        run = json.loads(described.read_text())
+        assert run["name"] == described.parent.name
+        assert run["project"] is None
+        assert run["tags"] == (["good"] if number == 5 else [])
+
+
+@pytest.mark.parametrize(
+    ("tags", "kept"), [("fp16", ["fp16"]), (("a", "b"), ["a", "b"]), (None, [])]
+)
+def test_a_single_text_is_one_tag(tmp_path: Path, tags: Any, kept: list[str]) -> None:
+    """And none are none."""
+    halfstep.watch(folder=tmp_path, name="it", tags=tags).finish()
+    assert json.loads((tmp_path / "it" / "run.json").read_text())["tags"] == kept
+
+
 WRONG_ONES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "a number": (lambda: {"optimizers": [5]}, "optimizers is passed over, and all are heard: it h"),
     "no list": (lambda: {"optimizers": 5}, "it has 5; allowed: optimizers of torch, in a list or"),
