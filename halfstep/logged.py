@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halfstep.events import shown
 from halfstep.run_folder import slug
 
 MOST_BYTES = 32 * 2**20  # of one file
@@ -85,7 +86,7 @@ def as_file(value: Any) -> tuple[str, bytes]:
 
 def _as_file(value: Any) -> tuple[str, bytes]:
     if isinstance(value, str):
-        return "txt", value.encode()
+        return "txt", _encoded(value)
     if isinstance(value, Histogram):
         return "histogram.json", _histogram(value)
     if isinstance(value, Counts):
@@ -95,7 +96,7 @@ def _as_file(value: Any) -> tuple[str, bytes]:
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
         return "csv", _csv(value)
     if hasattr(value, "to_csv"):  # pandas
-        return "csv", str(value.to_csv(index=False)).encode()
+        return "csv", _encoded(str(value.to_csv(index=False)))
     if hasattr(value, "savefig"):  # matplotlib
         return "png", _saved(value.savefig)
     if hasattr(value, "save") and hasattr(value, "mode"):  # Pillow
@@ -119,6 +120,14 @@ def _kind(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape}"
     return f"a value of type {type(value).__name__}"
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        lone = shown(text[error.start])
+        raise ValueError(f"it has {lone}; allowed: text without lone surrogates") from error
 
 
 def _host(tensor: Any) -> NDArray[Any]:
@@ -183,7 +192,7 @@ def _csv(rows: list[dict[str, Any]]) -> bytes:
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
     writer.writeheader()
     writer.writerows(rows)
-    return text.getvalue().encode()
+    return _encoded(text.getvalue())
 
 
 def _png(pixels: NDArray[np.uint8]) -> bytes:

@@ -349,7 +349,11 @@ class Watch:
             return
         for name, value in values.items():
             try:
-                if is_number(value):
+                if not isinstance(name, str) or not name.strip():
+                    self._complain(
+                        f"a value is not logged: its name is {_line(name)}; allowed: {LABEL}"
+                    )
+                elif is_number(value):
                     self._log_number(name, value, step)
                 else:
                     self._log_file(name, value, step)
@@ -414,10 +418,17 @@ class Watch:
         self._flushed_at = clock()
         while self._logged and (self._logged[0][0] is None or self._logged[0][0].query()):
             _, metric = self._logged.popleft()
+            name, value = metric["name"], metric["value"]
             try:
-                self._spool.event(metric | {"value": float(metric["value"])})
-            except Exception as error:  # of whatever goes by as a number
-                self._complain(f"{metric['name']!s:.100} is not logged: {error}")
+                number = float(value)
+            except Exception:  # of whatever goes by as a number
+                what = f"it is {_line(value)}; allowed: a number that a float can hold"
+                self._complain(f"{name:.100} is not logged: {what}")
+                continue
+            try:
+                self._spool.event(metric | {"value": number})
+            except Exception as error:  # a name that nobody can record, say
+                self._complain(f"{name:.100} is not logged: {error}")
 
     @property
     def _written(self) -> AttemptFiles:

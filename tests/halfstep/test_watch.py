@@ -476,6 +476,43 @@ def test_a_number_that_is_none_is_said_and_the_rest_goes_on(
     assert "halfstep: log was told [1.0]; allowed: a dictionary of values by name" in told
 
 
+UNLOGGED: list[tuple[dict[Any, Any], str]] = [
+    ({"big": -(10**400)}, "big is not logged: it is -1000"),
+    ({"complex": torch.tensor(1j)}, "complex is not logged: it is tensor(0.+1.j); allowed: a numb"),
+    (
+        {"word": np.array("abc")},
+        "word is not logged: it is array('abc', dtype='<U3'); allowed: a n",
+    ),
+    ({"text": "a\udc80"}, "text is not logged: it has '\\udc80'; allowed: text without lone surr"),
+    ({"rows": [{"a": "\udc80"}]}, "rows is not logged: it has '\\udc80'; allowed: text without lo"),
+    (
+        {" \n": 1.0},
+        r"a value is not logged: its name is ' \n'; allowed: text without NUL and lone ",
+    ),
+    ({"": "text"}, "a value is not logged: its name is ''; allowed: text without NUL and lone sur"),
+    (
+        {5: "text"},
+        "a value is not logged: its name is 5; allowed: text without NUL and lone surrog",
+    ),
+    ({"n" * 201: 1.0}, f"{'n' * 100} is not logged: metric '{'n' * 199}… at step 0: name is "),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), UNLOGGED)
+def test_what_is_not_logged_is_named_with_what_is_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], said: str
+) -> None:
+    """In one line, and what is logged beside it is there."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.log(values | {"good": 1.0})
+    written = Written(tmp_path / "it")
+    assert [event["name"] for event in written.of("metric")] == ["good"]
+    assert written.of("artifact") == []
+    _watching, line = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"halfstep: {said}")
+    assert "; allowed: " in line
+
+
 def test_a_checkpoint_is_registered_with_size_and_digest(tmp_path: Path) -> None:
     """It lies in the run's folder too, without a second copy."""
     path = tmp_path / "model.pt"
