@@ -91,6 +91,18 @@ def test_steps_run_again_within_a_batch_replace_the_earlier(
     assert read(database, running)["loss"] == [1.0] * 4 + [2.0] * 4 + [1.0] * 2
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_of_a_metric_told_several_times_of_a_step_the_last_is_kept(
+    database: Database, running: Run, at_once: bool
+) -> None:
+    """In one flush, and in several."""
+    told = [make_metric(3, value) for value in (0.5, 0.9, 0.1)]
+    for events in [told] if at_once else [[each] for each in told]:
+        record(database, running, events=events)
+    with database.reading() as session:
+        assert session.scalars(select(Metric.value)).all() == [0.1]
+
+
 def test_run_shows_its_latest_figures(database: Database, running: Run) -> None:
     """The run's row has the last step's loss and scale, and the pace of the last steps; of all of
     them once it has ended.

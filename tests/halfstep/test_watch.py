@@ -386,6 +386,14 @@ def test_a_tensor_or_an_array_of_one_number_is_that(
         assert f" is not logged: {kind} {allowed}" in line
 
 
+def test_of_several_files_of_a_name_in_a_step_the_last_is_kept(tmp_path: Path) -> None:
+    """As of numbers, of which the server keeps the last."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        for text in ("first", "last"):
+            watch.log({"text": text})
+    assert (tmp_path / "it/artifacts/step-00000000/text.txt").read_text() == "last"
+
+
 def test_pixels_of_any_kind_are_pictures(tmp_path: Path) -> None:
     """Floats in 0 … 1, booleans, tensors with channels first, a figure: all are PNG."""
     from PIL import Image
