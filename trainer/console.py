@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,8 @@ def main(arguments: list[str] | None = None) -> None:
         if options.precision:
             values["precision"] = options.precision
         config = parse_config(recipe, values)
+        if options.checkpoints is not None:
+            _try(options.checkpoints)
         with joined(torch.device(options.device)) as (ranks, device):
             outcome = train(
                 recipe,
@@ -74,6 +77,16 @@ def nested(assignments: list[str]) -> dict[str, Any]:
             target = target.setdefault(group, {})
         target[field] = value
     return values
+
+
+def _try(folder: Path) -> None:
+    """Make the folder of checkpoints and write a file there: now, before hours of training."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.NamedTemporaryFile(dir=folder).close()
+    except OSError as error:
+        text = f"--checkpoints is {folder}; allowed: a folder that can be made and written to"
+        raise CheckpointError(f"{text} ({error.strerror})") from error
 
 
 class _Printer:

@@ -119,3 +119,17 @@ def test_a_mistake_is_one_sentence_and_no_traceback(capsys, arguments, message):
         main(arguments)
     assert left.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_for_checkpoints_is_tried_before_training(capsys, tmp_path):
+    """One that cannot be made, or is a file, is refused at the start, and nothing trained."""
+    (tmp_path / "file").write_text("")
+    for folder in ("/proc/x", f"{tmp_path}/file", f"{tmp_path}/file/below"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["digits", "--set", "training.steps=2", "--checkpoints", folder])
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert re.fullmatch(rf"error: --checkpoints is {folder}; allowed: a folder .*\n", told.err)
+    with pytest.raises(SystemExit, match="2"):
+        main(["digits", "--set", "training.steps=0", "--checkpoints", f"{tmp_path}/new"])
+    assert not (tmp_path / "new").exists()
