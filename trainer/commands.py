@@ -37,10 +37,11 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Run five steps in each precision, and say in words what is wrong."""
-    from trainer.registry import file_of  # loads torch, which takes seconds
+    from trainer.diagnosis.check import main  # loads torch, which takes seconds
+    from trainer.registry import file_of
 
     reference = file if file_of(file) is None else _loaded(file)
-    _check(reference, settings or [], as_json=as_json)
+    main(_words(reference, settings or [], as_json=as_json))
 
 
 @cli.command(
@@ -64,13 +65,25 @@ def add(
     no_check: Annotated[bool, typer.Option("--no-check", help="only see that it loads")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have the workers of this data folder offer a recipe, and check it."""
+    """Check a recipe, and have the workers of this data folder offer it if it has no errors."""
+    if no_check and settings:
+        text = f"--set {settings[0]} is for the check, which --no-check leaves out: leave out one"
+        raise typer.BadParameter(text)
     reference = _loaded(file)
-    kept_recipes.add(reference)
-    text = f"{reference} is kept: workers of {kept_recipes.path().parent} offer it soon."
-    tell({"reference": reference, "kept_in": str(kept_recipes.path())}, text, as_json=as_json)
-    if not no_check:
-        _check(reference, settings or [], as_json=as_json)
+    kept_recipes.look_for_folder()
+    if no_check:
+        _keep(reference, as_json=as_json)
+        return
+    from trainer.diagnosis import check  # loads torch, which takes seconds
+
+    _, report = check.tell(_words(reference, settings or [], as_json=as_json))
+    if not report.errors:
+        _keep(reference, as_json=as_json)
+    check.note(reference, report)
+    if report.errors:
+        count = f"{len(report.errors)} error{'s' * (len(report.errors) > 1)}"
+        text = f"{reference} is not added: the check found {count}; --no-check adds it all the same"
+        raise NotKeptError(text)
 
 
 @cli.command("list")
@@ -106,6 +119,8 @@ def _loaded(file: str) -> str:
     if path is None:
         text = f"{file} is no file of Python; allowed: path/to/file.py or path/to/file.py:Class"
         raise NotKeptError(text)
+    if not path.is_file():
+        raise NotKeptError(f"there is no file {path}")
     reference = str(path) if file.endswith(".py") else f"{path}:{file.rpartition(':')[2]}"
     offered = offer(reference)
     if "error" in offered:
@@ -114,11 +129,27 @@ def _loaded(file: str) -> str:
     return f"{path}:{load_recipe(reference).__name__}"
 
 
-def _check(file: str, settings: list[str], *, as_json: bool) -> None:
-    from trainer.diagnosis.check import main  # loads torch, which takes seconds
-
+def _words(reference: str, settings: list[str], *, as_json: bool) -> list[str]:
+    """Return what the check takes."""
     options = [word for assignment in settings for word in ("--set", assignment)]
-    main([file, *options, *["--json"] * as_json])
+    return [reference, *options, *["--json"] * as_json]
+
+
+def _keep(reference: str, *, as_json: bool) -> None:
+    """Keep a recipe, and tell by which name workers offer it."""
+    from trainer.probe import recipes  # loads torch, which takes seconds
+    from trainer.registry import load_recipe
+
+    kept_recipes.add(reference)
+    names = {each["reference"]: each["name"] for each in recipes()}
+    name, declared = names[reference], load_recipe(reference).name
+    holder = next((other for other, each in names.items() if each == declared != name), None)
+    told = {"reference": reference, "kept_in": str(kept_recipes.path()), "name": name}
+    text = f"{reference} is kept: workers of {kept_recipes.path().parent} offer it soon, as {name}."
+    if holder:
+        whose = "a recipe that comes along" if holder == declared else holder
+        text += f" The name {declared} is that of {whose}: submit it by its path, or call it else."
+    tell(told | {"name_taken_by": holder}, text, as_json=as_json)
 
 
 def _state(reference: str, check: dict[str, Any] | None) -> str:

@@ -44,18 +44,26 @@ def read() -> list[Kept]:
     raise NotKeptError(f"{path()} holds a reference that is no text")
 
 
-def add(reference: str) -> None:
-    """Keep a recipe, in place of another class of its file. Raises NotKeptError."""
+def look_for_folder() -> None:
+    """Raise NotKeptError if there is no data folder to keep the list in."""
     if not path().parent.is_dir():
         raise NotKeptError(
             f"there is no data folder {path().parent}: go to where the worker is started, or name "
             "its folder by HALFSTEP_DATA"
         )
+
+
+def add(reference: str) -> None:
+    """Keep a recipe, in the place of another class of its file. Raises NotKeptError."""
+    look_for_folder()
     with _changing() as kept:
-        others = [each for each in kept if _file(each["reference"]) != _file(reference)]
-        if len(others) >= MOST:
-            raise NotKeptError(f"{len(others)} recipes are kept; allowed: {MOST} at most")
-        kept[:] = [*others, {"reference": reference}]
+        files = [_file(each["reference"]) for each in kept]
+        if _file(reference) in files:  # the first of a name has it, and goes on to
+            kept[files.index(_file(reference))] = {"reference": reference}
+        elif len(kept) >= MOST:
+            raise NotKeptError(f"{len(kept)} recipes are kept; allowed: {MOST} at most")
+        else:
+            kept.append({"reference": reference})
 
 
 def remove(wanted: str) -> list[str]:

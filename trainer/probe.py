@@ -24,6 +24,7 @@ from trainer.kept_recipes import NotKeptError
 from trainer.registry import (
     GROUP,
     MissingRequirementError,
+    UnknownRecipeError,
     configured_recipes,
     file_of,
     known_recipes,
@@ -104,6 +105,8 @@ def offer(reference: str) -> dict[str, Any]:
         }
     except MissingRequirementError as error:
         return told | {"needs": error.needs}
+    except UnknownRecipeError as error:  # a sentence of ours
+        return {**told, "name": reference, "error": str(error)[:MOST_ERROR], "place": ""}
     except (Exception, SystemExit) as error:  # a user's broken recipe must not hide the others
         text = f"{type(error).__name__}: {error}"[:MOST_ERROR]
         return {**told, "name": reference, "error": text, "place": _place(file, error)}

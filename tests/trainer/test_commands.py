@@ -1,5 +1,6 @@
 """The commands about recipes, as a person types them."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ TEMPLATE = Path(__file__).parents[2] / "docs" / "recipe_template.py"
 def test_recipe_check_from_the_command() -> None:
     """The template passes, and a file that is not there is named."""
     assert halfstep("recipe", "check", str(TEMPLATE)).returncode == 0
-    assert "nowhere.py" in halfstep("recipe", "check", "nowhere.py").stderr
+    nowhere = halfstep("recipe", "check", "nowhere.py")
+    path = Path("nowhere.py").resolve()
+    assert (nowhere.returncode, nowhere.stderr) == (1, f"halfstep: there is no file {path}\n")
 
 
 def test_recipe_train_beside_files_of_our_modules_names(tmp_path: Path) -> None:
@@ -80,6 +83,52 @@ def test_what_cannot_be_loaded_is_not_kept(tmp_path, monkeypatch):
     nowhere = halfstep("recipe", "add", str(TEMPLATE), HALFSTEP_DATA=str(tmp_path / "nowhere"))
     assert f"there is no data folder {tmp_path}/nowhere" in nowhere.stderr
     assert "is no file of Python" in halfstep("recipe", "add", "digits", **data).stderr
+
+
+def test_what_the_check_refuses_is_not_kept(tmp_path):
+    """Errors in the check, and settings that are wrong or lead nowhere, leave the list as it is."""
+    data = {"HALFSTEP_DATA": str(tmp_path)}
+    typo = tmp_path / "typo.py"
+    typo.write_text(TEMPLATE.read_text().replace("torch.tensor(", "torch.tensr(", 1))
+    told = halfstep("recipe", "add", str(typo), **data)
+    assert told.returncode == 1
+    assert "AttributeError" in told.stdout
+    assert "is kept" not in told.stdout
+    assert f"{typo}:Diabetes is not added: the check found 1 error; --no-check adds" in told.stderr
+    wrong = halfstep("recipe", "add", str(TEMPLATE), "--set", "nope=1", **data)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "nope" in wrong.stderr
+    both = halfstep("recipe", "add", str(TEMPLATE), "--no-check", "--set", "x=1", **data)
+    assert both.returncode == 2
+    assert "--set x=1 is for the check" in both.stderr
+    assert not (tmp_path / "recipes.json").exists()
+    assert halfstep("recipe", "add", str(typo), "--no-check", **data).returncode == 0
+    assert (tmp_path / "recipes.json").exists()
+
+
+def test_a_recipe_whose_name_is_taken_is_told_so(tmp_path):
+    """It is offered by its path, and whose the name is stands beside; added anew it keeps it."""
+    data = {"HALFSTEP_DATA": str(tmp_path)}
+    first, second, third = (tmp_path / f"{name}.py" for name in ("first", "second", "third"))
+    for file in (first, second):
+        file.write_text(TEMPLATE.read_text())
+    third.write_text(TEMPLATE.read_text().replace('"diabetes"', '"digits"'))
+    said = [
+        halfstep("recipe", "add", str(file), "--no-check", **data).stdout.strip()
+        for file in (first, second, first, third)
+    ]
+    assert said[0].endswith("offer it soon, as diabetes.")
+    assert f"as {second}:Diabetes. The name diabetes is that of {first}:Diabetes:" in said[1]
+    assert said[2] == said[0]
+    assert "The name digits is that of a recipe that comes along:" in said[3]
+    told = halfstep("recipe", "add", str(second), "--no-check", "--json", **data)
+    reference = f"{second}:Diabetes"
+    assert json.loads(told.stdout) == {
+        "reference": reference,
+        "kept_in": str(tmp_path / "recipes.json"),
+        "name": reference,
+        "name_taken_by": f"{first}:Diabetes",
+    }
 
 
 def test_a_list_of_recipes_has_an_end(tmp_path, monkeypatch):

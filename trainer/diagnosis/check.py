@@ -73,7 +73,15 @@ class Report:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check one recipe and print what is wrong."""
+    """Check one recipe, print what is wrong, and write it down where the recipe is kept."""
+    reference, report = tell(arguments)
+    note(reference, report)
+    if report.errors:
+        sys.exit(1)
+
+
+def tell(arguments: list[str] | None = None) -> tuple[str, Report]:
+    """Check one recipe and print what is wrong; return its reference as typed, and the report."""
     parser = argparse.ArgumentParser(prog="python -m trainer.diagnosis.check", description=__doc__)
     parser.add_argument("recipe", help="path/to/file.py, path/to/file.py:Class, or a known name")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
@@ -85,15 +93,19 @@ def main(arguments: list[str] | None = None) -> None:
     except (ConfigError, UnknownRecipeError, NotKeptError) as error:
         text = json.dumps({"error": str(error)}) if options.json else f"error: {error}"
         parser.exit(2, f"{text}\n")
-    findings = _findings(report)
     if options.json:
-        sys.stdout.write(json.dumps({"recipe": recipe.name, "findings": findings}) + "\n")
+        told = {"recipe": recipe.name, "findings": _findings(report)}
+        sys.stdout.write(json.dumps(told) + "\n")
     else:
         sys.stdout.write("\n".join(_lines(recipe, report)) + "\n")
-    if file := file_of(options.recipe):  # for the page of recipes, where a worker offers it
-        kept_recipes.note_check(file, findings)
-    if report.errors:
-        sys.exit(1)
+    sys.stdout.flush()
+    return options.recipe, report
+
+
+def note(reference: str, report: Report) -> None:
+    """Write it down for the page of recipes, where a worker offers the file."""
+    if file := file_of(reference):
+        kept_recipes.note_check(file, _findings(report))
 
 
 def _findings(report: Report) -> list[dict[str, Any]]:
