@@ -1,63 +1,96 @@
 """The training loop at a terminal: `halfstep recipe train`, with a printer for a recorder."""
 
 import argparse
+import inspect
 import json
+import math
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 
 from halfstep.recipe import RecipeError
 from halfstep.run_config import ConfigError, RunConfig, config_schema, parse_config
 from halfstep.run_settings import RecipeConfig
-from halfstep.spool import ENCODER, Event, Steps, json_safe
-from halfstep.typed import Parser
+from halfstep.spool import ENCODER, SKIPPED, Event, Steps, json_safe
+from halfstep.typed import EXIT_CODES, LEARNED_NOTHING, Parser
 from trainer.checkpoint import CheckpointError
+from trainer.diagnosis.places import first_line
+from trainer.kept_recipes import NotKeptError
+from trainer.policies import RuleError
+from trainer.probe import place_of
 from trainer.ranks import joined
 from trainer.registry import (
     MissingRequirementError,
     UnknownRecipeError,
+    file_of,
     known_recipes,
     load_recipe,
 )
 from trainer.train import train
 from trainer.weight_files import WeightsError
 
+#: Beginnings of the paths of our own code: what a person's traceback leaves out.
+OURS = tuple(f"{Path(inspect.getfile(each)).parent}/" for each in (Parser, train))
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Train one recipe and print what happens."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    file = file_of(options.recipe)
+
+    def leave(code: int, text: str, trace: str = "") -> NoReturn:
+        told = ENCODER.encode({"error": text}) if options.json else f"{trace}error: {text}"
+        parser.exit(code, f"{told}\n")
+
     try:
         recipe = load_recipe(options.recipe)
+    except (UnknownRecipeError, NotKeptError) as error:
+        leave(2, str(error))
+    except (Exception, SystemExit) as error:  # whatever its file raises
+        leave(1, _said(file, error))
+    ends = _Ends()
+    try:
         values = nested(options.set)
         if options.precision:
             values["precision"] = options.precision
         config = parse_config(recipe, values)
+        device = _device(options.device)
         if options.checkpoints is not None:
             _try(options.checkpoints)
-        with joined(torch.device(options.device)) as (ranks, device):
+        tell_steps = _tell_steps if options.json else _Printer(config).steps
+        with joined(device) as (ranks, device):
             outcome = train(
                 recipe,
                 config,
                 device=device,
-                on_steps=_tell_steps if options.json else _Printer(config).steps,
-                on_event=_tell if options.json else print_event,
+                on_steps=_both(ends.steps, tell_steps),
+                on_event=_both(ends.event, _tell if options.json else print_event),
                 checkpoint_folder=options.checkpoints,
                 resume=options.resume,
                 ranks=ranks,
             )
-    except (ConfigError, UnknownRecipeError, RecipeError, CheckpointError, WeightsError) as error:
-        told = ENCODER.encode({"error": str(error)}) if options.json else f"error: {error}"
-        parser.exit(2, f"{told}\n")
+    except (ConfigError, RecipeError, CheckpointError, WeightsError) as error:
+        leave(2, str(error))
+    except RuleError as error:
+        leave(EXIT_CODES["failed"], str(error))
+    except (Exception, SystemExit) as error:  # whatever the recipe raises
+        source = Path(inspect.getfile(recipe)).resolve()
+        leave(EXIT_CODES["failed"], _said(source, error), _own_frames(str(source), error))
+    ending = ends.ending
     if options.json:
-        _tell({"event": "ended", "status": outcome.status, "step": outcome.step})
+        told = {"event": "ended", "status": outcome.status, "step": outcome.step}
+        _tell(told | {"ending": ending})
     else:
-        _print(f"{outcome.status} after {outcome.step} steps")
+        _print(f"{ending or outcome.status} after {outcome.step} steps{ends.why}")
+    if ending:
+        sys.exit(LEARNED_NOTHING)
 
 
 def nested(assignments: list[str]) -> dict[str, Any]:
@@ -77,6 +110,75 @@ def nested(assignments: list[str]) -> dict[str, Any]:
             target = target.setdefault(group, {})
         target[field] = value
     return values
+
+
+def _said(file: Path | None, error: BaseException) -> str:
+    """Return an error of a recipe's code in a line, as `recipe check` has it: file, line, error."""
+    place = place_of(file, error)
+    return f"{place}: {first_line(error)}" if place else first_line(error)
+
+
+def _own_frames(file: str, error: BaseException) -> str:
+    """Return the traceback of an error from the recipe's file on, without frames of ours."""
+    told = traceback.TracebackException.from_exception(error)
+    each: traceback.TracebackException | None = told
+    while each is not None:
+        names = [frame.filename for frame in each.stack]
+        first = names.index(file) if file in names else 0
+        own = [frame for frame in each.stack[first:] if _is_its(frame.filename, file)]
+        each.stack = traceback.StackSummary.from_list(own)
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return "".join(told.format())
+
+
+def _is_its(name: str, file: str) -> bool:
+    return name == file or not name.startswith(OURS)
+
+
+class _Ends:
+    """Follows how a run ends, in the words that a server has for it (db.endings)."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None  # loss; None: no step was told of
+        self._is_applied = False
+
+    def steps(self, records: Steps) -> None:
+        self._last = float(records[-1]["loss"])
+        self._is_applied |= bool((records["flags"] & SKIPPED == 0).any())
+
+    def event(self, event: Event) -> None:
+        if event["event"] == "retry":
+            self._is_applied |= event["applied"]
+
+    @property
+    def ending(self) -> Literal["unapplied", "diverged"] | None:
+        if self._last is None:
+            return None
+        if not self._is_applied:
+            return "unapplied"
+        return None if math.isfinite(self._last) else "diverged"
+
+    @property
+    def why(self) -> str:
+        reasons = {"unapplied": ": all were skipped", "diverged": f": the loss is {self._last}"}
+        return reasons.get(self.ending or "", "")
+
+
+def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
+    def told(what: Any) -> None:
+        first(what)
+        second(what)
+
+    return told
+
+
+def _device(name: str) -> torch.device:
+    """Return a device that is there. Raises ConfigError."""
+    there = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    allowed = ["cpu", *["cuda"] * bool(there), *there]
+    if name not in allowed:
+        raise ConfigError(f'--device is "{name}"; allowed here: {", ".join(allowed)}')
+    return torch.device(name)
 
 
 def _try(folder: Path) -> None:
@@ -210,6 +312,8 @@ class _Help(argparse.Action):
             parser.epilog = _help_of(namespace.recipe) if namespace.recipe else _help_of_all()
         except (ConfigError, UnknownRecipeError, MissingRequirementError, RecipeError) as error:
             parser.exit(2, f"error: {error}\n")
+        except (Exception, SystemExit) as error:  # whatever its file raises
+            parser.exit(1, f"error: {_said(file_of(namespace.recipe or ''), error)}\n")
         parser.print_help()
         parser.exit()
 

@@ -109,7 +109,15 @@ def offer(reference: str) -> dict[str, Any]:
         return {**told, "name": reference, "error": str(error)[:MOST_ERROR], "place": ""}
     except (Exception, SystemExit) as error:  # a user's broken recipe must not hide the others
         text = f"{type(error).__name__}: {error}"[:MOST_ERROR]
-        return {**told, "name": reference, "error": text, "place": _place(file, error)}
+        return {**told, "name": reference, "error": text, "place": place_of(file, error)}
+
+
+def place_of(file: Path | None, error: BaseException) -> str:
+    """Return where a recipe's own file raised, as "mine.py:31"; "" if nothing of it ran."""
+    name = str(file) if file else _imported_file(error)
+    if isinstance(error, SyntaxError) and error.filename and name in ("", error.filename):
+        return f"{Path(error.filename).name}:{error.lineno}"
+    return place(name, error)
 
 
 def _cuda_device(index: int) -> dict[str, Any]:
@@ -135,14 +143,6 @@ def _declared_name(recipe: type[Recipe]) -> str:
         allowed = "1 to 64 letters, digits, -, _ and ."
         raise ValueError(f"{recipe.__name__}.name is {name!r:.100}; allowed: {allowed}")
     return name
-
-
-def _place(file: Path | None, error: BaseException) -> str:
-    """Return where a recipe's own file raised, as "mine.py:31"; "" if nothing of it ran."""
-    name = str(file) if file else _imported_file(error)
-    if isinstance(error, SyntaxError) and error.filename and name in ("", error.filename):
-        return f"{Path(error.filename).name}:{error.lineno}"
-    return place(name, error)
 
 
 def _imported_file(error: BaseException) -> str:

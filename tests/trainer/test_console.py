@@ -1,5 +1,6 @@
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,8 @@ from halfstep.run_settings import Training
 from tests.trainer.conftest import Regression
 from trainer.console import main
 from trainer.registry import load_recipe
+
+TEMPLATE = (Path(__file__).parents[2] / "docs" / "recipe_template.py").read_text()
 
 
 def test_help_lists_recipes_and_fields(capsys):
@@ -68,7 +71,7 @@ def test_a_run_tells_its_story_as_json(capsys):
     assert {"steps", "scaler", "metric"} <= {each["event"] for each in told}
     drained = [each["step"] for each in told if each["event"] == "steps"]
     assert (drained[-1], drained) == (30, sorted(drained))
-    assert told[-1] == {"event": "ended", "status": "finished", "step": 30}
+    assert told[-1] == {"event": "ended", "status": "finished", "step": 30, "ending": None}
     for wrong, message in (("training.steps=x", "training.steps"), ("steps", "FIELD=VALUE")):
         with pytest.raises(SystemExit, match="2"):
             main(["digits", "--set", wrong, "--json"])
@@ -111,6 +114,10 @@ def test_a_run_prints_its_story(capsys, tmp_path):
         (["digits", "--set", "training.steps"], "write it as FIELD=VALUE"),
         (["digits", "--set", "training.batch_size=5000"], "choose at most 1437"),
         (["digits", "--resume", "none.pt"], "none.pt does not exist"),
+        (["digits", "--device", "nope"], '--device is "nope"; allowed here: cpu'),
+        (["digits", "--device", ""], '--device is ""; allowed here: cpu'),
+        (["digits", "--device", "meta"], '--device is "meta"; allowed here: cpu'),
+        (["digits", "--device", "cpu:99"], '--device is "cpu:99"; allowed here: cpu'),
     ],
 )
 def test_a_mistake_is_one_sentence_and_no_traceback(capsys, arguments, message):
@@ -133,3 +140,55 @@ def test_a_folder_for_checkpoints_is_tried_before_training(capsys, tmp_path):
     with pytest.raises(SystemExit, match="2"):
         main(["digits", "--set", "training.steps=0", "--checkpoints", f"{tmp_path}/new"])
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "code", "frames"),
+    [
+        ("self.modules = ", "1 / 0; self.modules = ", "ZeroDivisionError: division", 3, 1),
+        ("yield Loss(", "yield LOSS(", "NameError: name 'LOSS'", 3, 1),
+        ("import torch\n", "import torch\nfrom here import (\n", "SyntaxError: ", 1, 0),
+        ("import torch\n", "import torch\nimport not_there\n", "ModuleNotFoundError: ", 1, 0),
+    ],
+)
+def test_what_a_recipe_raises_is_told_with_its_own_line(
+    capsys, tmp_path, old, new, said, code, frames
+):
+    """In a line, below the frames of its own file where it was training; as JSON one object."""
+    file = tmp_path / "mine.py"
+    assert old in TEMPLATE
+    file.write_text(TEMPLATE.replace(old, new, 1))
+    with pytest.raises(SystemExit) as left:
+        main([str(file), "--precision", "fp32"])
+    assert left.value.code == code
+    *traced, line = capsys.readouterr().err.splitlines()
+    assert re.match(rf"error: mine\.py:\d+: {re.escape(said)}", line)
+    files = [each for each in traced if each.startswith("  File ")]
+    assert len(files) == frames
+    assert all(str(file) in each for each in files)
+    with pytest.raises(SystemExit, match=str(code)):
+        main([str(file), "--precision", "fp32", "--json"])
+    assert json.loads(capsys.readouterr().err)["error"] == line.removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    ("precision", "factor", "ending", "why"),
+    [
+        ("fp32", "torch.nan", "diverged", "the loss is nan"),
+        ("fp16", "torch.inf", "unapplied", "all were skipped"),
+    ],
+)
+def test_a_run_that_learned_nothing_ends_as_a_servers_does(
+    capsys, tmp_path, precision, factor, ending, why
+):
+    """With the same word, and exit code 5."""
+    file = tmp_path / "mine.py"
+    file.write_text(TEMPLATE.replace("yield Loss(", f"yield Loss({factor} * ", 1))
+    words = [str(file), "--precision", precision, "--set", "training.steps=4"]
+    with pytest.raises(SystemExit, match="5"):
+        main(words)
+    assert capsys.readouterr().out.splitlines()[-1] == f"{ending} after 4 steps: {why}"
+    with pytest.raises(SystemExit, match="5"):
+        main([*words, "--json"])
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told == {"event": "ended", "status": "finished", "step": 4, "ending": ending}

@@ -30,7 +30,7 @@ from trainer import kept_recipes
 from trainer.console import nested
 from trainer.diagnosis.cuda_autocast import cudas_autocast
 from trainer.diagnosis.nondeterminism import Nondeterminism
-from trainer.diagnosis.places import place
+from trainer.diagnosis.places import first_line, place
 from trainer.diagnosis.questions import (
     CPU,
     STEPS,
@@ -40,7 +40,6 @@ from trainer.diagnosis.questions import (
     asked_of_the_device,
     asked_of_the_loss,
     asked_of_the_scale,
-    first_line,
     optimizers_of,
     small_config,
 )

@@ -15,3 +15,8 @@ def place(file: str, error: BaseException | None = None) -> str:
         frames = reversed(list(traceback.walk_tb(error.__traceback__)))
     line = next((line for frame, line in frames if frame.f_code.co_filename == file), None)
     return "" if line is None else f"{file.rpartition('/')[2]}:{line}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the kind of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

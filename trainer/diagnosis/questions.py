@@ -27,7 +27,7 @@ from halfstep.run_settings import Precision
 from trainer import checkpoint
 from trainer.data.batches import fingerprint
 from trainer.data.sources import drawn
-from trainer.diagnosis.places import place
+from trainer.diagnosis.places import first_line, place
 from trainer.diagnosis.witness import HALF, Finding
 from trainer.repeatability import seed_everything
 from trainer.setting_up import make_recipe
@@ -424,8 +424,3 @@ def _autocast_takes_meta() -> Iterator[None]:
         yield
     finally:
         torch.autocast.__init__ = original  # type: ignore[method-assign]
-
-
-def first_line(error: BaseException) -> str:
-    """Return the kind of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
