@@ -6,11 +6,13 @@ form is drawn from, and what a submission is validated against. No torch here.
 """
 
 from copy import copy
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pydantic import Field, ValidationError, create_model, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from halfstep.run_settings import (
     Checkpoints,
@@ -156,9 +158,25 @@ def parse_config(recipe: type[Configurable], values: dict[str, Any]) -> RunConfi
         return config_model(recipe).model_validate(values)
     except ValidationError as error:
         lines = [
-            f"{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}" for e in error.errors()
+            f"{'.'.join(map(str, e['loc']))} is {e['input']!r}: {_wrong(recipe, e)}"
+            for e in error.errors()
         ]
         raise ConfigError("\n".join(lines)) from error
+
+
+def _wrong(recipe: type[Configurable], error: ErrorDetails) -> str:
+    """Say what is wrong with a field, and what is allowed where none is called so."""
+    *groups, name = map(str, error["loc"]) if error["loc"] else [""]
+    inside = config_schema(recipe)["properties"]
+    for group in groups:
+        inside = inside.get(group, {}).get("properties", {})
+    if error["type"] == "extra_forbidden":
+        close = get_close_matches(name, inside, n=1)
+        meant = f"did you mean {'.'.join([*groups, *close])}? " if close else ""
+        return f"there is no such field; {meant}allowed: {', '.join(inside)}"
+    if error["type"] == "model_type" and name in inside:
+        return f"it is a group; allowed: {name}.FIELD, of {', '.join(inside[name]['properties'])}"
+    return error["msg"]
 
 
 def _group(group: type[Group], overrides: dict[str, Any]) -> type[Group]:

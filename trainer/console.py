@@ -99,7 +99,7 @@ def nested(assignments: list[str]) -> dict[str, Any]:
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         *groups, field = path.split(".")
-        if not equals:
+        if not equals or "" in (*groups, field):
             raise ConfigError(f'--set {assignment}: write it as FIELD=VALUE, "training.steps=100"')
         try:
             value = json.loads(text)
@@ -108,6 +108,8 @@ def nested(assignments: list[str]) -> dict[str, Any]:
         target = values
         for group in groups:
             target = target.setdefault(group, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"--set {assignment}: {group} was set to {target!r} before it")
         target[field] = value
     return values
 

@@ -110,7 +110,25 @@ def test_a_run_prints_its_story(capsys, tmp_path):
         ),
         (["digit", "--help"], 'there is no recipe "digit"; known are digits'),
         (["digits", "--set", "training.steps=0"], "training.steps is 0: Input should be greater"),
-        (["digits", "--set", "training.stepz=1"], "training.stepz is 1: Extra inputs"),
+        (
+            ["digits", "--set", "training.stepz=1"],
+            "training.stepz is 1: there is no such field; did you mean training.steps? allowed: ",
+        ),
+        (
+            ["digits", "--set", "recipe.nope=1"],
+            "recipe.nope is 1: there is no such field; allowed: learning_rate, width",
+        ),
+        (["digits", "--set", "nope=1"], "no such field; allowed: precision, training, data,"),
+        (
+            ["digits", "--set", "training=5"],
+            "training is 5: it is a group; allowed: training.FIELD, of steps",
+        ),
+        (["digits", "--set", "=5"], "--set =5: write it as FIELD=VALUE"),
+        (["digits", "--set", "training.=5"], "--set training.=5: write it as FIELD=VALUE"),
+        (
+            ["digits", "--set", "training=5", "--set", "training.steps=1"],
+            "--set training.steps=1: training was set to 5 before it",
+        ),
         (["digits", "--set", "training.steps"], "write it as FIELD=VALUE"),
         (["digits", "--set", "training.batch_size=5000"], "choose at most 1437"),
         (["digits", "--resume", "none.pt"], "none.pt does not exist"),
