@@ -64,14 +64,15 @@ def main(arguments: list[str] | None = None) -> None:
         device = _device(options.device)
         if options.checkpoints is not None:
             _try(options.checkpoints)
-        tell_steps = _tell_steps if options.json else _Printer(config).steps
+        printer = _Printer(config)
+        tell_steps = _tell_steps if options.json else printer.steps
         with joined(device) as (ranks, device):
             outcome = train(
                 recipe,
                 config,
                 device=device,
                 on_steps=_both(ends.steps, tell_steps),
-                on_event=_both(ends.event, _tell if options.json else print_event),
+                on_event=_both(ends.event, _tell if options.json else printer.event),
                 checkpoint_folder=options.checkpoints,
                 resume=options.resume,
                 ranks=ranks,
@@ -88,6 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
         told = {"event": "ended", "status": outcome.status, "step": outcome.step}
         _tell(told | {"ending": ending})
     else:
+        printer.flush()
         _print(f"{ending or outcome.status} after {outcome.step} steps{ends.why}")
     if ending:
         sys.exit(LEARNED_NOTHING)
@@ -198,8 +200,26 @@ class _Printer:
 
     def __init__(self, config: RunConfig[Any]) -> None:
         self._steps = config.training.steps
+        self._told_at: dict[str, int] = {}  # the latest step of each metric
+        self._held: dict[str, Event] = {}  # metrics of each step: the latest goes with the line
+
+    def event(self, event: Event) -> None:
+        if event["event"] == "metric":
+            name, step = event["name"], event["step"]
+            before, self._told_at[name] = self._told_at.get(name), step
+            if before == step - 1:
+                self._held[name] = event
+                return
+        print_event(event)
+
+    def flush(self) -> None:
+        """Print what is held."""
+        for event in self._held.values():
+            print_event(event)
+        self._held.clear()
 
     def steps(self, records: Steps) -> None:
+        self.flush()
         last = records[-1]
         _print(
             f"step {last['step']:>6}/{self._steps}  loss {last['loss']:<10.4g}"

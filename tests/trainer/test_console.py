@@ -210,3 +210,17 @@ def test_a_run_that_learned_nothing_ends_as_a_servers_does(
         main([*words, "--json"])
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told == {"event": "ended", "status": "finished", "step": 4, "ending": ending}
+
+
+def test_a_metric_of_each_step_is_printed_with_the_progress_alone(capsys, tmp_path):
+    """The latest of it; with --json all are told."""
+    file = tmp_path / "mine.py"
+    text = '        self.log({"train/own": 1.0})\n        yield Loss('
+    file.write_text(TEMPLATE.replace("        yield Loss(", text, 1))
+    words = [str(file), "--precision", "fp32", "--set", "training.steps=60"]
+    main(words)
+    lines = [each for each in capsys.readouterr().out.splitlines() if "train/own" in each]
+    assert len(lines) < 10
+    assert lines[-1] == "step     60  train/own 1.0000"
+    main([*words, "--json"])
+    assert capsys.readouterr().out.count('"train/own"') == 60
