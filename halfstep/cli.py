@@ -6,10 +6,13 @@ first line is its help. Server, worker and recipes add theirs so.
 """
 
 import argparse
+import errno
 import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 
 from halfstep import __version__
@@ -52,6 +55,8 @@ SERVICE = (
     "user",
     "worker",
 )
+#: Of these a traceback says more than a line: they serve, or run a person's own code.
+WITH_TRACEBACK = ("placer", "recipe", "server", "up", "worker")
 
 
 def main(words: list[str] | None = None) -> None:
@@ -73,9 +78,14 @@ def _carry_out(words: list[str]) -> None:
             command = installed[words[0]].load()
         except ModuleNotFoundError as error:
             sys.exit(f"halfstep: `{words[0]}` {_lacks(error)}")
-        command(words[1:])
+        if words[0] in SERVICE and words[0] not in WITH_TRACEBACK:
+            with _files_spoken():
+                command(words[1:])
+        else:
+            command(words[1:])
     elif words and words[0] in OWN:
-        _run(words[0], words[1:])
+        with _files_spoken():
+            _run(words[0], words[1:])
     elif words and words[0] in SERVICE:
         sys.exit(
             f"halfstep: `{words[0]}` is a command of the service, which is not installed here: "
@@ -96,9 +106,23 @@ def _run(name: str, words: list[str]) -> None:
         sys.exit(f"halfstep: {error}")
     except KeyboardInterrupt:  # of who waits; the run goes on
         sys.exit(128 + signal.SIGINT)
+
+
+@contextmanager
+def _files_spoken() -> Iterator[None]:
+    """Say in a line which file cannot be read or written, and why."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # while it can still be told that nothing takes it
     except BrokenPipeError:  # `halfstep run log 1 | head`: nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # of what is open nobody has the name
+        named = error.filename or ("output" if is_full else None)
+        sys.exit(f"halfstep: {f'{named}: ' if named else ''}{error.strerror or error}")
 
 
 def _parser(installed: dict[str, EntryPoint]) -> argparse.ArgumentParser:

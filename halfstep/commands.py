@@ -38,6 +38,7 @@ from halfstep.typed import (
     command_of,
     configuration,
     exit_code,
+    folder_of,
     parser_of,
     tell,
     tell_queued,
@@ -154,7 +155,7 @@ def download(words: list[str]) -> None:
     """Download a checkpoint of a run, and compare its SHA-256."""
     parser = parser_of("download", download)
     parser.add_argument("run", type=int)
-    parser.add_argument("folder", nargs="?", default=".")
+    parser.add_argument("folder", nargs="?", type=folder_of, default=Path())
     parser.add_argument("--step", type=int, help="the newest if not told")
     parser.add_argument(
         "--kind", default="", help="checkpoint if not told; or weights, ema; weights.<module>"

@@ -81,8 +81,10 @@ def read() -> Credentials | None:
     try:
         stored = json.loads(place().read_text())
         return Credentials(stored["url"], stored["token"], str(place()))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise Unreadable(f"{place()} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise Unreadable(f"{place()} is damaged; `halfstep login` writes it anew") from error
 

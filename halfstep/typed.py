@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from halfstep.client import ENDED, Client
@@ -139,6 +140,14 @@ def pairs(
             parser.error(f"{option} {assignment}: allowed is {allowed}")
         typed.append((name, value))
     return typed
+
+
+def folder_of(text: str) -> Path:
+    """Return the path of a folder that is there, or can be made."""
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a file; allowed: a folder")
+    return path
 
 
 def value_of(text: str) -> Any:

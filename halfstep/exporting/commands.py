@@ -4,12 +4,11 @@ import importlib
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from halfstep.client import Client
 from halfstep.exporting.points import Point, points_of
 from halfstep.progress import Progress
-from halfstep.typed import parser_of
+from halfstep.typed import folder_of, parser_of
 
 #: What can be written, and the extra whose packages that takes.
 TARGETS = {"tensorboard": "tensorboard", "mlflow": ""}
@@ -20,7 +19,8 @@ def export(words: list[str]) -> None:
     parser = parser_of("export", export)
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("run", type=int)
-    parser.add_argument("folder", type=Path, help="a logdir of TensorBoard's, or MLflow's mlruns")
+    logdir = "a logdir of TensorBoard's, or MLflow's mlruns"
+    parser.add_argument("folder", type=folder_of, help=logdir)
     options = parser.parse_args(words)
     try:
         target = importlib.import_module(f"halfstep.exporting.{options.target}")

@@ -5,6 +5,8 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -413,6 +415,48 @@ def test_the_commands_of_runs_stand_together_too(
     assert halfstep("run", "follow", "1", **environment).returncode == 4
     assert "follow" in halfstep("run", "--help", **environment).stdout
     assert "3 if it failed" in halfstep("run", "follow", "--help", **environment).stdout
+
+
+@pytest.mark.parametrize("typed", ["download 1", "export tensorboard 1", "export mlflow 1"])
+def test_a_folder_that_cannot_be_written_is_named(
+    typed: str, address: str, token: str, saved: Path, tmp_path: Path
+) -> None:
+    """With the reason, in a line; a file in its place is typed wrongly."""
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    ended = halfstep(*typed.split(), "/proc/nope", **environment)
+    assert ended.stderr == "halfstep: /proc/nope: No such file or directory\n"
+    assert ended.returncode == 1
+    ended = halfstep(*typed.split(), "x" * 300, "--json", **environment)
+    assert json.loads(ended.stderr) == {"error": f"{'x' * 300}: File name too long"}
+    assert ended.returncode == 1
+    file = tmp_path / "file"
+    file.touch()
+    ended = halfstep(*typed.split(), str(file), **environment)
+    assert f"{file} is a file; allowed: a folder" in ended.stderr
+    assert ended.returncode == 2
+
+
+def test_a_full_disk_below_stdout_is_named(
+    address: str, token: str, database: Database, running: Run
+) -> None:
+    """Whether it is much that is printed, or a line that waits for the end."""
+    with database.writing() as session:
+        line = {"run_id": running.id, "attempt": 1, "time": 0.0, "stream": "stdout"}
+        session.add_all(LogLine(number=n, text="x" * 99, **line) for n in range(1, 202))
+    environment = {**os.environ, "HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    for words in (("log", "1"), ("show", "1"), ("list", "--json")):
+        with Path("/dev/full").open("w") as full:
+            ended = subprocess.run(
+                [sys.executable, "-m", "halfstep.cli", "run", *words],
+                env=environment,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        told = ended.stderr if "--json" not in words else json.loads(ended.stderr)["error"] + "\n"
+        assert told.removeprefix("halfstep: ") == "output: No space left on device\n"
+        assert ended.returncode == 1
 
 
 def test_runs_are_deleted_and_restored(client: Client, address: str, token: str) -> None:

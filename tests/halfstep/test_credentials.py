@@ -58,6 +58,24 @@ def test_login_keeps_the_token_for_its_user_alone(stranger: Path) -> None:
         assert str(client._http.base_url) == "http://there"
 
 
+def test_a_place_that_cannot_be_written_or_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a line, with the reason; where no file can be, none was stored."""
+    for base, named in (("/proc/zz", "/proc/zz"), ("/dev/null", "/dev/null/halfstep")):
+        monkeypatch.setenv("XDG_CONFIG_HOME", base)
+        done = login("token", "http://127.0.0.1:9")
+        assert done.stderr.splitlines()[-1].startswith(f"halfstep: {named}")
+        assert "Traceback" not in done.stderr
+        assert done.returncode == 1
+        assert credentials.known() is None
+
+
+def test_a_login_that_is_a_folder_is_named(stranger: Path) -> None:
+    """As whatever else cannot be read."""
+    (stranger / "halfstep" / "login.json").mkdir(parents=True)
+    with pytest.raises(Unreadable, match=r"login\.json cannot be read: Is a directory"):
+        credentials.known()
+
+
 def test_login_says_what_is_allowed() -> None:
     """An address without a scheme, and no token."""
     assert "url is 'there'; allowed: http://" in login("token", "there").stderr
