@@ -121,8 +121,12 @@ def migrate(
 ) -> None:
     """Create the database, or bring it up to this version."""
     if sql:
-        printed = io.StringIO()
-        upgrade(Database(Settings.read().database_url).migrations(printed), "head", sql=True)
+        printed, database = io.StringIO(), Database(Settings.read().database_url)
+        if database.engine.dialect.name == "sqlite":
+            # Some changes there copy a table as it is found.
+            allowed = "allowed: with PostgreSQL, by HALFSTEP_DATABASE_URL"
+            raise Invalid({"--sql": f"{database.name} has no SQL that can be printed; {allowed}"})
+        upgrade(database.migrations(printed), "head", sql=True)
         tell({"sql": printed.getvalue()}, printed.getvalue().rstrip(), as_json=as_json)
         return
     _settings, database = _open()

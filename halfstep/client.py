@@ -186,7 +186,7 @@ class Client(AlertCalls, ShelfCalls):
 
         headers = {"Content-Length": str(size)}
         with spoken():
-            address = f"/api/v1/uploads/{quote(path.name, safe='')}"
+            address = f"/api/v1/uploads/{quote(path.name, safe='', errors='replace')}"
             answer = self._http.put(
                 address, content=pieces(), headers=headers, timeout=STORING_SECONDS
             )

@@ -39,6 +39,7 @@ from halfstep.typed import (
     configuration,
     exit_code,
     folder_of,
+    heard,
     parser_of,
     tell,
     tell_queued,
@@ -235,7 +236,7 @@ def login(words: list[str]) -> None:
         parser.error(f"url is {options.url!r}; allowed: http://… or https://…")
     # Never an argument: whoever lists processes, or reads the shell's history, would see it.
     asked = f"Token of {options.url}, from its account page: "
-    token = (getpass(asked) if sys.stdin.isatty() else sys.stdin.readline()).strip()
+    token = (getpass(asked) if sys.stdin.isatty() else heard(parser, sys.stdin.readline)).strip()
     if not token:
         parser.error("there is no token: type it, or send it as standard input")
     if wrong := credentials.flaw(token):

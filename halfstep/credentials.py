@@ -54,8 +54,10 @@ def is_address(url: str) -> bool:
     """Tell whether a server can have this address."""
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of a port that is no number, say
+        named = (parts.hostname or "").encode("idna")  # as whoever connects will
+        is_written = url.isprintable() and " " not in url  # urlsplit passes line breaks over
+        return is_written and parts.scheme in ("http", "https") and bool(named) and parts.port != 0
+    except ValueError:  # of a port that is no number, or a host with two dots, say
         return False
 
 
@@ -80,7 +82,10 @@ def read() -> Credentials | None:
     """Return what was stored, None if nothing was. Raises Unreadable."""
     try:
         stored = json.loads(place().read_text())
-        return Credentials(stored["url"], stored["token"], str(place()))
+        url, token = stored["url"], stored["token"]
+        if not isinstance(url, str) or not isinstance(token, str):
+            raise TypeError
+        return Credentials(url, token, str(place()))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

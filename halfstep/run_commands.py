@@ -9,7 +9,7 @@ from typing import Any
 
 from halfstep.client import Client
 from halfstep.spool import json_safe
-from halfstep.typed import add_submission, configuration, parser_of, tell, tell_queued, warn
+from halfstep.typed import add_submission, configuration, heard, parser_of, tell, tell_queued, warn
 
 
 def series(words: list[str]) -> None:
@@ -132,7 +132,7 @@ def edit(words: list[str]) -> None:
     options = parser.parse_args(words)
     if options.name is options.tags is options.note is None:
         parser.error("allowed is at least one of --name, --tag, --no-tags and --note")
-    note = sys.stdin.read() if options.note == "-" else options.note
+    note = heard(parser, sys.stdin.read) if options.note == "-" else options.note
     with Client() as client:
         tell(client.edit(options.run, name=options.name, tags=options.tags, note=note), options)
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from halfstep.client import Client
-from halfstep.typed import add_configuration, carry_out, configuration, parser_of
+from halfstep.typed import add_configuration, carry_out, configuration, heard, parser_of
 
 
 def presets(words: list[str]) -> None:
@@ -80,7 +80,7 @@ def write_note(words: list[str]) -> None:
         "--note", required=True, help="Markdown; - reads it from stdin; an empty one takes it away"
     )
     options = _of_runs_or_project(parser, words)
-    note = sys.stdin.read() if options.note == "-" else options.note
+    note = heard(parser, sys.stdin.read) if options.note == "-" else options.note
     with Client() as client:
         text = client.write_note(note, *options.runs, project=options.project)
     _tell({"note": text}, "the note is saved" if text else "there is no note any more", options)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,18 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, words: Sequence[str] | None) -> argparse.Namespace:  # type: ignore[override]
         """Read what was typed; None: to this process."""
         self._words = sys.argv[1:] if words is None else words
-        return super().parse_args(self._words)
+        options = super().parse_args(self._words)
+        for action in self._actions:  # words that are left to others these will look at
+            if action.nargs != argparse.REMAINDER:
+                self._check(action, getattr(options, action.dest, None))
+        return options
+
+    def _check(self, action: argparse.Action, value: Any) -> None:
+        """Refuse bytes that no text has; a path may have them."""
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not is_text(text):
+                wrong = f"{os.fsencode(text)!r} is not allowed; allowed: UTF-8"
+                self.error(str(argparse.ArgumentError(action, wrong)))
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and exit with 2."""
@@ -148,6 +160,22 @@ def folder_of(text: str) -> Path:
     if path.exists() and not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a file; allowed: a folder")
     return path
+
+
+def heard(parser: argparse.ArgumentParser, read: Callable[[], str]) -> str:
+    """Return what is read from stdin."""
+    try:
+        text = read()
+    except UnicodeDecodeError:
+        parser.error("stdin has bytes that are not allowed; allowed: UTF-8")
+    if not is_text(text):  # as Python reads it where no locale is set
+        parser.error("stdin has bytes that are not allowed; allowed: UTF-8")
+    return text
+
+
+def is_text(text: str) -> bool:
+    """Tell whether UTF-8 has it: Python keeps other bytes that were typed as half characters."""
+    return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def value_of(text: str) -> Any:

@@ -1,6 +1,7 @@
 """The operator's commands, as a person types them."""
 
 import json
+import re
 import signal
 import socket
 from pathlib import Path
@@ -195,6 +196,21 @@ def test_commands_for_an_installation_make_none(tmp_path: Path) -> None:
         assert ended.returncode == 1
         assert "There is no installation here" in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sql_of_migrations_is_printed_for_postgresql(site: Site) -> None:
+    """Without an installation; SQLite's is not known without one."""
+    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+    ended = halfstep("migrate", "--sql", **environment)
+    if site.url.startswith("sqlite"):
+        assert re.fullmatch(
+            r"halfstep: --sql: sqlite:.* has no SQL that can be printed; allowed: with PostgreSQL, "
+            "by HALFSTEP_DATABASE_URL\n",
+            ended.stderr,
+        )
+        assert ended.returncode == 1
+    else:
+        assert "CREATE TABLE runs" in ended.stdout
 
 
 def test_backup_migrates_nothing(site: Site, tmp_path: Path) -> None:

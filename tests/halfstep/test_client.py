@@ -19,7 +19,7 @@ from db import accounts, checkpoints, projects, queue
 from db.database import Database
 from db.settings import Settings
 from db.tables import Checkpoint, LogLine, Run, Status, User
-from halfstep import ApiError, Client, credentials
+from halfstep import ApiError, Client, cli, credentials
 from halfstep.commands import COMMANDS, RUN
 from halfstep.credentials import Credentials
 from halfstep.shelf_commands import NOTE, PRESET, RETENTION
@@ -434,6 +434,55 @@ def test_a_folder_that_cannot_be_written_is_named(
     ended = halfstep(*typed.split(), str(file), **environment)
     assert f"{file} is a file; allowed: a folder" in ended.stderr
     assert ended.returncode == 2
+
+
+def test_bytes_that_are_no_text_are_refused(
+    client: Client,
+    address: str,
+    token: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By the option's name; a path may have them."""
+    monkeypatch.setenv("HALFSTEP_URL", address)
+    monkeypatch.setenv("HALFSTEP_TOKEN", token)
+    client.submit("digits", {})
+    no_text = os.fsdecode(b"\xff\xfe")
+    for option, *words in (
+        ("--name", "submit", "digits", "--name"),
+        ("--set", "submit", "digits", "--set"),
+        ("--name", "run", "edit", "1", "--name"),
+        ("--tag", "run", "edit", "1", "--tag"),
+        ("--note", "run", "edit", "1", "--note"),
+        ("--note", "note", "write", "1", "--note"),
+        ("filter", "run", "list"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main([*words, no_text])
+        told = rf"argument {option}: b'\xff\xfe' is not allowed; allowed: UTF-8"
+        assert capsys.readouterr().err.endswith(f"{told}\n")
+    with pytest.raises(SystemExit, match="no file of the kind"):
+        cli.main(["download", "1", no_text])
+    weights = tmp_path / f"{no_text}.pt"
+    weights.write_bytes(b"none")
+    with pytest.raises(SystemExit, match="halfstep: .*"):
+        cli.main(["submit", "digits", "--weights", str(weights)])
+
+
+@pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
+def test_stdin_that_is_no_text_is_refused(locale: str) -> None:
+    """A note, and a token, whatever Python makes of such bytes."""
+    for words in (("run", "edit", "1", "--note", "-"), ("login", "http://127.0.0.1:9")):
+        ended = subprocess.run(
+            [sys.executable, "-m", "halfstep.cli", *words],
+            input=b"\xff\xfe\n",
+            env={**os.environ, "LC_ALL": locale},
+            capture_output=True,
+            check=False,
+        )
+        assert b"stdin has bytes that are not allowed; allowed: UTF-8" in ended.stderr
+        assert ended.returncode == 2
 
 
 def test_a_full_disk_below_stdout_is_named(

@@ -91,7 +91,8 @@ def test_what_cannot_be_used_is_named_with_where_it_stands(
         Client("http://there")
     with pytest.raises(Unreadable, match=r"^token: the token has the character ' '"):
         Client("http://there", "a b")
-    for address in ("nonsense", "http://", "http://[", "http://there:x"):
+    wrong = ["nonsense", "http://", "http://[", "http://there:x"]
+    for address in (*wrong, "http://a\nb", "http://a b", "http://a..b", "http://\udcff"):
         monkeypatch.setenv("HALFSTEP_URL", address)
         with pytest.raises(Unreadable, match="HALFSTEP_URL is '"):
             credentials.known(token="token")
@@ -105,6 +106,8 @@ def test_what_cannot_be_used_is_named_with_where_it_stands(
 
 def test_a_damaged_file_is_named(stranger: Path) -> None:
     """With what writes it anew."""
-    credentials.store(STORED).write_text("{")
-    with pytest.raises(Unreadable, match=r"login\.json is damaged; `halfstep login`"):
-        credentials.known()
+    path = credentials.store(STORED)
+    for text in ("{", "[]", '{"url": 5, "token": 6}', '{"url": "http://there", "token": null}'):
+        path.write_text(text)
+        with pytest.raises(Unreadable, match=r"login\.json is damaged; `halfstep login`"):
+            credentials.known()
