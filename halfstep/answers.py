@@ -64,9 +64,12 @@ def spoken() -> Iterator[None]:
     """Make what goes wrong on the way an ApiError."""
     try:
         yield
-    except (httpx2.TransportError, httpx2.DecodingError, httpx2.InvalidURL) as error:
-        reason = str(error) or type(error).__name__
-        raise ApiError(0, f"the server does not answer: {reason}") from error
+    except (httpx2.TransportError, httpx2.DecodingError) as error:
+        reason, url = str(error) or type(error).__name__, error.request.url
+        address = f"{url.scheme}://{url.netloc.decode()}"  # without a password that it may have
+        raise ApiError(0, f"the server does not answer at {address}: {reason}") from error
+    except httpx2.InvalidURL as error:
+        raise ApiError(0, f"the server cannot be asked: {error}") from error
     except (KeyError, TypeError) as error:
         raise ApiError(0, f"the server answers nothing of ours: there is no {error}") from error
 

@@ -1,13 +1,16 @@
 """What a person types about runs, at any machine that reaches the server."""
 
+import http
 import json
 import sys
 import time
+from collections.abc import Sequence
 from getpass import getpass
 from pathlib import Path
 
 from halfstep import credentials
 from halfstep.alert_commands import alert
+from halfstep.answers import ApiError, is_away
 from halfstep.client import URL, Client
 from halfstep.credentials import Credentials
 from halfstep.exporting.commands import export
@@ -65,12 +68,10 @@ def runs(words: list[str]) -> None:
         page = client.run_page(wanted, sort=options.sort, limit=options.limit)
     for found in page["runs"]:
         tell(found, options)
-    notes = page["notes"] if page["runs"] else [*page["notes"], "no run matches"]
-    if options.json and page["notes"]:
-        print(json.dumps({"notes": page["notes"]}), file=sys.stderr)
-    elif not options.json:
-        for text in notes:
-            warn(text)
+    notes = page["notes"]
+    if not page["runs"] and not options.json:
+        notes = [*notes, "no run matches"]
+    _tell_notes(notes, as_json=options.json)
 
 
 def show(words: list[str]) -> None:
@@ -241,9 +242,35 @@ def login(words: list[str]) -> None:
         parser.error("there is no token: type it, or send it as standard input")
     if wrong := credentials.flaw(token):
         parser.error(wrong)
+    notes = _doubts(options.url, token)
     path = credentials.store(Credentials(options.url.rstrip("/"), token))
     kept = {"url": options.url, "path": str(path)}
     print(json.dumps(kept) if options.json else f"The token of {options.url} is in {path}")
+    _tell_notes(notes, as_json=options.json)
+
+
+def _doubts(url: str, token: str) -> list[str]:
+    """Ask the server for what any token may see; return why it could not be asked.
+
+    Raises ApiError if it knows no such token, or is no server of ours.
+    """
+    try:
+        with Client(url, token) as client:
+            client.projects()
+    except ApiError as error:
+        is_told = is_away(error) or error.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR
+        if not is_told and error.status != http.HTTPStatus.FORBIDDEN:  # which knows the token
+            raise
+        return [f"the token is not tried: {error}"] if is_told else []
+    return []
+
+
+def _tell_notes(notes: Sequence[str], *, as_json: bool) -> None:
+    if as_json and notes:
+        print(json.dumps({"notes": notes}), file=sys.stderr)
+    elif not as_json:
+        for text in notes:
+            warn(text)
 
 
 def upload(words: list[str]) -> None:

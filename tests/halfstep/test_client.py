@@ -267,6 +267,28 @@ def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: P
     assert list((tmp_path / "new").iterdir()) == []
 
 
+def test_login_tries_the_token_once(address: str, token: str) -> None:
+    """One that nobody knows is not kept, nor one for what is no Halfstep."""
+    command = [sys.executable, "-m", "halfstep.cli", "login"]
+
+    def login(url: str, typed: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, url], input=typed, capture_output=True, text=True, check=False
+        )
+
+    for url, typed, told in (
+        (address, "hs_wrong", "The token is unknown or has expired"),
+        (f"{address}/none", token, "is no address of a Halfstep"),
+    ):
+        ended = login(url, typed)
+        assert told in ended.stderr
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert credentials.read() is None
+    ended = login(address, token)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert credentials.known() == (address, token, str(credentials.place()))
+
+
 def test_who_has_no_token_is_told_where_to_make_one(
     address: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -282,8 +304,9 @@ def test_who_has_no_token_is_told_where_to_make_one(
 
 def test_a_server_that_is_away_is_a_sentence() -> None:
     """No traceback of an HTTP library."""
-    client = Client(f"http://127.0.0.1:{free_port()}", "token")
-    with pytest.raises(ApiError, match="the server does not answer"):
+    address = f"127.0.0.1:{free_port()}"
+    client = Client(f"http://ada:secret@{address}", "token")
+    with pytest.raises(ApiError, match=f"the server does not answer at http://{address}: .*refused"):
         client.runs()
 
 
