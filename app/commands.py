@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from app import formats
 from app.disk import disk
+from app.listening import telling, where
 from db import accounts, deeds, pruning, pyramid, run_bin, runs
 from db.backup import back_up
 from db.backup import restore as restore_backup
@@ -367,8 +368,9 @@ def _heed_signals(server: "Server") -> None:
 def _serve(
     server: "Server", listening: socket.socket, settings: Settings, database: Database
 ) -> None:
-    _print_link(settings, database)
-    server.run(sockets=[listening])
+    with telling(settings):
+        _print_link(settings, database)
+        server.run(sockets=[listening])
 
 
 def _stop_with(worker: "subprocess.Popen[bytes]", server: "Server") -> None:
@@ -404,8 +406,9 @@ def _named(session: Session, name: str) -> User:
 
 def print_link(settings: Settings, name: str, token: str, *, as_json: bool = False) -> None:
     """Print what signs somebody in once."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    host, port = where(settings)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     host = f"[{host}]" if ":" in host else host
-    link = f"http://{host}:{settings.port}/?token={token}"
+    link = f"http://{host}:{port}/?token={token}"
     text = "The link signs you in once, within a day. `halfstep link NAME` makes another."
     tell({"name": name, "link": link}, f"\n  Halfstep: {link}\n\n  {text}\n", as_json=as_json)

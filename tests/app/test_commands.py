@@ -47,6 +47,22 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
         assert not any(map(is_running, family))
 
 
+def test_a_link_leads_to_the_server_of_the_data_folder(tmp_path: Path) -> None:
+    """Whatever its port; unless one is named, or the server has gone, killed or not."""
+    environment, file = {"HALFSTEP_DATA": str(tmp_path)}, tmp_path / "server.json"
+    with up(**environment) as (_process, link):
+        base = link.split("/?")[0]
+        assert f"{base}/?token=" in halfstep("link", "operator", **environment).stdout
+        assert f"{base}/?token=" in halfstep("user", "add", "ada", **environment).stdout
+        other = halfstep("link", "operator", HALFSTEP_PORT="8123", **environment)
+        assert "http://127.0.0.1:8123/?token=" in other.stdout
+        assert file.stat().st_mode & 0o777 == 0o600
+        written = file.read_text()
+    assert not file.exists()
+    file.write_text(written)
+    assert ":8000/?token=" in halfstep("link", "operator", **environment).stdout
+
+
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
 def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.Signals) -> None:
     """A service manager's SIGTERM, or a terminal that closes, is as good as Ctrl-C."""
