@@ -89,7 +89,7 @@ def _carry_out(words: list[str]) -> None:
     elif words and words[0] in SERVICE:
         sys.exit(
             f"halfstep: `{words[0]}` is a command of the service, which is not installed here: "
-            "pip install 'halfstep-service[worker]'"
+            "in a clone of Halfstep, pip install ./halfstep '.[worker]'"
         )
     else:
         _parser(installed).parse_args(words or ["--help"])

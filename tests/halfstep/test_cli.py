@@ -93,7 +93,8 @@ def test_the_services_commands_are_known_without_it(monkeypatch: pytest.MonkeyPa
     ours = [each.name for each in points if each.dist and each.dist.name == "halfstep-service"]
     assert tuple(sorted(ours)) == cli.SERVICE
     monkeypatch.setattr(cli, "entry_points", lambda group: [])
-    with pytest.raises(SystemExit, match=r"`recipe` .* pip install 'halfstep-service\[worker\]'"):
+    told = r"`recipe` .* in a clone of Halfstep, pip install \./halfstep '\.\[worker\]'"
+    with pytest.raises(SystemExit, match=told):
         cli.main(["recipe", "check", "mine.py"])
 
 
