@@ -42,6 +42,7 @@ AWAY_SECONDS = 300.0  # for a server that is away while something is waited for
 LONGEST_PAUSE_SECONDS = 30.0  # between two tries meanwhile
 STORING_SECONDS = 600.0  # for a server that takes gigabytes to a bucket
 PIECE_BYTES = 1 << 20
+MOST_RUNS = 200  # that the server lists at once
 MOST_POINTS = 5000  # of a line, that the server thins out
 
 
@@ -105,9 +106,18 @@ class Client(AlertCalls, ShelfCalls):
     ) -> dict[str, Any]:
         """Return what `runs` has as "runs", how many match in all as "total", and as "notes" the
         names of filter and sort that no setting or metric has.
+
+        More than the server gives at once is asked for page by page.
         """
-        query = {"filter": filter, "sort": sort, "limit": limit, "values": ",".join(values)}
-        return dict(self._get("/api/v1/runs", query))
+        query: dict[str, Any] = {"filter": filter, "sort": sort, "values": ",".join(values)}
+        query["limit"] = min(limit, MOST_RUNS)
+        page = dict(self._get("/api/v1/runs", query))
+        while page["next"] is not None and len(page["runs"]) < limit:
+            query |= {"before": page["next"], "limit": min(limit - len(page["runs"]), MOST_RUNS)}
+            further = self._get("/api/v1/runs", query)
+            page["runs"] += further["runs"]
+            page["next"] = further["next"]
+        return page
 
     def run(self, run_id: int) -> dict[str, Any]:
         """Return one run, with its configuration and history."""

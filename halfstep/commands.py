@@ -132,6 +132,24 @@ def cancel(words: list[str]) -> None:
         tell(client.cancel(options.run), options)
 
 
+def pause(words: list[str]) -> None:
+    """Pause a run, with a checkpoint; `run resume` queues it again."""
+    parser = parser_of("run pause", pause)
+    parser.add_argument("run", type=int)
+    options = parser.parse_args(words)
+    with Client() as client:
+        tell(client.pause(options.run), options)
+
+
+def resume(words: list[str]) -> None:
+    """Queue a paused run again, which goes on from its last checkpoint."""
+    parser = parser_of("run resume", resume)
+    parser.add_argument("run", type=int)
+    options = parser.parse_args(words)
+    with Client() as client:
+        tell(client.resume(options.run), options)
+
+
 def follow(words: list[str]) -> None:
     """Tell of a run whenever it has changed, until it is over; the exit code says how it ended."""
     parser = parser_of("follow", follow, EXITS)
@@ -176,6 +194,8 @@ RUN = {
     "follow": follow,
     "log": log,
     "cancel": cancel,
+    "pause": pause,
+    "resume": resume,
     "download": download,
     "series": series,
     "events": events,
@@ -192,7 +212,7 @@ RUN = {
 
 
 def run(words: list[str]) -> None:
-    """Submit, list, show, follow, edit, cancel, delete, fork runs; read their numbers and logs."""
+    """Submit, list, show, follow, edit, pause, cancel, delete, fork runs; read numbers and logs."""
     carry_out("run", run, RUN, words)
 
 

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from sqlalchemy import select
 
-from db import accounts, checkpoints, projects, queue
+from db import accounts, checkpoints, projects, queue, runs
 from db.database import Database
 from db.settings import Settings
 from db.tables import Checkpoint, LogLine, Run, Status, User
@@ -95,6 +95,39 @@ def test_a_list_says_why_it_is_empty(client: Client, address: str, token: str) -
     assert (typed.returncode, typed.stdout, typed.stderr) == (0, "", said)
     typed = halfstep("run", "list", "nosuch>3", "--json", **environment)
     assert (typed.stdout, json.loads(typed.stderr)) == ("", {"notes": [note]})
+
+
+def test_a_list_is_as_long_as_was_asked_for(
+    client: Client, address: str, token: str, database: Database, ada: User
+) -> None:
+    """Beyond the 200 runs that the server gives at once, in whatever order, and no further."""
+    with database.writing() as session:
+        for number in range(405):
+            config = {"precision": "fp16", "training": {"steps": number % 7 + 1}}
+            runs.submit(session, owner=ada, recipe="digits", config=config, name=f"n{number}")
+    for sort in ("-id", "training.steps"):
+        found = client.run_page(sort=sort, limit=401)
+        ids = [run["id"] for run in found["runs"]]
+        assert (len(ids), len(set(ids)), found["total"]) == (401, 401, 405)
+        assert ids[:200] == [run["id"] for run in client.runs(sort=sort, limit=200)]
+    assert len(client.runs(limit=1000)) == 405
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    listed = halfstep("run", "list", "--limit", "300", **environment)
+    assert len(listed.stdout.splitlines()) == 300
+    ended = halfstep("run", "list", "--limit", "0", **environment)
+    assert (ended.returncode, "limit" in ended.stderr) == (1, True)
+
+
+def test_a_run_is_paused_and_resumed_by_hand(client: Client, address: str, token: str) -> None:
+    """As by the client; what cannot be is refused in a sentence."""
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    client.submit("digits", {})
+    paused = json.loads(halfstep("run", "pause", "1", "--json", **environment).stdout)
+    assert paused["status"] == "paused"
+    assert halfstep("run", "resume", "1", **environment).stdout.split()[:2] == ["1", "queued"]
+    ended = halfstep("run", "resume", "1", **environment)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("halfstep: ")
 
 
 def test_numbers_that_json_lacks_are_named(client: Client, address: str, token: str) -> None:
