@@ -339,7 +339,8 @@ def test_a_server_that_is_away_is_a_sentence() -> None:
     """No traceback of an HTTP library."""
     address = f"127.0.0.1:{free_port()}"
     client = Client(f"http://ada:secret@{address}", "token")
-    with pytest.raises(ApiError, match=f"the server does not answer at http://{address}: .*refused"):
+    told = rf"the server does not answer at http://{address}: .*refused"
+    with pytest.raises(ApiError, match=told):
         client.runs()
 
 
@@ -522,7 +523,7 @@ def test_bytes_that_are_no_text_are_refused(
         cli.main(["download", "1", no_text])
     weights = tmp_path / f"{no_text}.pt"
     weights.write_bytes(b"none")
-    with pytest.raises(SystemExit, match="halfstep: .*"):
+    with pytest.raises(SystemExit, match=r"halfstep: .*"):
         cli.main(["submit", "digits", "--weights", str(weights)])
 
 
