@@ -88,7 +88,7 @@ def test_a_command_is_queued_and_comes_back_as_it_was_submitted(
         ({"parameters": {"lr": {"enum": []}}}, "command.parameters.lr", "1 to 100"),
         ({"parameters": {"lr": {"enum": ["a"], "default": "b"}}}, None, "one of a"),
         ({"parameters": {"lr": {"type": "list"}}}, "command.parameters.lr.type", "'number'"),
-        ({"shell": True}, "command.shell", "not permitted"),
+        ({"shell": True}, "command.shell", "no field is called so"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_its_field(

@@ -196,9 +196,10 @@ def test_settings_name_one_source(run_loop):
 
 def test_at_a_terminal(capsys, tmp_path):
     """What was loaded is printed; a file that is not there is a sentence, and no traceback."""
-    main(["digits", "--set", "training.steps=1", "--checkpoints", str(tmp_path)])
+    words = ["digits", "--precision", "fp32", "--set", "training.steps=1"]
+    main([*words, "--checkpoints", str(tmp_path)])
     path = tmp_path / "step-00000001.safetensors"
-    main(["digits", "--set", "training.steps=1", "--set", f"weights.path={path}"])
+    main([*words, "--set", f"weights.path={path}"])
     assert f"started from {path}: 6 of 6 weights" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["digits", "--set", "weights.path=gone.pt"])
