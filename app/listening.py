@@ -6,7 +6,7 @@ A server that was killed leaves its file, which is not believed: the lock on it 
 import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ def _running(settings: Settings) -> dict[str, Any]:
         with _file(settings).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return dict(json.loads(_file(settings).read_text()))
+        with suppress(OSError, ValueError):  # it has just begun to write, or ended
+            return dict(json.loads(_file(settings).read_text()))
     except OSError:  # there is none
         pass
     return {}
