@@ -29,6 +29,7 @@ from db.tables import (
     Metric,
     Run,
     RunNode,
+    RunStatus,
     ScalerEvent,
     Status,
     User,
@@ -205,6 +206,21 @@ def test_a_supervisor_that_died_before_it_recorded_is_stood_in_for(
     drain(attempts.recorder())
     assert attempts.made_by() == span(1, 50, 1) | span(51, 55, 2) | span(56, kept, 1)
     assert attempts.resumed_steps() == [0, 50]
+
+
+def test_an_attempt_that_resumes_nothing_says_that_it_begins_anew(attempts: Attempts) -> None:
+    """In the run's history, as one that resumes says from where; the first just begins."""
+    for _ in range(2):
+        attempts.next().steps(attempts.steps(1, 3))
+        supervisor = attempts.supervisor()
+        drain(supervisor)
+        supervisor.clear()
+    with attempts.database.reading() as session:
+        began = select(RunStatus.reason).where(RunStatus.status == Status.RUNNING)
+        assert list(session.scalars(began.order_by(RunStatus.id))) == [
+            None,
+            "begins anew at step 1",
+        ]
 
 
 def test_a_dead_supervisor_keeps_what_its_spool_no_longer_has(attempts: Attempts) -> None:
