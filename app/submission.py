@@ -8,7 +8,7 @@ from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy.orm import Session
 
-from app import command_lines, schemas
+from app import command_lines, forms, schemas
 from app.command_lines import Command
 from app.parameters import LARGEST_STEP, flaw, flaws, outsized
 from app.rights import NO_SUBMITTING
@@ -131,6 +131,7 @@ def _expected_seconds(
     training = config["training"]
     if training.get("epochs") is not None:
         return None  # nobody knows the steps before the data is read
+    sizes = {name: forms.input_text(value) for name, value in config.get("recipe", {}).items()}
     found = estimates.alike(
         session,
         recipes={recipe, submission.recipe},
@@ -138,10 +139,22 @@ def _expected_seconds(
         nodes=submission.nodes,
         devices_per_node=submission.devices_per_node,
         batch_size=training.get("batch_size"),
+        is_alike=lambda settings: same_sizes(settings, sizes),
     )
-    if not found.runs or not found.same_batch_size:
+    if not (found.same_sizes and found.same_batch_size):
         return None
     return float(training["steps"] - (submission.parent_step or 0)) / found.slowest
+
+
+def same_sizes(settings: dict[str, Any], asked: Mapping[str, str]) -> bool:
+    """Tell whether a recipe's settings are those asked for, as a form has them, as far as it names
+    them; a rate, a fraction is no size.
+    """
+    return all(
+        isinstance(value, float) or asked.get(name, text) == text
+        for name, value in settings.items()
+        for text in (forms.input_text(value),)
+    )
 
 
 def check_commands(session: Session, user: User) -> dict[str, str]:

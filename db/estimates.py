@@ -15,26 +15,8 @@ from db.tables import KEPT, Checkpoint, Run, Status
 #: compared, and so many of those that are alike are judged by.
 LOOKED_THROUGH, COMPARED, LIKE = 2000, 50, 5
 
-
 #: Tells by a recipe's settings whether they are of the size that is asked about.
 IsAlike: TypeAlias = Callable[[dict[str, Any]], bool]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """ahead: queued runs that start sooner.  runs: like ones that finished, by their ids.
-
-    steps_per_second: the least and the most of them, None without any. same_batch_size, same_sizes:
-    whether theirs are those that were asked for.  checkpoint_bytes: of one, in the middle of those
-    runs; None of other sizes.
-    """
-
-    ahead: int
-    runs: list[int]
-    steps_per_second: tuple[float, float] | None
-    same_batch_size: bool
-    same_sizes: bool
-    checkpoint_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -51,36 +33,10 @@ class Alike:
     same_sizes: bool
 
 
-def estimate(
-    session: Session,
-    *,
-    recipes: Collection[str],
-    precision: str,
-    nodes: int,
-    devices_per_node: int,
-    batch_size: int | None,
-    priority: int,
-    is_alike: IsAlike = lambda _recipe: True,
-) -> Estimate:
-    """Judge by runs that are alike, as below."""
+def ahead(session: Session, priority: int) -> int:
+    """Count the queued runs that start sooner than one of a priority that is submitted now."""
     waiting = select(func.count()).where(Run.status == Status.QUEUED, Run.priority >= priority)
-    found = alike(
-        session,
-        recipes=recipes,
-        precision=precision,
-        nodes=nodes,
-        devices_per_node=devices_per_node,
-        batch_size=batch_size,
-        is_alike=is_alike,
-    )
-    return Estimate(
-        ahead=session.scalar(waiting) or 0,
-        runs=found.runs,
-        steps_per_second=(found.slowest, found.fastest) if found.runs else None,
-        same_batch_size=found.same_batch_size,
-        same_sizes=found.same_sizes,
-        checkpoint_bytes=_checkpoint_bytes(session, found.runs) if found.same_sizes else None,
-    )
+    return session.scalar(waiting) or 0
 
 
 def alike(
@@ -91,10 +47,10 @@ def alike(
     nodes: int,
     devices_per_node: int,
     batch_size: int | None,
-    is_alike: IsAlike = lambda _recipe: True,
+    is_alike: IsAlike,
 ) -> Alike:
-    """Find runs of the same recipe, precision and number of devices; of those sizes and that batch
-    size if any.
+    """Find runs of the same recipe, precision and number of devices; of those sizes if any, and of
+    that batch size.
 
     recipes: the names that the recipe goes by.  is_alike: tells it by the recipe's settings.
     """
@@ -112,24 +68,23 @@ def alike(
         .where(Run.nodes == nodes, Run.devices_per_node == devices_per_node)
         .order_by(Run.id.desc())
     )
-    looked_at = [
-        session.execute(each.limit(COMPARED)).all()
-        for each in (query.where(batch == batch_size), query)
-    ]
-    same = [[row for row in rows if is_alike(row.sizes or {})] for rows in looked_at]
-    found = next(filter(None, (*same, *looked_at)), [])[:LIKE]
+    of_batch = session.execute(query.where(batch == batch_size).limit(COMPARED)).all()
+    same = [row for row in of_batch if is_alike(row.sizes or {})]
+    others = [] if same else session.execute(query.limit(COMPARED)).all()
+    same = same or [row for row in others if is_alike(row.sizes or {})]
+    found = (same or of_batch or others)[:LIKE]
     speeds = [row.steps_per_second for row in found] or [0.0]
     return Alike(
         [row.id for row in found],
         min(speeds),
         max(speeds),
         same_batch_size=any(row.batch_size == batch_size for row in found),
-        same_sizes=any(same),
+        same_sizes=bool(same),
     )
 
 
-def _checkpoint_bytes(session: Session, run_ids: Collection[int]) -> int | None:
-    """Return what the files of the last checkpoint take, of the run in the middle."""
+def checkpoint_bytes(session: Session, run_ids: Collection[int]) -> int | None:
+    """Return what the files of the last checkpoint take, of the run in the middle; None of none."""
     newest = (
         select(Checkpoint.run_id, func.max(Checkpoint.step).label("step"))
         .where(Checkpoint.run_id.in_(run_ids), Checkpoint.kind == "checkpoint")

@@ -7,14 +7,13 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
-from app import forms
 from app.auth import SignedIn
 from app.context import Db
 from app.formats import count, duration, memory, number, size
 from app.parameters import LARGEST_STEP, Text
-from app.submission import LIMITS, PriorityNumber
+from app.submission import LIMITS, PriorityNumber, same_sizes
 from db import estimates, workers
-from db.estimates import Estimate
+from db.estimates import Alike
 
 router = APIRouter(tags=["runs"])
 
@@ -80,41 +79,36 @@ def estimate(
 ) -> Cost:
     """Say how long a run may take and what it may leave, from runs like it."""
     offered = workers.recipe(session, recipe)
-    found = estimates.estimate(
+    asked = dict(each.removeprefix("recipe.").partition("=")[::2] for each in sizes)
+    found = estimates.alike(
         session,
         recipes={offered["name"], offered.get("reference", offered["name"])},
         precision=precision,
         nodes=nodes,
         devices_per_node=devices_per_node,
         batch_size=batch_size,
-        priority=priority,
-        is_alike=lambda settings: _is_alike(settings, sizes),
+        is_alike=lambda settings: same_sizes(settings, asked),
     )
     seconds = None
-    if found.steps_per_second and steps:
-        slowest, fastest = found.steps_per_second
-        seconds = Seconds(least=steps / fastest, most=steps / slowest)
+    if found.runs and steps:
+        seconds = Seconds(least=steps / found.fastest, most=steps / found.slowest)
+    ahead = estimates.ahead(session, priority)
+    each = estimates.checkpoint_bytes(session, found.runs) if found.same_sizes else None
     memory_bytes = _memory_bytes(offered, precision)
     saves = -(-steps // every_steps) if steps and every_steps else 1
     return Cost(
-        ahead=found.ahead,
+        ahead=ahead,
         like_runs=found.runs,
         same_batch_size=found.same_batch_size,
         same_sizes=found.same_sizes,
         seconds=seconds,
-        checkpoint_bytes=found.checkpoint_bytes,
+        checkpoint_bytes=each,
         memory_bytes=memory_bytes,
-        told=[*_told(found, seconds, saves), *_workers_told(session, offered, memory_bytes)],
-    )
-
-
-def _is_alike(settings: dict[str, Any], sizes: list[str]) -> bool:
-    """Tell whether a run's recipe has these sizes; a rate, a fraction is none."""
-    asked = dict(each.removeprefix("recipe.").partition("=")[::2] for each in sizes)
-    return all(
-        isinstance(value, float) or asked.get(name, text) == text
-        for name, value in settings.items()
-        for text in (forms.input_text(value),)
+        told=[
+            *_time_told(ahead, found, seconds),
+            *_files_told(each, saves),
+            *_workers_told(session, offered, memory_bytes),
+        ],
     )
 
 
@@ -142,21 +136,25 @@ def _workers_told(session: Session, offered: dict[str, Any], needed: int | None)
     yield f"{text}{short}; activations are not counted"
 
 
-def _told(found: Estimate, seconds: Seconds | None, saves: int) -> list[str]:
-    told = []
-    if found.ahead:
-        told.append(f"{count(found.ahead)} {'run' if found.ahead == 1 else 'runs'} ahead of it")
-    if seconds and found.steps_per_second:
-        least, most = duration(seconds.least), duration(seconds.most)
-        time = least if least == most else f"{least} to {most}"
-        slow, fast = map(number, found.steps_per_second)
-        pace = slow if slow == fast else f"{slow} to {fast}"
-        runs = f"{len(found.runs)} like runs" if len(found.runs) > 1 else f"run {found.runs[0]}"
-        other = "" if found.same_batch_size else ", of other batch sizes"
-        other = other if found.same_sizes else ", of other sizes"
-        told.append(f"{time} of steps, at the {pace} steps/s of {runs}{other}")
-    if found.checkpoint_bytes is not None:
-        each, whole = size(found.checkpoint_bytes), size(saves * found.checkpoint_bytes)
-        several = f"{count(saves)} checkpoints of {each}, {whole}"
-        told.append(several if saves > 1 else f"a checkpoint of {each}")
-    return told
+def _time_told(ahead: int, found: Alike, seconds: Seconds | None) -> Iterator[str]:
+    if ahead:
+        yield f"{count(ahead)} {'run' if ahead == 1 else 'runs'} ahead of it"
+    if seconds is None:
+        return
+    least, most = duration(seconds.least), duration(seconds.most)
+    time = least if least == most else f"{least} to {most}"
+    slow, fast = number(found.slowest), number(found.fastest)
+    pace = slow if slow == fast else f"{slow} to {fast}"
+    runs = f"{len(found.runs)} like runs" if len(found.runs) > 1 else f"run {found.runs[0]}"
+    other = "" if found.same_batch_size else ", of other batch sizes"
+    other = other if found.same_sizes else ", of other sizes"
+    yield f"{time} of steps, at the {pace} steps/s of {runs}{other}"
+
+
+def _files_told(each: int | None, saves: int) -> Iterator[str]:
+    if each is None:
+        return
+    if saves > 1:
+        yield f"{count(saves)} checkpoints of {size(each)}, {size(saves * each)}"
+    else:
+        yield f"a checkpoint of {size(each)}"

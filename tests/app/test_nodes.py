@@ -6,7 +6,7 @@ from starlette.testclient import TestClient
 from db import claiming, runs, workers
 from db.database import Database
 from db.tables import Run, Status, Sweep, User
-from tests.app.conftest import CONFIG, CPU, DIGITS, submit
+from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
 from tests.app.pages.test_new_run import FORM
 
 WIDE = {"nodes": 2, "devices_per_node": 3}
@@ -72,19 +72,27 @@ def test_what_follows_from_a_run_has_its_nodes(
 def test_how_long_a_run_takes_is_noted_when_it_is_submitted(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """By the slowest of like runs that finished: not by those of another number of nodes."""
+    """By the slowest of like runs that finished: not by those of other sizes, or nodes."""
     add_workers(database)
+    width = {"title": "Width", "type": "integer", "minimum": 1, "default": 64}
+    sizes = {"type": "object", "additionalProperties": False, "properties": {"width": width}}
+    properties = SCHEMA["properties"] | {"recipe": sizes}
+    with database.writing() as session:
+        for worker in (1, 2):
+            sized = DIGITS | {"schema": SCHEMA | {"properties": properties}}
+            workers.offer(session, worker, [sized])
     for pace in (2.0, 4.0):
-        run = submit(database, ada)
+        run = submit(database, ada, config=CONFIG | {"recipe": {"width": 64}})
         with database.writing() as session:
             done = runs.get(session, run.id, lock=True)
             runs.set_status(session, done, Status.FINISHED)
             done.steps_per_second = pace
-    for body in ({}, {"nodes": 2}, {"config": {"training": {"batch_size": 8}}}):
+    others = ({"training": {"batch_size": 8}}, {"recipe": {"width": 128}})
+    for body in ({}, {"nodes": 2}, *({"config": config} for config in others)):
         assert script.post("/api/v1/runs", json={"recipe": "digits", **body}).status_code == 201
     with database.reading() as session:
         query = select(Run.expected_seconds).where(Run.id > 2).order_by(Run.id)
-        assert session.scalars(query).all() == [CONFIG["training"]["steps"] / 2.0, None, None]
+        assert session.scalars(query).all() == [CONFIG["training"]["steps"] / 2.0, *[None] * 3]
 
 
 def test_a_number_of_nodes_that_cannot_be_is_refused(

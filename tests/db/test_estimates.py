@@ -6,7 +6,7 @@ import pytest
 
 from db import estimates, run_bin, runs
 from db.database import Database
-from db.estimates import Estimate
+from db.estimates import Alike
 from db.tables import Checkpoint, Run, Status, User
 from tests.db.conftest import config, submit
 
@@ -16,7 +16,7 @@ ASKED: dict[str, Any] = {
     "nodes": 1,
     "devices_per_node": 1,
     "batch_size": 8,
-    "priority": 0,
+    "is_alike": lambda _settings: True,
 }
 
 
@@ -35,9 +35,9 @@ def finished(database: Database, ada: User, speed: float, batch_size: int, *size
         return run.id
 
 
-def asked(database: Database, **changes: Any) -> Estimate:
+def asked(database: Database, **changes: Any) -> Alike:
     with database.reading() as session:
-        return estimates.estimate(session, **(ASKED | changes))
+        return estimates.alike(session, **(ASKED | changes))
 
 
 def test_nothing_is_said_without_evidence(database: Database, ada: User) -> None:
@@ -48,20 +48,24 @@ def test_nothing_is_said_without_evidence(database: Database, ada: User) -> None
     with database.writing() as session:
         run_bin.delete(session, deleted, ada)
     told = asked(database, precision="bf16")
-    assert told == asked(database) == Estimate(1, [], None, False, False, None)
-    assert asked(database, priority=1).ahead == 0
+    assert told == asked(database) == Alike([], 0.0, 0.0, False, False)
+    with database.reading() as session:
+        assert [estimates.ahead(session, priority) for priority in (0, 1)] == [1, 0]
+        assert estimates.checkpoint_bytes(session, [deleted]) == 10
+        assert estimates.checkpoint_bytes(session, []) is None
 
 
 def test_runs_of_the_same_batch_size_count_first(database: Database, ada: User) -> None:
     """The least and the most of the latest five; the last checkpoint's files, in the middle."""
     other = finished(database, ada, 50.0, 16)
-    assert asked(database) == Estimate(0, [other], (50.0, 50.0), False, True, None)
+    assert asked(database) == Alike([other], 50.0, 50.0, False, True)
     ids = [
         finished(database, ada, speed, 8, 100 * place, 10)
         for place, speed in enumerate((9.0, 2.0, 3.0, 4.0, 2.5, 3.5), 1)
     ]
-    told = asked(database)
-    assert told == Estimate(0, ids[:0:-1], (2.0, 4.0), True, True, 410)
+    assert asked(database) == Alike(ids[:0:-1], 2.0, 4.0, True, True)
+    with database.reading() as session:
+        assert estimates.checkpoint_bytes(session, ids[1:]) == 410
     assert asked(database, recipes={"gpt"}).runs == []
     assert asked(database, devices_per_node=2).runs == asked(database, nodes=2).runs == []
 
