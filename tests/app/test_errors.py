@@ -88,6 +88,8 @@ def test_bad_parameters_are_named(script: TestClient) -> None:
     answer = script.get("/api/v1/runs", params={"limit": "many"})
     assert answer.status_code == 422
     assert "'many'" in answer.json()["errors"]["limit"]
+    answer = script.get("/api/v1/estimates", params={"recipe": "digits"})
+    assert (answer.status_code, answer.json()["errors"]) == (422, {"precision": "it is missing"})
 
 
 def test_a_parameter_that_nothing_reads_is_refused(
