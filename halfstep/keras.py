@@ -10,6 +10,7 @@ import keras
 import torch
 
 from halfstep import watching
+from halfstep.saying import say
 
 
 class Watch(keras.callbacks.Callback):  # type: ignore[misc]
@@ -24,7 +25,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin, once the optimizer is there."""
         if keras.backend.backend() != "torch":
-            watching._say(f"Keras runs on {keras.backend.backend()}, and torch alone is watched")
+            say(f"Keras runs on {keras.backend.backend()}, and torch alone is watched")
             return
         self.watch = watching.watch(**self._named)
         if self.watch.files is None:

@@ -14,31 +14,23 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from halfstep import credentials, redaction, uploader
+from halfstep import arguments, credentials, redaction, uploader
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.credentials import Credentials, Unreadable
 from halfstep.ending import Ending
-from halfstep.events import LARGEST_WHOLE, NAME, shown
+from halfstep.events import shown
 from halfstep.logged import as_scalar, file_of, is_number
 from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
-from halfstep.run_folder import (
-    as_config,
-    came_to,
-    configure,
-    open_run,
-    runs_folder,
-    slug,
-    write_outcome,
-)
+from halfstep.run_folder import came_to, configure, open_run, slug, write_outcome
+from halfstep.saying import in_a_line, say
 from halfstep.spool import BadEvent, Event, Steps
 from halfstep.unheard import Unheard
 
@@ -56,10 +48,6 @@ PAGE_SECONDS = 1.0  # for a server to say where the run's page is
 REVIVAL_SECONDS, REVIVALS = 30.0, 5  # between two looks at the uploader; how often it is restarted
 UNKNOWN = "the script has not said from which step it went on"
 
-Mode: TypeAlias = Literal["auto", "offline", "disabled"]
-MODES = ("auto", "offline", "disabled")
-LABEL = f"{NAME.allowed}, and not only blanks"
-
 
 def watch(
     *modules: "nn.Module",
@@ -73,7 +61,7 @@ def watch(
     url: str | None = None,
     token: str | None = None,
     folder: str | Path | None = None,
-    mode: Mode = "auto",
+    mode: arguments.Mode = "auto",
     histogram_every: int = 0,
     layers_every: int = 0,
     headroom_every: int = 0,
@@ -94,42 +82,48 @@ def watch(
     """
     global _active
     if _active is not None:
+        if name is not None or run is not None:
+            _active._complain(f"{_active.folder} goes on; `finish()` ends it before another begins")
         _active.add(*modules)
         return _active
     try:
-        chosen = _mode(mode)
+        chosen = arguments.mode(mode)
         if chosen == "disabled" or not _is_first_rank():
             return Watch(None)
-        every = _intervals(histogram_every, layers_every, headroom_every)
+        every = arguments.intervals(histogram_every, layers_every, headroom_every)
         if queued := QueuedRun.taken():
             _active = Watch(
                 queued.files,
-                optimizers=_named(optimizers),
-                scaler=_only(scaler),
+                optimizers=arguments.optimizers(optimizers),
+                scaler=arguments.scaler(scaler),
                 queued=queued,
                 every=every,
             )
             _active.add(*modules)
             if config is not None:
                 _active.configure(config)
-            _say(f"watching; this is run {queued.files.folder.name} of the queue")
+            say(f"watching; this is run {queued.files.folder.name} of the queue")
             return _active
         server = None if chosen == "offline" else _server(url, token)
         files = open_run(
-            _folder(folder),
-            name=_label("name", name),
-            run=_run(run),
-            project=_label("project", project),
-            config=_settings(config),
-            tags=_tags(tags),
+            arguments.folder(folder),
+            name=arguments.label("name", name),
+            run=arguments.run(run),
+            project=arguments.label("project", project),
+            config=arguments.first_config(config),
+            tags=arguments.tags(tags),
             secret=server.token if server else token,
-            say=_say,
+            say=say,
         )
         _active = Watch(
-            files, optimizers=_named(optimizers), scaler=_only(scaler), server=server, every=every
+            files,
+            optimizers=arguments.optimizers(optimizers),
+            scaler=arguments.scaler(scaler),
+            server=server,
+            every=every,
         )
     except Exception as error:
-        _say(f"cannot watch, and the script goes on without: {type(error).__name__}: {error}")
+        say(f"cannot watch, and the script goes on without: {type(error).__name__}: {error}")
         return Watch(None)
     _active.add(*modules)
     _active._guard(_active._send)
@@ -173,7 +167,7 @@ class Watch:
             first_step, seconds = came_to(files)
             started_at -= seconds
             self._resumed = _resumed(first_step, [UNKNOWN])
-        self._spool = PatientSpool(files.spool, files.attempt, _say, sequence)
+        self._spool = PatientSpool(files.spool, files.attempt, say, sequence)
         self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at, every)
         self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived
         self._flushed_at = clock()
@@ -207,7 +201,7 @@ class Watch:
             step=first_step,
             started_at=started_at,
             every=Intervals(*every),
-            say=_say,
+            say=say,
         )
         return loop, Taps(loop, self._protected)  # they say nothing once they are disarmed
 
@@ -228,7 +222,7 @@ class Watch:
 
     def add(self, *modules: "nn.Module") -> None:
         """Call parameters as these modules do."""
-        self._asked("add", lambda: self._loop.add(_modules(modules)))
+        self._asked("add", lambda: self._loop.add(arguments.modules(modules)))
 
     def configure(self, config: object) -> None:
         """Say what the run is configured with, in place of what was said before."""
@@ -236,18 +230,18 @@ class Watch:
 
     def resume(self, step: int, *, exact: bool = False) -> None:
         """Say which step the script goes on from: the next one is that plus 1."""
-        self._asked("resume", lambda: self._resume(_step(step), exact))
+        self._asked("resume", lambda: self._resume(arguments.step(step), exact))
 
     def log_on(self, step: int) -> None:
         """Say after which step a run that makes no step goes on to log: later ones are replaced."""
-        self._asked("log_on", lambda: self._log_on(_step(step)))
+        self._asked("log_on", lambda: self._log_on(arguments.step(step)))
 
     def loss(self, loss: "Tensor | float") -> None:
         """Tell the loss of the step under way, if it is another than what is scaled.
 
         The mean of several calls is taken. A tensor is read when the step's row is.
         """
-        self._asked("loss", lambda: self._loop.add_loss(_loss(loss)))
+        self._asked("loss", lambda: self._loop.add_loss(arguments.loss(loss)))
 
     def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
         """Tell anything else of the last step: numbers, texts, images, figures, tables, histograms.
@@ -255,7 +249,11 @@ class Watch:
         A number on the device is brought to the host without a wait; for pixels there it is waited.
         step: another than the last.
         """
-        self._asked("log", lambda: self._log(values, self.step if step is None else _step(step)))
+
+        def log() -> None:
+            self._log(values, self.step if step is None else arguments.step(step))
+
+        self._asked("log", log)
 
     def checkpoint(
         self, path: str | Path, *, kind: str = "checkpoint", upload: bool = False
@@ -287,19 +285,19 @@ class Watch:
         files = self._written
         place = f"the run is in {files.folder}"
         if self._server is None:
-            _say(f"watching; {place}")
+            say(f"watching; {place}")
             return
         try:
             page = uploader.start(files, self._server, PAGE_SECONDS)
         except OSError as error:
             command = f"`halfstep upload {files.folder}`"
-            _say(f"watching; {place}, and {command} sends it: no uploader can start: {error}")
+            say(f"watching; {place}, and {command} sends it: no uploader can start: {error}")
             self._server = None
             return
         self.page = page or None
         if page is None:
             place += f"; {self._server.url} has not answered yet"
-        _say(f"watching; {page or place}")
+        say(f"watching; {page or place}")
 
     def _revive(self) -> None:
         """Start the uploader again, should it have been killed, a few times at most."""
@@ -325,7 +323,7 @@ class Watch:
             self._revive()
 
     def _configure(self, config: object) -> None:
-        told = _checked(config)
+        told = arguments.config(config)
         if not self._queued:
             configure(self._written.folder, told, self.secret)
             return
@@ -350,9 +348,8 @@ class Watch:
         for name, value in values.items():
             try:
                 if not isinstance(name, str) or not name.strip():
-                    self._complain(
-                        f"a value is not logged: its name is {_line(name)}; allowed: {LABEL}"
-                    )
+                    what = f"its name is {in_a_line(name)}; allowed: {arguments.LABEL}"
+                    self._complain(f"a value is not logged: {what}")
                 elif is_number(value):
                     self._log_number(name, value, step)
                 else:
@@ -422,7 +419,7 @@ class Watch:
             try:
                 number = float(value)
             except Exception:  # of whatever goes by as a number
-                what = f"it is {_line(value)}; allowed: a number that a float can hold"
+                what = f"it is {in_a_line(value)}; allowed: a number that a float can hold"
                 self._complain(f"{name:.100} is not logged: {what}")
                 continue
             try:
@@ -449,7 +446,7 @@ class Watch:
         def done() -> None:
             try:
                 call()
-            except BadArgument as error:
+            except arguments.BadArgument as error:
                 self._complain(f"{method} is passed over: {error}")
             except Exception as error:
                 self._complain(f"{method} is passed over: {type(error).__name__}: {error}")
@@ -495,7 +492,7 @@ class Watch:
         """Hear no more. What was heard is written, and the end will be told as it is."""
         self._hear_no_more()
         text = " ".join(f"{type(error).__name__}: {error}".split())  # one line
-        _say(f"{text}; the training goes on unwatched")
+        say(f"{text}; the training goes on unwatched")
         with suppress(Exception):  # it may be this that failed
             self._loop.drain(0.0)
         note = {"event": "failed_diagnosis", "step": self.step, "diagnosis": "watch"}
@@ -520,7 +517,7 @@ class Watch:
         """Say something once."""
         if text not in self._complaints and len(self._complaints) < 20:
             self._complaints.add(text)
-            _say(text)
+            say(text)
 
 
 def _after_fork() -> None:
@@ -536,122 +533,12 @@ def _resumed(step: int, notes: list[str]) -> Event:
     return {"event": "resumed", "step": step, "exact": not notes, "notes": notes}
 
 
-class BadArgument(ValueError):
-    """What a script asked for cannot be done; the message names the value and what is allowed."""
-
-
-def _checked(config: object) -> Any:
-    """Return a configuration that a script told of as JSON has it."""
-    told = as_config(config)
-    if told is not None and not isinstance(told, dict):
-        allowed = "a dictionary, or what reads as one: a namespace, a dataclass"
-        raise BadArgument(f"it is {shown(config)}; allowed: {allowed}")
-    return told
-
-
-def _settings(config: object) -> Any:
-    """Return the same of a run that begins; None of what is none, which is said in a line."""
-    try:
-        return _checked(config)
-    except Exception as error:  # of an object of the script's
-        what = "" if isinstance(error, BadArgument) else f"{type(error).__name__}: "
-        _say(f"config is passed over: {what}{error}")
-        return None
-
-
-def _step(step: Any) -> int:
-    """Return a step that a script told of."""
-    with suppress(TypeError, OverflowError):
-        if not isinstance(step, bool) and 0 <= index(step) <= LARGEST_WHOLE:
-            return index(step)
-    raise BadArgument(f"its step is {shown(step)}; allowed: a whole number from 0")
-
-
-def _loss(loss: Any) -> "Tensor | float":
-    """Return a loss that a script told of."""
-    is_tensor = hasattr(loss, "detach")
-    if is_tensor and not loss.is_complex():
-        tensor: Tensor = loss
-        return tensor
-    with suppress(TypeError, OverflowError):
-        if is_number(loss) and not is_tensor:
-            return float(as_scalar(loss))
-    raise BadArgument(f"it is {shown(loss)}; allowed: a number or a tensor")
-
-
-def _modules(modules: tuple[Any, ...]) -> "tuple[nn.Module, ...]":
-    """Return what a script told of as modules."""
-    for each in modules:
-        if not hasattr(each, "named_parameters"):
-            if hasattr(each, "param_groups"):  # whose repr is a page
-                kind = type(each).__name__
-                raise BadArgument(f"it was told the optimizer {kind}; allowed: optimizers=[…]")
-            raise BadArgument(f"it was told {shown(each)}; allowed: modules of torch")
-    return modules
-
-
-def _mode(mode: str) -> str:
-    if mode == "auto":
-        mode = os.environ.get("HALFSTEP_MODE") or mode
-    if mode not in MODES:
-        raise ValueError(f"the mode is {mode!r}; allowed: {', '.join(MODES)}")
-    return mode
-
-
-def _intervals(histogram: int, layers: int, headroom: int) -> tuple[int, int, int]:
-    wanted = {"histogram": histogram, "layers": layers, "headroom": headroom}
-    for name, every in wanted.items():
-        if not isinstance(every, int) or every < 0:
-            raise ValueError(f"{name}_every is {every!r}; allowed: a whole number, 0 for never")
-    return histogram, layers, headroom
-
-
-def _folder(folder: Any) -> Path:
-    """Return where runs lie."""
-    if folder is not None and not isinstance(folder, str | os.PathLike):
-        raise ValueError(f"folder is {_line(folder)}; allowed: a path")
-    return Path(folder or runs_folder()).absolute()
-
-
-def _run(run: Any) -> str | None:
-    """Return the run to go on with. Which one is meant by a wrong name, nobody can say."""
-    if run is None or _is_label(run):
-        return cast("str | None", run)
-    raise ValueError(f"run is {_line(run)}; allowed: {LABEL}")
-
-
-def _label(argument: str, told: Any) -> str | None:
-    """Return a name that the run is given; None of what is none, which is said in a line."""
-    if told is None or _is_label(told) or (isinstance(told, str) and not told):
-        return cast("str | None", told)
-    _say(f"{argument} is passed over: it is {_line(told)}; allowed: {LABEL}")
-    return None
-
-
-def _tags(tags: Any) -> list[str]:
-    """Return those that are texts; a single text is one. The others are said in a line."""
-    if isinstance(tags, str):
-        tags = [tags]
-    if not isinstance(tags, Iterable):
-        if tags is not None:
-            _say(f"tags is passed over: it is {_line(tags)}; allowed: texts, in a list")
-        return []
-    told = list(tags)
-    if wrong := [_line(each) for each in told if not _is_label(each)]:
-        _say(f"tags: {', '.join(wrong)[:500]} is passed over; allowed: {LABEL}")
-    return [each for each in told if _is_label(each)]
-
-
-def _is_label(told: Any) -> bool:
-    return NAME.holds(told) and not told.isspace()
-
-
 def _server(url: str | None, token: str | None) -> Credentials | None:
     """Return where a run is sent; nowhere, if what was stored cannot be read."""
     try:
         return credentials.known(url, token)
     except Unreadable as error:
-        _say(str(error))
+        say(str(error))
         return None
 
 
@@ -661,57 +548,6 @@ def _is_first_rank() -> bool:
     if distributed and distributed.is_available() and distributed.is_initialized():
         return bool(distributed.get_rank() == 0)
     return os.environ.get("RANK", "0") == "0"
-
-
-def _named(
-    told: "Mapping[str, Optimizer] | Sequence[Optimizer] | None",
-) -> "Mapping[str, Optimizer] | None":
-    """Return by name the only ones to hear; None for all, which is said where some are wrong."""
-    if told is None:
-        return None
-    optimizers: Any = told
-    if hasattr(told, "param_groups") or not isinstance(told, Mapping | Sequence):
-        optimizers = [told]
-    named = optimizers if isinstance(optimizers, Mapping) else _numbered(optimizers)
-    wrong = [f"it has {_line(o)}" for o in named.values() if not hasattr(o, "param_groups")]
-    wrong += [f"it has the name {_line(name)}" for name in named if not NAME.holds(name)]
-    if not named or wrong:
-        allowed = "optimizers of torch, in a list or by name"
-        what = wrong[0] if wrong else f"it is {_line(optimizers)}"
-        _say(f"optimizers is passed over, and all are heard: {what}; allowed: {allowed}")
-        return None
-    return named
-
-
-def _numbered(optimizers: "Sequence[Optimizer]") -> "dict[str, Optimizer]":
-    kinds = [type(each).__name__ for each in optimizers]
-    numbers = [kinds[: i + 1].count(kind) for i, kind in enumerate(kinds)]
-    names = [kind if n == 1 else f"{kind}{n}" for kind, n in zip(kinds, numbers, strict=True)]
-    return dict(zip(names, optimizers, strict=True))
-
-
-def _only(scaler: Any) -> "GradScaler | None":
-    """Return the only one to hear; None for all, which is said where it is none of torch's."""
-    if scaler is None or not find_spec("torch"):
-        return None
-    from torch.amp.grad_scaler import GradScaler
-
-    if isinstance(scaler, GradScaler):
-        return scaler
-    what = f"it is {_line(scaler)}; allowed: a torch.amp.GradScaler"
-    _say(f"scaler is passed over, and every scaler is heard: {what}")
-    return None
-
-
-def _line(value: Any) -> str:
-    """Return a value as a line may hold it: a module's repr has several."""
-    return " ".join(shown(value).split())
-
-
-def _say(text: str) -> None:
-    # Closed, broken off, or none from the start: then nobody is told, and the script goes on.
-    with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"halfstep: {text}\n")
 
 
 def _linked(place: Path, path: Path) -> bool:

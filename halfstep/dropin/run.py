@@ -5,7 +5,6 @@ that is heard, at W&B's own counter of calls.
 """
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from glob import glob
@@ -19,6 +18,7 @@ from halfstep.dropin.unserved import Unserved, ignored, say_once, unraised
 from halfstep.logged import as_scalar, is_number
 from halfstep.nesting import flat
 from halfstep.run_folder import last_logged, slug
+from halfstep.saying import say
 
 MOST_FILES = 1000  # of one `save`
 SUMMARIES: Mapping[str, Callable[[float, float], float]] = {"min": min, "max": max}
@@ -140,7 +140,7 @@ class Run:
     ) -> None:
         """Say it on stderr, and keep it with the run."""
         words = f"{title}: {text}" if text else title
-        sys.stderr.write(f"halfstep: alert: {words}\n")
+        say(f"alert: {words}")
         self._tell({f"alert-{title}": words}, self._at(None))
 
     @unraised

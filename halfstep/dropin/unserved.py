@@ -1,10 +1,10 @@
 """What is not served, and how that is said: once, on stderr, and never by an exception."""
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
+
+from halfstep.saying import say
 
 #: Names of wandb's that a script may use, and that do nothing here.
 UNSERVED = (
@@ -101,8 +101,7 @@ def say_once(text: str) -> None:
     """Say something of what a script wanted, the first time."""
     if text not in _said:
         _said.add(text)
-        with suppress(OSError, ValueError, AttributeError):
-            sys.stderr.write(f"halfstep: as wandb: {text}\n")
+        say(f"as wandb: {text}")
 
 
 def unraised(method: Callable[P, R]) -> Callable[P, R | None]:

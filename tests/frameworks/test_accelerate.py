@@ -23,7 +23,7 @@ def train(fused: bool, clip: bool, folder: Path | None) -> tuple[RecordingScaler
     net, optimizer, loader, schedule = accelerator.prepare(net, optimizer, loader, schedule)
     optimizer.scaler = scaler
     if folder:
-        halfstep.watch(net, folder=folder)
+        halfstep.watch(net, folder=folder, optimizers=[optimizer])
     for _ in range(2):
         for x, y in loader:
             optimizer.zero_grad()

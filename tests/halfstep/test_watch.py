@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,18 @@ def test_a_rate_on_a_device_is_that_of_its_step(
             optimizer.step()
             rate /= 2
     assert Written(tmp_path / "it").steps["lr"].tolist() == [0.5, 0.25, 0.125]
+
+
+def test_an_optimizer_that_a_framework_has_wrapped_is_heard(tmp_path: Path) -> None:
+    """As Accelerate's `prepare` returns it: it is the inner one that makes the steps."""
+    weight = nn.Parameter(torch.ones(2))
+    inner = torch.optim.SGD([weight], lr=0.1)
+    wrapped: Any = SimpleNamespace(optimizer=inner, param_groups=inner.param_groups)
+    with halfstep.watch(folder=tmp_path, name="it", optimizers=[wrapped]):
+        for _ in range(3):
+            weight.sum().backward()
+            inner.step()
+    assert len(Written(tmp_path / "it").steps) == 3
 
 
 def test_gradients_that_are_sparse_or_missing_are_measured(tmp_path: Path) -> None:
@@ -710,14 +723,20 @@ def test_runs_of_an_earlier_version_are_gone_on_with(
 def test_watching_twice_is_watching_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A second call adds modules and says nothing; finishing twice does nothing more."""
+    """A second call adds modules, and says so to who names another run; finishing twice does
+    nothing more.
+    """
     first = halfstep.watch(folder=tmp_path, name="it")
+    assert halfstep.watch(Net(), folder=tmp_path) is first
+    begun = f"halfstep: watching; the run is in {tmp_path / 'it'}\n"
+    assert capsys.readouterr().err == begun
     second = halfstep.watch(Net(), folder=tmp_path, name="other")
-    assert first is second
+    assert second is first
     first.finish()
     second.finish()
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
-    assert capsys.readouterr().err == f"halfstep: watching; the run is in {tmp_path / 'it'}\n"
+    goes_on = f"{tmp_path / 'it'} goes on; `finish()` ends it before another begins"
+    assert capsys.readouterr().err == f"halfstep: {goes_on}\n"
 
 
 def test_disabled_it_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,6 +236,18 @@ def test_a_run_that_goes_on_keeps_its_configuration() -> None:
     assert described["config"] == {"lr": 0.2, "seed": 1, "epochs": 3}
 
 
+def test_an_alert_that_nobody_can_hear_is_kept(
+    without_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a process whose stderr was closed."""
+    wandb: Any = halfstep
+    wandb.init(name="silent")
+    monkeypatch.setattr("sys.stderr", None)
+    wandb.alert("Low")
+    wandb.finish()
+    assert [path.name for path in Path("halfstep-runs/silent/artifacts").rglob("alert*")]
+
+
 def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever a script does that cannot be served, out of order or with what is no value."""
     wandb: Any = halfstep
