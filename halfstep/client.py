@@ -244,7 +244,8 @@ class Client(AlertCalls, ShelfCalls):
         """Return loss, scale, grad_norm and what else each step has, from step first to step last.
 
         points: as many as a chart of this width has use for, 32 to 5,000, with every extreme; every
-        step if not told.
+        step if not told.  flags: a sum of 1, the step was skipped; 2, its loss is not finite; 4,
+        its norm is beyond fp32; 256 for the first optimizer that skipped, 512 for the second, …
         """
         from halfstep import series  # with numpy
 

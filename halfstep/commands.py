@@ -35,6 +35,7 @@ from halfstep.shelf_commands import note, preset, retention
 from halfstep.sweep_commands import sweep
 from halfstep.typed import (
     EXITS,
+    act,
     add_command,
     add_submission,
     carry_out,
@@ -125,29 +126,17 @@ def submit(words: list[str]) -> None:
 
 def cancel(words: list[str]) -> None:
     """End a run; one that trains leaves a checkpoint first."""
-    parser = parser_of("cancel", cancel)
-    parser.add_argument("run", type=int)
-    options = parser.parse_args(words)
-    with Client() as client:
-        tell(client.cancel(options.run), options)
+    act("cancel", cancel, Client.cancel, words)
 
 
 def pause(words: list[str]) -> None:
     """Pause a run, with a checkpoint; `run resume` queues it again."""
-    parser = parser_of("run pause", pause)
-    parser.add_argument("run", type=int)
-    options = parser.parse_args(words)
-    with Client() as client:
-        tell(client.pause(options.run), options)
+    act("run pause", pause, Client.pause, words)
 
 
 def resume(words: list[str]) -> None:
     """Queue a paused run again, which goes on from its last checkpoint."""
-    parser = parser_of("run resume", resume)
-    parser.add_argument("run", type=int)
-    options = parser.parse_args(words)
-    with Client() as client:
-        tell(client.resume(options.run), options)
+    act("run resume", resume, Client.resume, words)
 
 
 def follow(words: list[str]) -> None:

@@ -9,11 +9,23 @@ from typing import Any
 
 from halfstep.client import Client
 from halfstep.spool import json_safe
-from halfstep.typed import add_submission, configuration, heard, parser_of, tell, tell_queued, warn
+from halfstep.typed import (
+    act,
+    add_submission,
+    configuration,
+    heard,
+    parser_of,
+    tell,
+    tell_queued,
+    warn,
+)
 
 
 def series(words: list[str]) -> None:
-    """Print every step of a run, or every metric, as CSV; `--points 200` thins them out."""
+    """Print every step of a run, or every metric, as CSV; `--points 200` thins them out.
+
+    flags: a sum of 1, skipped; 2, the loss is not finite; 4, the norm is beyond fp32. Empty: NaN.
+    """
     parser = parser_of("run series", series)
     parser.add_argument("run", type=int)
     parser.add_argument("--metrics", action="store_true", help="what the training logged beside")
@@ -114,11 +126,7 @@ def fork(words: list[str]) -> None:
 
 def go_on(words: list[str]) -> None:
     """Queue what a cancelled or failed run has not made, from its last checkpoint."""
-    parser = parser_of("run go-on", go_on)
-    parser.add_argument("run", type=int)
-    options = parser.parse_args(words)
-    with Client() as client:
-        tell(client.go_on(options.run), options)
+    act("run go-on", go_on, Client.go_on, words)
 
 
 def edit(words: list[str]) -> None:

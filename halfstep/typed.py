@@ -75,6 +75,20 @@ def carry_out(
     commands[options.command](words[words.index(options.command) + 1 :])
 
 
+def act(
+    name: str,
+    command: Callable[..., None],
+    asked: Callable[[Client, int], dict[str, Any]],
+    words: list[str],
+) -> None:
+    """Carry out a command that asks one thing of one run, `halfstep NAME RUN`, and tell the run."""
+    parser = parser_of(name, command)
+    parser.add_argument("run", type=int)
+    options = parser.parse_args(words)
+    with Client() as client:
+        tell(asked(client, options.run), options)
+
+
 def add_submission(parser: argparse.ArgumentParser) -> None:
     """Let a command's words configure a run, and name it."""
     add_configuration(parser)
@@ -175,7 +189,11 @@ def heard(parser: argparse.ArgumentParser, read: Callable[[], str]) -> str:
 
 def is_text(text: str) -> bool:
     """Tell whether UTF-8 has it: Python keeps other bytes that were typed as half characters."""
-    return not any("\ud800" <= each <= "\udfff" for each in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def value_of(text: str) -> Any:
