@@ -213,7 +213,14 @@ def test_the_page_says_what_is_run_and_shows_no_secret(
     body = {"command": command, "config": {"name": "</code><b>"}}
     browser.post("/api/v1/runs", json=body)
     page = browser.get("/runs/1").text
-    for text in ("abcdef0", "https://host/it", "API_KEY", "A worker is about to take it", ">Clone<", ">Pause<"):
+    for text in (
+        "abcdef0",
+        "https://host/it",
+        "API_KEY",
+        "A worker is about to take it",
+        ">Clone<",
+        ">Pause<",
+    ):
         assert text in page
     assert "<script>alert(1)" not in page
     assert "</code><b>" not in page
