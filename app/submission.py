@@ -131,7 +131,10 @@ def _expected_seconds(
     training = config["training"]
     if training.get("epochs") is not None:
         return None  # nobody knows the steps before the data is read
-    sizes = {name: forms.input_text(value) for name, value in config.get("recipe", {}).items()}
+    settings = config.get("recipe", {}).items()
+    sizes = {
+        name: forms.input_text(value) for name, value in settings if not isinstance(value, float)
+    }
     found = estimates.alike(
         session,
         recipes={recipe, submission.recipe},
@@ -139,7 +142,7 @@ def _expected_seconds(
         nodes=submission.nodes,
         devices_per_node=submission.devices_per_node,
         batch_size=training.get("batch_size"),
-        is_alike=lambda settings: same_sizes(settings, sizes),
+        has_same_sizes=lambda settings: same_sizes(settings, sizes),
     )
     if not (found.same_sizes and found.same_batch_size):
         return None

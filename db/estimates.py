@@ -15,8 +15,8 @@ from db.tables import KEPT, Checkpoint, Run, Status
 #: compared, and so many of those that are alike are judged by.
 LOOKED_THROUGH, COMPARED, LIKE = 2000, 50, 5
 
-#: Tells by a recipe's settings whether they are of the size that is asked about.
-IsAlike: TypeAlias = Callable[[dict[str, Any]], bool]
+#: Tells by a run's settings of its recipe whether its sizes are those that are asked about.
+SizesTest: TypeAlias = Callable[[dict[str, Any]], bool]
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ def alike(
     nodes: int,
     devices_per_node: int,
     batch_size: int | None,
-    is_alike: IsAlike,
+    has_same_sizes: SizesTest,
 ) -> Alike:
     """Find runs of the same recipe, precision and number of devices; of those sizes if any, and of
     that batch size.
 
-    recipes: the names that the recipe goes by.  is_alike: tells it by the recipe's settings.
+    recipes: the names that the recipe goes by.  has_same_sizes: tells it by a run's settings.
     """
     batch = Run.config["training"]["batch_size"].as_float()
     query = (
@@ -69,9 +69,9 @@ def alike(
         .order_by(Run.id.desc())
     )
     of_batch = session.execute(query.where(batch == batch_size).limit(COMPARED)).all()
-    same = [row for row in of_batch if is_alike(row.sizes or {})]
+    same = [row for row in of_batch if has_same_sizes(row.sizes or {})]
     others = [] if same else session.execute(query.limit(COMPARED)).all()
-    same = same or [row for row in others if is_alike(row.sizes or {})]
+    same = same or [row for row in others if has_same_sizes(row.sizes or {})]
     found = (same or of_batch or others)[:LIKE]
     speeds = [row.steps_per_second for row in found] or [0.0]
     return Alike(

@@ -27,17 +27,17 @@ class BadArgument(ValueError):
     """What a script asked for cannot be done; the message names the value and what is allowed."""
 
 
-def config(config: object) -> Any:
-    """Return a configuration that a script told of as JSON has it."""
-    told = as_config(config)
-    if told is not None and not isinstance(told, dict):
+def config(told: object) -> Any:
+    """Return a configuration as JSON has it. Raises BadArgument, and what an object raises."""
+    read = as_config(told)
+    if read is not None and not isinstance(read, dict):
         allowed = "a dictionary, or what reads as one: a namespace, a dataclass"
-        raise BadArgument(f"it is {shown(config)}; allowed: {allowed}")
-    return told
+        raise BadArgument(f"it is {shown(told)}; allowed: {allowed}")
+    return read
 
 
 def first_config(told: object) -> Any:
-    """Return the same of a run that begins; None of what is none, which is said in a line."""
+    """Return what a run begins with; None of what is no configuration, which is said in a line."""
     try:
         return config(told)
     except Exception as error:  # of an object of the script's
@@ -46,44 +46,43 @@ def first_config(told: object) -> Any:
         return None
 
 
-def step(step: Any) -> int:
-    """Return a step that a script told of."""
+def step(told: Any) -> int:
+    """Return the number of a step. Raises BadArgument."""
     with suppress(TypeError, OverflowError):
-        if not isinstance(step, bool) and 0 <= index(step) <= LARGEST_WHOLE:
-            return index(step)
-    raise BadArgument(f"its step is {shown(step)}; allowed: a whole number from 0")
+        if not isinstance(told, bool) and 0 <= index(told) <= LARGEST_WHOLE:
+            return index(told)
+    raise BadArgument(f"its step is {shown(told)}; allowed: a whole number from 0")
 
 
-def loss(loss: Any) -> "Tensor | float":
-    """Return a loss that a script told of."""
-    is_tensor = hasattr(loss, "detach")
-    if is_tensor and not loss.is_complex():
-        tensor: Tensor = loss
+def loss(told: Any) -> "Tensor | float":
+    """Return a loss. Raises BadArgument."""
+    is_tensor = hasattr(told, "detach")
+    if is_tensor and not told.is_complex():
+        tensor: Tensor = told
         return tensor
     with suppress(TypeError, OverflowError):
-        if is_number(loss) and not is_tensor:
-            return float(as_scalar(loss))
-    raise BadArgument(f"it is {shown(loss)}; allowed: a number or a tensor")
+        if is_number(told) and not is_tensor:
+            return float(as_scalar(told))
+    raise BadArgument(f"it is {shown(told)}; allowed: a number or a tensor")
 
 
-def modules(modules: tuple[Any, ...]) -> "tuple[nn.Module, ...]":
-    """Return what a script told of as modules."""
-    for each in modules:
+def modules(told: tuple[Any, ...]) -> "tuple[nn.Module, ...]":
+    """Return modules of torch. Raises BadArgument."""
+    for each in told:
         if not hasattr(each, "named_parameters"):
             if hasattr(each, "param_groups"):  # whose repr is a page
                 kind = type(each).__name__
                 raise BadArgument(f"it was told the optimizer {kind}; allowed: optimizers=[…]")
             raise BadArgument(f"it was told {shown(each)}; allowed: modules of torch")
-    return modules
+    return told
 
 
-def mode(mode: str) -> str:
-    """Return how to watch, as the call or the environment says. Raises ValueError."""
-    if mode == "auto":
-        mode = os.environ.get("HALFSTEP_MODE") or mode
-    if mode not in MODES:
-        raise ValueError(f"the mode is {mode!r}; allowed: {', '.join(MODES)}")
-    return mode
+def mode(told: str) -> str:
+    """Return how to watch, as the call or else the environment says. Raises ValueError."""
+    chosen = os.environ.get("HALFSTEP_MODE") or told if told == "auto" else told
+    if chosen not in MODES:
+        raise ValueError(f"the mode is {chosen!r}; allowed: {', '.join(MODES)}")
+    return chosen
 
 
 def intervals(histogram: int, layers: int, headroom: int) -> tuple[int, int, int]:
@@ -95,18 +94,18 @@ def intervals(histogram: int, layers: int, headroom: int) -> tuple[int, int, int
     return histogram, layers, headroom
 
 
-def folder(folder: Any) -> Path:
-    """Return where runs lie."""
-    if folder is not None and not isinstance(folder, str | os.PathLike):
-        raise ValueError(f"folder is {in_a_line(folder)}; allowed: a path")
-    return Path(folder or runs_folder()).absolute()
+def folder(told: Any) -> Path:
+    """Return where runs lie. Raises ValueError."""
+    if told is not None and not isinstance(told, str | os.PathLike):
+        raise ValueError(f"folder is {in_a_line(told)}; allowed: a path")
+    return Path(told or runs_folder()).absolute()
 
 
-def run(run: Any) -> str | None:
-    """Return the run to go on with. Which one is meant by a wrong name, nobody can say."""
-    if run is None or _is_label(run):
-        return cast("str | None", run)
-    raise ValueError(f"run is {in_a_line(run)}; allowed: {LABEL}")
+def run(told: Any) -> str | None:
+    """Return the run to go on with. Raises ValueError: nobody knows what a wrong name means."""
+    if told is None or _is_label(told):
+        return cast("str | None", told)
+    raise ValueError(f"run is {in_a_line(told)}; allowed: {LABEL}")
 
 
 def label(argument: str, told: Any) -> str | None:
@@ -117,18 +116,18 @@ def label(argument: str, told: Any) -> str | None:
     return None
 
 
-def tags(tags: Any) -> list[str]:
+def tags(told: Any) -> list[str]:
     """Return those that are texts; a single text is one. The others are said in a line."""
-    if isinstance(tags, str):
-        tags = [tags]
-    if not isinstance(tags, Iterable):
-        if tags is not None:
-            say(f"tags is passed over: it is {in_a_line(tags)}; allowed: texts, in a list")
+    if isinstance(told, str):
+        told = [told]
+    if not isinstance(told, Iterable):
+        if told is not None:
+            say(f"tags is passed over: it is {in_a_line(told)}; allowed: texts, in a list")
         return []
-    told = list(tags)
-    if wrong := [in_a_line(each) for each in told if not _is_label(each)]:
+    several = list(told)
+    if wrong := [in_a_line(each) for each in several if not _is_label(each)]:
         say(f"tags: {', '.join(wrong)[:500]} is passed over; allowed: {LABEL}")
-    return [each for each in told if _is_label(each)]
+    return [each for each in several if _is_label(each)]
 
 
 def _is_label(told: Any) -> bool:
@@ -141,43 +140,43 @@ def optimizers(
     """Return by name the only ones to hear; None for all, which is said where some are wrong."""
     if told is None:
         return None
-    optimizers: Any = told
+    several: Any = told
     if hasattr(told, "param_groups") or not isinstance(told, Mapping | Sequence):
-        optimizers = [told]
-    named = optimizers if isinstance(optimizers, Mapping) else _numbered(optimizers)
-    named = {name: _innermost(each) for name, each in named.items()}
+        several = [told]
+    named = several if isinstance(several, Mapping) else _numbered([*map(_stepping, several)])
+    named = {name: _stepping(each) for name, each in named.items()}
     wrong = [f"it has {in_a_line(o)}" for o in named.values() if not hasattr(o, "param_groups")]
     wrong += [f"it has the name {in_a_line(name)}" for name in named if not NAME.holds(name)]
     if not named or wrong:
         allowed = "optimizers of torch, in a list or by name"
-        what = wrong[0] if wrong else f"it is {in_a_line(optimizers)}"
+        what = wrong[0] if wrong else f"it is {in_a_line(several)}"
         say(f"optimizers is passed over, and all are heard: {what}; allowed: {allowed}")
         return None
     return named
 
 
-def _innermost(optimizer: Any) -> Any:
-    """Return the optimizer that makes the steps, of one that Accelerate say has wrapped."""
-    while hasattr(inner := getattr(optimizer, "optimizer", None), "param_groups"):
-        optimizer = inner
+def _stepping(optimizer: Any) -> Any:
+    """Return the optimizer whose steps torch tells of: of Accelerate's, the one within."""
+    if type(optimizer).__name__ == "AcceleratedOptimizer":
+        return optimizer.optimizer
     return optimizer
 
 
-def _numbered(optimizers: "Sequence[Optimizer]") -> "dict[str, Optimizer]":
-    kinds = [type(each).__name__ for each in optimizers]
+def _numbered(several: "Sequence[Optimizer]") -> "dict[str, Optimizer]":
+    kinds = [type(each).__name__ for each in several]
     numbers = [kinds[: i + 1].count(kind) for i, kind in enumerate(kinds)]
     names = [kind if n == 1 else f"{kind}{n}" for kind, n in zip(kinds, numbers, strict=True)]
-    return dict(zip(names, optimizers, strict=True))
+    return dict(zip(names, several, strict=True))
 
 
-def scaler(scaler: Any) -> "GradScaler | None":
+def scaler(told: Any) -> "GradScaler | None":
     """Return the only one to hear; None for all, which is said where it is none of torch's."""
-    if scaler is None or not find_spec("torch"):
+    if told is None or not find_spec("torch"):
         return None
     from torch.amp.grad_scaler import GradScaler
 
-    if isinstance(scaler, GradScaler):
-        return scaler
-    what = f"it is {in_a_line(scaler)}; allowed: a torch.amp.GradScaler"
+    if isinstance(told, GradScaler):
+        return told
+    what = f"it is {in_a_line(told)}; allowed: a torch.amp.GradScaler"
     say(f"scaler is passed over, and every scaler is heard: {what}")
     return None

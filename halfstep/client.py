@@ -245,7 +245,7 @@ class Client(AlertCalls, ShelfCalls):
 
         points: as many as a chart of this width has use for, 32 to 5,000, with every extreme; every
         step if not told.  flags: a sum of 1, the step was skipped; 2, its loss is not finite; 4,
-        its norm is beyond fp32; 256 for the first optimizer that skipped, 512 for the second, …
+        its norm is beyond fp32; 256, the first optimizer skipped; 512, the second did; …
         """
         from halfstep import series  # with numpy
 

@@ -24,7 +24,8 @@ from halfstep.typed import (
 def series(words: list[str]) -> None:
     """Print every step of a run, or every metric, as CSV; `--points 200` thins them out.
 
-    flags: a sum of 1, skipped; 2, the loss is not finite; 4, the norm is beyond fp32. Empty: NaN.
+    flags: a sum of 1, skipped; 2, the loss is not finite; 4, the norm is beyond fp32; 256, the
+    first optimizer skipped; 512, the second did; … Empty: NaN.
     """
     parser = parser_of("run series", series)
     parser.add_argument("run", type=int)

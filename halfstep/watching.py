@@ -82,8 +82,7 @@ def watch(
     """
     global _active
     if _active is not None:
-        if name is not None or run is not None:
-            _active._complain(f"{_active.folder} goes on; `finish()` ends it before another begins")
+        _active._called_again(run or name)
         _active.add(*modules)
         return _active
     try:
@@ -117,6 +116,7 @@ def watch(
         )
         _active = Watch(
             files,
+            called=run or name,
             optimizers=arguments.optimizers(optimizers),
             scaler=arguments.scaler(scaler),
             server=server,
@@ -145,16 +145,19 @@ class Watch:
         server: Credentials | None = None,
         queued: QueuedRun | None = None,
         every: tuple[int, int, int] = (0, 0, 0),
+        called: str | None = None,
     ) -> None:
         """files: where it is written; None: nothing is watched, and every method does nothing.
 
         server: where it is sent to, if anywhere.  queued: the run is one of a queue's, see there.
         every: steps between histograms, norms of layers and looks at the headroom, 0 for none.
+        called: as the script has it.
         """
         self.files = files
         self.page: str | None = None  # where it is to be seen, once the server has answered
         self._server = server
         self._queued = queued
+        self._called = called
         self._is_on = False
         self._has_ended = files is None
         if files is None:
@@ -435,10 +438,10 @@ class Watch:
 
     # ---- How it ends, and what never does -----------------------------------------------------
 
-    def _guard(self, call: Callable[..., None], *arguments: Any, **named: Any) -> None:
+    def _guard(self, call: Callable[..., None], *given: Any, **named: Any) -> None:
         """Call something of ours. Whatever it raises is said in a line, and we are gone."""
         if self._is_on:
-            self._protected(call, *arguments, **named)
+            self._protected(call, *given, **named)
 
     def _asked(self, method: str, call: Callable[[], None]) -> None:
         """Do what the script asks. What cannot be done is said in a line, and passed over."""
@@ -453,11 +456,11 @@ class Watch:
 
         self._guard(done)
 
-    def _protected(self, call: Callable[..., None], *arguments: Any, **named: Any) -> None:
+    def _protected(self, call: Callable[..., None], *given: Any, **named: Any) -> None:
         ending = self._ending
         ending.held += 1
         try:
-            call(*arguments, **named)
+            call(*given, **named)
         except Exception as error:
             self._fail(error)
         finally:  # a Ctrl-C goes through
@@ -512,6 +515,11 @@ class Watch:
         self._has_ended, _active = True, None
         self._hear_no_more()
         self._ending.cancel()
+
+    def _called_again(self, name: str | None) -> None:
+        """Say so where another run is wanted than the one that is watched."""
+        if name and self._is_on and not self._queued and name != self._called:
+            self._complain(f"{self.folder} goes on; `finish()` ends it before another begins")
 
     def _complain(self, text: str) -> None:
         """Say something once."""

@@ -87,13 +87,13 @@ def estimate(
         nodes=nodes,
         devices_per_node=devices_per_node,
         batch_size=batch_size,
-        is_alike=lambda settings: same_sizes(settings, asked),
+        has_same_sizes=lambda settings: same_sizes(settings, asked),
     )
     seconds = None
     if found.runs and steps:
         seconds = Seconds(least=steps / found.fastest, most=steps / found.slowest)
     ahead = estimates.ahead(session, priority)
-    each = estimates.checkpoint_bytes(session, found.runs) if found.same_sizes else None
+    checkpoint_bytes = estimates.checkpoint_bytes(session, found.runs) if found.same_sizes else None
     memory_bytes = _memory_bytes(offered, precision)
     saves = -(-steps // every_steps) if steps and every_steps else 1
     return Cost(
@@ -102,11 +102,11 @@ def estimate(
         same_batch_size=found.same_batch_size,
         same_sizes=found.same_sizes,
         seconds=seconds,
-        checkpoint_bytes=each,
+        checkpoint_bytes=checkpoint_bytes,
         memory_bytes=memory_bytes,
         told=[
             *_time_told(ahead, found, seconds),
-            *_files_told(each, saves),
+            *_files_told(checkpoint_bytes, saves),
             *_workers_told(session, offered, memory_bytes),
         ],
     )
@@ -151,10 +151,11 @@ def _time_told(ahead: int, found: Alike, seconds: Seconds | None) -> Iterator[st
     yield f"{time} of steps, at the {pace} steps/s of {runs}{other}"
 
 
-def _files_told(each: int | None, saves: int) -> Iterator[str]:
-    if each is None:
+def _files_told(checkpoint_bytes: int | None, saves: int) -> Iterator[str]:
+    if checkpoint_bytes is None:
         return
+    each = size(checkpoint_bytes)
     if saves > 1:
-        yield f"{count(saves)} checkpoints of {size(each)}, {size(saves * each)}"
+        yield f"{count(saves)} checkpoints of {each}, {size(saves * checkpoint_bytes)}"
     else:
-        yield f"a checkpoint of {size(each)}"
+        yield f"a checkpoint of {each}"

@@ -16,7 +16,7 @@ ASKED: dict[str, Any] = {
     "nodes": 1,
     "devices_per_node": 1,
     "batch_size": 8,
-    "is_alike": lambda _settings: True,
+    "has_same_sizes": lambda _settings: True,
 }
 
 

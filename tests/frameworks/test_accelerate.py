@@ -12,7 +12,9 @@ from tests.frameworks.reference import Net, RecordingScaler, assert_true, sample
 accelerate = pytest.importorskip("accelerate")
 
 
-def train(fused: bool, clip: bool, folder: Path | None) -> tuple[RecordingScaler, list]:
+def train(
+    fused: bool, clip: bool, folder: Path | None, named: bool = False
+) -> tuple[RecordingScaler, list]:
     """Train two epochs as Accelerate's documentation does, with a schedule."""
     accelerator = accelerate.Accelerator(cpu=True)
     accelerator.scaler = scaler = RecordingScaler()  # which it makes on CUDA alone
@@ -23,7 +25,7 @@ def train(fused: bool, clip: bool, folder: Path | None) -> tuple[RecordingScaler
     net, optimizer, loader, schedule = accelerator.prepare(net, optimizer, loader, schedule)
     optimizer.scaler = scaler
     if folder:
-        halfstep.watch(net, folder=folder, optimizers=[optimizer])
+        halfstep.watch(net, folder=folder, optimizers=[optimizer] if named else None)
     for _ in range(2):
         for x, y in loader:
             optimizer.zero_grad()
@@ -41,13 +43,19 @@ def train(fused: bool, clip: bool, folder: Path | None) -> tuple[RecordingScaler
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize(("fused", "clip"), [(False, False), (False, True), (True, False)])
-def test_accelerate_tells_the_truth(tmp_path: Path, fused: bool, clip: bool) -> None:
-    """Skips that Accelerate itself does not notice are there; and that its schedule runs ahead."""
+def test_accelerate_tells_the_truth(tmp_path: Path, fused: bool, clip: bool, named: bool) -> None:
+    """Skips that Accelerate itself does not notice are there; and that its schedule runs ahead.
+
+    named: `watch` is told the optimizer that Accelerate has prepared.
+    """
     bare, without = train(fused, clip, None)
-    watched, with_us = train(fused, clip, tmp_path)
+    watched, with_us = train(fused, clip, tmp_path, named)
     assert (watched.scales, watched.skipped) == (bare.scales, bare.skipped)
     assert all(map(torch.equal, with_us, without))
     assert_true(tmp_path, watched)
-    told = [event for event in written(tmp_path)[1] if event["event"] == "schedule"]
+    events = written(tmp_path)[1]
+    assert {event["optimizer"] for event in events if event.get("kind") == "skip"} == {"AdamW"}
+    told = [event for event in events if event["event"] == "schedule"]
     assert bool(told) == (fused and sum(watched.skipped) >= 3)

@@ -4,6 +4,7 @@ import gc
 import hashlib
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -160,16 +160,38 @@ def test_a_rate_on_a_device_is_that_of_its_step(
     assert Written(tmp_path / "it").steps["lr"].tolist() == [0.5, 0.25, 0.125]
 
 
-def test_an_optimizer_that_a_framework_has_wrapped_is_heard(tmp_path: Path) -> None:
-    """As Accelerate's `prepare` returns it: it is the inner one that makes the steps."""
-    weight = nn.Parameter(torch.ones(2))
+class AcceleratedOptimizer:
+    """As Accelerate's `prepare` returns one: no step of its own is heard, but those within."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+
+class Lookahead(torch.optim.SGD):
+    """Makes its steps by another, and is heard as itself."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.optimizer = torch.optim.SGD(parameters, lr=0.1)
+        super().__init__(self.optimizer.param_groups)
+
+
+@pytest.mark.parametrize("wrap", [AcceleratedOptimizer, Lookahead])
+def test_an_optimizer_around_another_is_heard(tmp_path: Path, wrap: Callable[..., Any]) -> None:
+    """By the one whose steps torch tells of, and by its name."""
+    weight = nn.Parameter(torch.full((2,), 2.0))
     inner = torch.optim.SGD([weight], lr=0.1)
-    wrapped: Any = SimpleNamespace(optimizer=inner, param_groups=inner.param_groups)
-    with halfstep.watch(folder=tmp_path, name="it", optimizers=[wrapped]):
-        for _ in range(3):
-            weight.sum().backward()
-            inner.step()
-    assert len(Written(tmp_path / "it").steps) == 3
+    optimizer = wrap(inner if wrap is AcceleratedOptimizer else [weight])
+    with halfstep.watch(folder=tmp_path, name="it", optimizers=[optimizer]):
+        for factor in (1.0, math.inf, 1.0):
+            scaler = GradScaler("cpu", init_scale=2.0)
+            scaler.scale(weight.sum() * factor).backward()
+            scaler.step(optimizer if wrap is Lookahead else inner)
+            scaler.update()
+            inner.zero_grad()
+    written = Written(tmp_path / "it")
+    assert len(written.steps) == 3
+    [skip] = [event for event in written.of("scaler") if event["kind"] == "skip"]
+    assert skip["optimizer"] == ("SGD" if wrap is AcceleratedOptimizer else "Lookahead")
 
 
 def test_gradients_that_are_sparse_or_missing_are_measured(tmp_path: Path) -> None:
@@ -730,6 +752,7 @@ def test_watching_twice_is_watching_once(
     assert halfstep.watch(Net(), folder=tmp_path) is first
     begun = f"halfstep: watching; the run is in {tmp_path / 'it'}\n"
     assert capsys.readouterr().err == begun
+    halfstep.watch(Net(), folder=tmp_path, name="it")  # as a notebook's cell, run again
     second = halfstep.watch(Net(), folder=tmp_path, name="other")
     assert second is first
     first.finish()

@@ -4,7 +4,7 @@ from starlette.testclient import TestClient
 
 from app.file_names import file_name
 from app.pages.run import TABS
-from db import checkpoints, environments, history, queue, series, telemetry, workers
+from db import checkpoints, environments, history, queue, runs, series, telemetry, workers
 from db.database import Database
 from db.recording import Recording
 from db.tables import Checkpoint, Run, Status, User
@@ -249,6 +249,10 @@ def test_what_a_second_brings_stands_on_the_page(
     assert summary["tokens_per_second"] == 250 * 4096
     assert summary["utilisation"] == 0.25
     assert (summary["data_wait"]["waited"], summary["data_wait"]["share"]) == (10, 0.25)
+    with database.writing() as session:
+        runs.set_status(session, runs.get(session, running.id, lock=True), Status.QUEUED)
+    page = browser.get(f"/runs/{running.id}").text
+    assert "steps waited for data · No device is free</p>" in page
 
 
 def test_spikes_are_listed_with_where_the_run_went_back_to(
