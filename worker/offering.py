@@ -47,6 +47,11 @@ class Offering:
         """Ask for devices, recipes and versions, and wait. Raises HalfstepError."""
         return self._answered(self._ask().wait())
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether recipes are being loaded anew."""
+        return self._child is not None
+
     def news(self) -> Offer | None:
         """Return the offer once it is another, for a file was changed. It never waits."""
         if self._child is None:

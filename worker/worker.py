@@ -100,7 +100,7 @@ class Worker:
                 self._reap()
                 if time.monotonic() >= self.beat_due:
                     self._beat()
-                    self._offer_anew()
+                    self._offer_anew()  # by the files, which are looked at as seldom
                     is_quiet = self.listener.is_listening and not self.lost
                     pause = QUIET_BEAT_SECONDS if is_quiet else BEAT_SECONDS
                     self.beat_due = time.monotonic() + pause
@@ -108,6 +108,8 @@ class Worker:
                     with self.database.glancing() as session:
                         self._heed(workers.pulse(session, self.id))
                 self.is_told = False
+                if self.offering.is_loading:
+                    self._offer_anew()
                 if self.may_have_work or not self.listener.is_listening:
                     self._pick_up()
                     self._claim()
