@@ -131,9 +131,10 @@ def _expected_seconds(
     training = config["training"]
     if training.get("epochs") is not None:
         return None  # nobody knows the steps before the data is read
-    settings = config.get("recipe", {}).items()
     sizes = {
-        name: forms.input_text(value) for name, value in settings if not isinstance(value, float)
+        name: forms.input_text(value)
+        for name, value in config.get("recipe", {}).items()
+        if not isinstance(value, float)
     }
     found = estimates.alike(
         session,
@@ -154,9 +155,8 @@ def same_sizes(settings: dict[str, Any], asked: Mapping[str, str]) -> bool:
     them; a rate, a fraction is no size.
     """
     return all(
-        isinstance(value, float) or asked.get(name, text) == text
+        isinstance(value, float) or asked.get(name) in (None, forms.input_text(value))
         for name, value in settings.items()
-        for text in (forms.input_text(value),)
     )
 
 

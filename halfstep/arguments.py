@@ -143,8 +143,10 @@ def optimizers(
     several: Any = told
     if hasattr(told, "param_groups") or not isinstance(told, Mapping | Sequence):
         several = [told]
-    named = several if isinstance(several, Mapping) else _numbered([*map(_stepping, several)])
-    named = {name: _stepping(each) for name, each in named.items()}
+    if isinstance(several, Mapping):
+        named = {name: _stepping(each) for name, each in several.items()}
+    else:
+        named = _numbered([*map(_stepping, several)])
     wrong = [f"it has {in_a_line(o)}" for o in named.values() if not hasattr(o, "param_groups")]
     wrong += [f"it has the name {in_a_line(name)}" for name in named if not NAME.holds(name)]
     if not named or wrong:

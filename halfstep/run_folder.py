@@ -191,6 +191,16 @@ def as_config(value: Any) -> Any:
     return str(value)
 
 
+def is_called(place: Path, name: str) -> bool:
+    """Tell whether a run is called so: as its folder, or as that cannot be, "my run/1" say."""
+    if name == place.name:
+        return True
+    with suppress(OSError, ValueError):
+        described = read_run(place)
+        return name in (described.get("run"), described.get("name"))
+    return False
+
+
 def slug(name: str) -> str:
     """Return a name as a folder may have it."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:100] or "run"
@@ -211,19 +221,11 @@ def _place(folder: Path, name: str | None, run: str | None) -> Path:
         try:
             place.mkdir()
         except FileExistsError:
-            if run is not None and _is_called(place, run):
+            if run is not None and is_called(place, run):
                 return place
             number += 1
         else:
             return place
-
-
-def _is_called(place: Path, run: str) -> bool:
-    """Tell whether a run is called so where its folder cannot be: "my run/1" lies in my-run-1."""
-    with suppress(OSError, ValueError):
-        described = read_run(place)
-        return run in (described.get("run"), described.get("name"))
-    return False
 
 
 def _spooled(place: Path) -> list[int]:

@@ -29,7 +29,7 @@ from halfstep.events import shown
 from halfstep.logged import as_scalar, file_of, is_number
 from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
-from halfstep.run_folder import came_to, configure, open_run, slug, write_outcome
+from halfstep.run_folder import came_to, configure, is_called, open_run, slug, write_outcome
 from halfstep.saying import in_a_line, say
 from halfstep.spool import BadEvent, Event, Steps
 from halfstep.unheard import Unheard
@@ -82,7 +82,7 @@ def watch(
     """
     global _active
     if _active is not None:
-        _active._called_again(run or name)
+        _active._called_again(run, name)
         _active.add(*modules)
         return _active
     try:
@@ -116,7 +116,6 @@ def watch(
         )
         _active = Watch(
             files,
-            called=run or name,
             optimizers=arguments.optimizers(optimizers),
             scaler=arguments.scaler(scaler),
             server=server,
@@ -145,19 +144,16 @@ class Watch:
         server: Credentials | None = None,
         queued: QueuedRun | None = None,
         every: tuple[int, int, int] = (0, 0, 0),
-        called: str | None = None,
     ) -> None:
         """files: where it is written; None: nothing is watched, and every method does nothing.
 
         server: where it is sent to, if anywhere.  queued: the run is one of a queue's, see there.
         every: steps between histograms, norms of layers and looks at the headroom, 0 for none.
-        called: as the script has it.
         """
         self.files = files
         self.page: str | None = None  # where it is to be seen, once the server has answered
         self._server = server
         self._queued = queued
-        self._called = called
         self._is_on = False
         self._has_ended = files is None
         if files is None:
@@ -516,9 +512,12 @@ class Watch:
         self._hear_no_more()
         self._ending.cancel()
 
-    def _called_again(self, name: str | None) -> None:
+    def _called_again(self, *names: object) -> None:
         """Say so where another run is wanted than the one that is watched."""
-        if name and self._is_on and not self._queued and name != self._called:
+        wanted = next((each for each in names if isinstance(each, str) and each), None)
+        if wanted is None or self._queued or not self._is_on:
+            return
+        if not is_called(self._written.folder, wanted):
             self._complain(f"{self.folder} goes on; `finish()` ends it before another begins")
 
     def _complain(self, text: str) -> None:

@@ -753,6 +753,9 @@ def test_watching_twice_is_watching_once(
     begun = f"halfstep: watching; the run is in {tmp_path / 'it'}\n"
     assert capsys.readouterr().err == begun
     halfstep.watch(Net(), folder=tmp_path, name="it")  # as a notebook's cell, run again
+    halfstep.watch(Net(), folder=tmp_path, run="it")
+    wrong: Any = np.ones(2)
+    halfstep.watch(Net(), folder=tmp_path, name=wrong, run=wrong)
     second = halfstep.watch(Net(), folder=tmp_path, name="other")
     assert second is first
     first.finish()
