@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -271,15 +272,41 @@ def backup(
 @command
 def restore(
     folder: Annotated[Path, typer.Argument(help="A folder that `backup` wrote")],
+    revoke: Annotated[
+        bool, typer.Option("--revoke", help="Delete the backup's API tokens and shared links")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fill an empty database and the store from a backup; the other kind of database will do."""
+    """Fill an empty database and the store from a backup, also of the other kind of database."""
     settings, database = _open()
-    restored = restore_backup(database, open_store(settings), folder)
+    restored = restore_backup(database, open_store(settings), folder, revoke=revoke)
     with database.writing() as session:
-        deeds.note_typed(session, "restore", str(folder))
-    text = f"{folder}: {restored['rows']} rows, {restored['files']} files restored"
-    tell({"folder": str(folder)} | restored, text, as_json=as_json)
+        deeds.note_typed(session, "restore", str(folder), *(["--revoke"] if revoke else []))
+    lines = [
+        f"{folder}: {restored['rows']} rows, {restored['files']} files restored",
+        "All browsers are signed out; `halfstep link NAME` makes a sign-in link.",
+        *_valid_secrets(restored),
+    ]
+    tell({"folder": str(folder)} | restored, "\n".join(lines), as_json=as_json)
+
+
+def _valid_secrets(restored: dict[str, Any]) -> list[str]:
+    """Describe the tokens and links that work again, among them those revoked since the backup."""
+    tokens, links = restored["tokens"], restored["shared_links"]
+    if not tokens and not links:
+        return ["No API token and no shared link works."]
+    lines = ["These work again, also those revoked since the backup (restore --revoke: none):"]
+    for token in tokens:
+        reach = "all projects" if token["project"] is None else f"project {token['project']!r}"
+        text = f"  API token {token['name']!r} of {token['user']}: {token['kind']}, {reach}"
+        lines.append(f"{text}, {_expiry(token)}")
+    lines += [f"  shared link {link['id']} of {link['user']}: {_expiry(link)}" for link in links]
+    return lines
+
+
+def _expiry(secret: dict[str, Any]) -> str:
+    moment = secret["expires_at"]
+    return f"expires {datetime.fromtimestamp(moment, UTC):%Y-%m-%d}" if moment else "never expires"
 
 
 @command

@@ -33,7 +33,9 @@ def named(session: Session) -> set[str]:
     """Return what runs start from, those in the bin among them."""
     query = select(RunSetting.text).distinct().join(Run, Run.id == RunSetting.run_id)
     query = query.where(RunSetting.name == SETTING.rpartition(".")[2], RunSetting.path == SETTING)
-    return {each for each in session.scalars(query.where(~Run.erasing)) if each}
+    # Not set, it is written as JSON's null, or empty; an upload is <SHA-256>/<name>.
+    query = query.where(~Run.erasing, RunSetting.text.contains("/"))
+    return set(session.scalars(query))
 
 
 def delete_unused(store: ObjectStore, kept: Collection[str]) -> None:

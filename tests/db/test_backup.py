@@ -1,6 +1,9 @@
 """Backups, and mending what does not match."""
 
 import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,27 +12,30 @@ import numpy as np
 import obstore
 import pytest
 from obstore.store import MemoryStore
-from sqlalchemy import func, select
+from sqlalchemy import Column, func, select
 
 from db import (
     accounts,
     artifacts,
     backup,
     checkpoints,
+    deeds,
     history,
     queue,
     run_settings,
     runs,
     series,
+    shared_links,
     storage,
     telemetry,
     uploads,
 )
 from db.backup import back_up, restore
 from db.database import Database
-from db.errors import Conflict, Invalid
+from db.errors import Conflict, Invalid, Refused
 from db.storage import mend, mismatches
 from db.tables import Checkpoint, Run, Status, Table, User
+from tests import swept
 from tests.db.conftest import submit
 
 CHECKPOINT, ARTIFACT = "runs/1/checkpoints/a.pt", "runs/1/artifacts/step-00000002/a.txt"
@@ -106,7 +112,7 @@ def test_backup_restores_every_row_and_file(
         target.migrate()
     copy = MemoryStore()
     restored = restore(target, copy, tmp_path / "backup")
-    assert restored == {"rows": saved["rows"], "files": saved["files"]}
+    assert (restored["rows"], restored["files"]) == (saved["rows"], saved["files"])
     assert saved["left_out"] == []
     assert contents(target) == before
     for key in (CHECKPOINT, ARTIFACT):
@@ -159,7 +165,7 @@ def test_a_damaged_file_is_left_out_of_a_backup_by_name(
 def test_backup_overwrites_nothing(database: Database, store: MemoryStore, tmp_path: Path) -> None:
     """Neither a folder nor a database that has something in it is written over."""
     back_up(database, store, tmp_path / "backup")
-    with pytest.raises(Conflict, match="there already"):
+    with pytest.raises(Conflict, match="exists already"):
         back_up(database, store, tmp_path / "backup")
     with pytest.raises(Conflict, match="has runs already"):
         restore(database, store, tmp_path / "backup")
@@ -205,6 +211,135 @@ def test_storage_check_passes_over_a_run_in_training(
     with database.reading() as session:
         assert runs.get(session, 2).status == Status.RUNNING
         assert mismatches(session, store) == []
+
+
+def filled(column: Column[Any], number: int) -> Any:
+    """Return a value for a column of row 1 or 2, which refers to the same row of other tables."""
+    if column.foreign_keys:
+        return {int: number, str: f"name {number}"}[column.type.python_type]
+    if column.name in ("created_at", "expires_at"):
+        return 4e9 + number
+    text = "\N{SNOWMAN} 1e999 \\ \n" if column.unique is None and not column.primary_key else "name"
+    values = {
+        bool: True,
+        int: number,
+        float: math.inf if column.nullable else number / 3,
+        str: f"{text} {number}",
+        bytes: bytes(range(256)) * number,
+        object: {"list": [1, None, {"nested": "\N{SNOWMAN}"}], "number": number / 3},
+    }
+    return values[column.type.python_type]
+
+
+def fill_every_table(database: Database, store: MemoryStore) -> None:
+    """Write two rows into every table, with a value in every column, and the files they name."""
+    content = b"weights"
+    file = {"key": CHECKPOINT, "sha256": hashlib.sha256(content).hexdigest()}
+    obstore.put(store, CHECKPOINT, content)
+    with database.writing() as session:
+        for table in Table.metadata.sorted_tables:
+            session.execute(table.delete())
+            for number in (1, 2):
+                row = {column.name: filled(column, number) for column in table.columns}
+                session.execute(table.insert(), row | (file if "sha256" in row else {}))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_every_column_of_every_table_is_restored(
+    database: Database, tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """A column of any type that a table has, with a value, is equal after a restore."""
+    store = MemoryStore()
+    fill_every_table(database, store)
+    before = contents(database)
+    assert before.keys() == {table.name for table in Table.metadata.sorted_tables}
+    saved = back_up(database, store, tmp_path / "backup")
+    assert saved["left_out"] == []
+    with empty_database(kind, tmp_path, request) as target:
+        restore(target, MemoryStore(), tmp_path / "backup")
+        after = contents(target)
+    ended, derived = {"sessions", "sign_in_links"}, {"step_buckets", "metric_buckets"}
+    for name in before.keys() - ended - derived:
+        assert after[name] == before[name], name
+    assert not ended & after.keys()
+
+
+@contextmanager
+def empty_database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """Yield a migrated database without rows."""
+    if kind == "sqlite":
+        target = Database(f"sqlite:///{folder / 'other.db'}")
+        target.migrate()
+        yield target
+        target.dispose()
+        return
+    server = request.getfixturevalue("postgresql_server")
+    with swept.fresh(server, request.getfixturevalue("postgresql_template")) as name:
+        target = Database(server.format(name=name))
+        yield target
+        target.dispose()
+
+
+def test_restored_sign_ins_end_and_valid_secrets_are_listed(
+    database: Database, ada: User, tmp_path: Path
+) -> None:
+    """Sessions and sign-in links end; tokens and shared links that work again are returned."""
+    with database.writing() as session:
+        cookie, _row = accounts.start_session(session, session.get_one(User, ada.id))
+        link = accounts.make_link_token(session, ada)
+        token, _ci = accounts.make_api_token(session, ada, "ci", days=None)
+        _old, expired = accounts.make_api_token(session, ada, "old")
+        session.flush()
+        expired.expires_at = 1.0
+        shared_links.make(session, ada, [submit(session, ada).id], days=1)
+    back_up(database, MemoryStore(), tmp_path / "backup")
+    for revoke in (False, True):
+        target = Database(f"sqlite:///{tmp_path / f'{revoke}.db'}")
+        target.migrate()
+        restored = restore(target, MemoryStore(), tmp_path / "backup", revoke=revoke)
+        with target.reading() as session:
+            assert accounts.find_session(session, cookie) is None
+            assert (accounts.find_api_token(session, token) is None) == revoke
+        with target.writing() as session, pytest.raises(Refused):
+            accounts.redeem_link_token(session, link)
+        names = [(row["user"], row["name"], row["kind"]) for row in restored["tokens"]]
+        assert names == ([] if revoke else [("ada", "ci", "full")])
+        assert len(restored["shared_links"]) == (0 if revoke else 1)
+        target.dispose()
+
+
+def test_a_database_with_an_audit_log_is_not_restored_into(
+    database: Database, ada: User, tmp_path: Path
+) -> None:
+    """The log is never deleted, so a database that has one is refused before a file is copied."""
+    back_up(database, MemoryStore(), tmp_path / "backup")
+    target, store = Database(f"sqlite:///{tmp_path / 'other.db'}"), MemoryStore()
+    target.migrate()
+    with target.writing() as session:
+        deeds.note_typed(session, "link", "operator")
+    with pytest.raises(Conflict, match="audit log"):
+        restore(target, store, tmp_path / "backup")
+    target.dispose()
+
+
+def test_a_failed_backup_leaves_nothing(
+    database: Database, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever stops it, no folder is left that could be taken for a backup."""
+    monkeypatch.setitem(backup.CODECS, float, (str.upper, float))
+    with pytest.raises(TypeError):
+        back_up(database, store, tmp_path / "backup")
+    assert not [path for path in tmp_path.iterdir() if "backup" in path.name]
+
+
+def test_weights_that_are_not_set_name_no_upload(database: Database, ada: User) -> None:
+    """`weights.upload: null` is not a file."""
+    with database.writing() as session:
+        run = submit(session, ada)
+        run.config = run.config | {"weights": {"upload": None}}
+        run_settings.note(session, run)
+    with database.reading() as session:
+        assert uploads.named(session) == set()
 
 
 def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
