@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
+from anyio import CapacityLimiter
 from fastapi import APIRouter, FastAPI
 
 from app import api, assets, downloads, errors, metrics, pages
@@ -48,6 +49,8 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.turns = asyncio.Semaphore(TURNS)
     app.state.ingesting = ThreadPoolExecutor(INGESTING, thread_name_prefix="ingest")
     app.state.hashing = Queue(HASHING, MOST_HASHING, "passwords are verified")
+    # A check that was given up goes on in its thread until the database answers.
+    app.state.readiness_checks = CapacityLimiter(2)
     app.state.noting = set()
     app.state.sso = Provider(settings) if settings.oidc_issuer else None
     app.state.live = Live()

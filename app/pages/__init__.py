@@ -10,6 +10,7 @@ from app.pages import (
     comparison,
     deeds,
     documents,
+    health,
     links,
     new_command,
     new_run,
@@ -32,6 +33,7 @@ from app.pages import (
 
 router = APIRouter(include_in_schema=False)
 for module in (
+    health,
     sign_in,
     runs,
     new_run,

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Form, Request, Response
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
@@ -226,10 +226,3 @@ def sign_out(request: Request, session: Db, _visitor: SignedIn) -> Response:
     response = RedirectResponse("/sign-in", status_code=303)
     response.delete_cookie(name, secure=is_secure(request))
     return response
-
-
-@router.get("/healthz")
-def healthz(database: TheDatabase) -> Response:
-    """Tell whether server and database answer, for a container's health check."""
-    database.check()
-    return JSONResponse({"status": "ok"})

@@ -76,11 +76,6 @@ def test_sign_out_ends_the_session(browser: TestClient) -> None:
     assert browser.get("/runs").status_code == 303
 
 
-def test_healthz_says_that_the_database_answers(stranger: TestClient) -> None:
-    """A container's health check needs no sign-in."""
-    assert stranger.get("/healthz").json() == {"status": "ok"}
-
-
 def test_verifying_a_password_holds_no_lock(
     database: Database, ada: User, stranger: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,1 @@
+"""Whole jobs of operators, by the documented commands on a live installation."""

@@ -1,0 +1,75 @@
+"""A live installation: `halfstep up` on a data folder and a database, and an admin's client."""
+
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess
+from urllib.parse import urlsplit
+
+import httpx2
+
+from halfstep import Client
+from tests.site import answers, halfstep, until, up
+
+
+@dataclass
+class Installation:
+    """A data folder with its database, whether or not a server runs on it."""
+
+    data: Path
+    database_url: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "HALFSTEP_DATA": str(self.data),
+            "HALFSTEP_DATABASE_URL": self.database_url,
+            "HALFSTEP_COMMANDS": "yes",
+            "HALFSTEP_ALERTS_PRIVATE": "yes",
+        }
+
+    def command(self, *words: str, **environment: str) -> CompletedProcess[str]:
+        """Run `halfstep WORDS` on this installation."""
+        return halfstep(*words, **self.environment, **environment)
+
+    @contextmanager
+    def running(self) -> Iterator["Admin"]:
+        """Start server and worker, sign in by the printed link, and stop them at the end."""
+        with up(signal.SIGTERM, **self.environment) as (_process, link):
+            base = link.split("/?")[0]
+            until(lambda: answers(base))
+            yield Admin.signed_in(link)
+
+
+@dataclass
+class Admin:
+    """An admin's browser and client of a running server."""
+
+    browser: httpx2.Client
+    client: Client
+    token: str
+
+    @classmethod
+    def signed_in(cls, link: str) -> "Admin":
+        """Sign in by a link, and make an API token."""
+        parts = urlsplit(link)
+        base = f"{parts.scheme}://{parts.netloc}"
+        browser = httpx2.Client(base_url=base, follow_redirects=True, timeout=60)
+        browser.post("/", data={"token": parts.query.partition("=")[2]}, headers={"Origin": base})
+        page = browser.get("/account").text
+        csrf = page.partition('name="csrf-token" content="')[2].partition('"')[0]
+        browser.headers["X-CSRF-Token"] = csrf
+        made = browser.post("/account/tokens", data={"name": "journey", "days": "30"}).text
+        token = re.findall(r"hs_[\w-]{43}", made)[0]
+        return cls(browser, Client(base, token), token)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a script on the same machine."""
+        return {
+            "HALFSTEP_URL": str(self.browser.base_url).rstrip("/"),
+            "HALFSTEP_TOKEN": self.token,
+        }

@@ -1,0 +1,149 @@
+"""Back up a living installation, lose it, and go on from the backup."""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from sqlalchemy import select
+
+from db.database import Database
+from db.tables import Artifact, Checkpoint, Run
+from halfstep import Client
+from tests import warm
+from tests.app.receivers import http_receiver
+from tests.db.test_backup import contents, empty_database
+from tests.journeys.installation import Admin, Installation
+from tests.site import SECONDS, until
+
+SCRIPT = Path(__file__).with_name("script.py")
+SIGN_INS = {"sessions", "sign_in_links"}
+#: Ended by a restore, or computed by it.
+NOT_COMPARED = SIGN_INS | {"step_buckets", "metric_buckets"}
+
+
+@pytest.fixture
+def installation(tmp_path: Path, database_url: str) -> Installation:
+    return Installation(tmp_path / "data", database_url)
+
+
+def use_everything(admin: Admin, folder: Path) -> int:
+    """Do what people do with an installation; return the run that goes on training."""
+    client, browser = admin.client, admin.browser
+    until_some(client.recipes)
+    digits = client.submit("digits", {"training": {"steps": 60}}, tags=["first"])["id"]
+    client.wait(digits)
+    line = "python -c 'print(1 + 1)'"
+    command = client.submit_command(line, name="sum")["id"]
+    sweep = client.begin_sweep(
+        "digits",
+        {"recipe.learning_rate": [0.01, 0.1]},
+        {"training": {"steps": 20}},
+        runs=2,
+    )
+    client.wait_for_sweep(sweep["id"])
+    client.wait(command)
+    script = [sys.executable, str(SCRIPT), str(folder / "last.pt")]
+    environment = os.environ | admin.environment
+    ended = warm.run(script, env=environment, cwd=folder, timeout=SECONDS)
+    assert ended.returncode == 0, ended.stderr
+    [watched] = until_some(lambda: client.runs("source:watch status:finished"))
+    assert {each["name"].partition(".")[0] for each in client.artifacts(watched["id"])} >= {
+        *("picture", "table", "note", "weights", "speech"),
+    }
+    with http_receiver() as receiver:
+        channel = client.add_channel("webhook", receiver.url, name="hook")
+        client.alert("ended", channels=[channel["id"]])
+        client.wait(client.submit("digits", {"training": {"steps": 20}})["id"])
+        until(lambda: bool(receiver.got))
+        until(lambda: all(each["is_delivered"] for each in client.deliveries()))
+    assert browser.post("/people", data={"name": "grace"}).status_code == 200
+    assert browser.post("/projects", data={"name": "vision"}).status_code == 200
+    client.write_note("# Why\nIt overflowed.", digits)
+    client.save_preset("quick", "digits", {"training": {"steps": 40}})
+    client.save_view("failures", "status:failed", columns=["loss"])
+    client.set_retention(project="vision", checkpoint_days=30)
+    shared = browser.post("/api/v1/links", json={"runs": [digits], "days": 7})
+    assert shared.status_code == 201, shared.text
+    weights = folder / "last.pt"
+    client.upload_weights(weights)
+    endless = {"training": {"steps": 10_000_000}, "checkpoints": {"every_steps": 200}}
+    training = client.submit("digits", endless, name="endless")["id"]
+    until(lambda: len(client.checkpoints(training)) > 0)
+    return int(training)
+
+
+def until_some(read: Any) -> list[Any]:
+    found: list[Any] = []
+    until(lambda: bool(found.extend(read()) or found))
+    return found
+
+
+def stored_files(database: Database, data: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file that rows name, as it is on the disk."""
+    with database.reading() as session:
+        rows = [*session.scalars(select(Checkpoint)), *session.scalars(select(Artifact))]
+        keys = [row.key for row in rows if row.is_stored]
+    return {key: hashlib.sha256((data / key).read_bytes()).hexdigest() for key in keys}
+
+
+def test_a_backup_replaces_a_lost_installation(
+    installation: Installation, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Back up while a run trains and again when all is stopped. Each row and file is restored into
+    either database; tokens work, cookies do not, and the run goes on from its checkpoint.
+    """
+    with installation.running() as admin:
+        training = use_everything(admin, tmp_path)
+        saved = installation.command("backup", str(tmp_path / "live"), "--json")
+        assert (saved.returncode, json.loads(saved.stdout)["left_out"]) == (0, []), saved.stderr
+        cookies = admin.browser.cookies
+        admin.client.cancel(training)
+        reached = admin.client.wait(training)["step"]
+    saved = installation.command("backup", str(tmp_path / "stopped"))
+    assert saved.returncode == 0, saved.stderr
+    source = Database(installation.database_url)
+    before, files = contents(source), stored_files(source, installation.data)
+    source.dispose()
+    for kind in ("sqlite", "postgresql"):
+        with restored(kind, tmp_path / kind, tmp_path / "stopped", request) as (copy, target):
+            after = contents(target)
+            deeds = after.pop("deeds")
+            assert (before["deeds"][: len(deeds) - 1], len(deeds) > 1) == (deeds[:-1], True)
+            for name in before.keys() - NOT_COMPARED - {"deeds"}:
+                assert after[name] == before[name], name
+            assert not SIGN_INS & after.keys()
+            assert stored_files(target, copy.data) == files
+            assert copy.command("storage", "check", "--deep").returncode == 0
+    with (
+        restored("sqlite", tmp_path / "again", tmp_path / "live", request) as (copy, target),
+        copy.running() as again,
+    ):
+        stale = httpx2.Client(base_url=again.browser.base_url, cookies=cookies)
+        assert stale.get("/api/v1/runs").status_code == 401
+        client = Client(str(again.browser.base_url), admin.token)
+        until(lambda: client.run(training)["step"] > reached)
+        with target.reading() as session:
+            assert session.get_one(Run, training).resumed_step is not None
+        client.cancel(training)
+        client.wait(training)
+
+
+@contextmanager
+def restored(
+    kind: str, folder: Path, backup: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[Installation, Database]]:
+    """Restore a backup into an installation of its own."""
+    folder.mkdir()
+    with empty_database(kind, folder, request) as target:
+        copy = Installation(folder / "data", target.engine.url.render_as_string(False))
+        ended = copy.command("restore", str(backup))
+        assert ended.returncode == 0, ended.stderr
+        assert "API token 'journey' of operator: full, all projects" in ended.stdout
+        yield copy, target
