@@ -38,7 +38,9 @@ class Asset:
 class Assets:
     """All static files by name; `by_url` finds the one that a browser asks for."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        """prefix: of the path below which the server lies."""
+        self._prefix = prefix
         self._by_name = {path.name: _asset(path) for path in sorted(STATIC.iterdir())}
         plotly = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
         self._by_name["plotly.js"] = _asset(plotly)
@@ -52,7 +54,7 @@ class Assets:
     def import_map(self) -> str:
         """Return the bare names of all scripts, as a browser wants them."""
         imports = {
-            name.removesuffix(".js"): asset.url
+            name.removesuffix(".js"): self._prefix + asset.url
             for name, asset in self._by_name.items()
             if name.endswith(".js")
         }

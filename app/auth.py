@@ -323,10 +323,15 @@ def sign_in(
 def cookie_of(request: Request) -> str:
     """Return what this browser's cookie is called: over TLS no other host can set one that counts.
 
-    A page on plain HTTP, or on another name of the same domain, cannot set a `__Host-` cookie.
+    A page on plain HTTP, or on another name of the same domain, cannot set a `__Host-` cookie. That
+    name is for cookies of the whole host, so below a path prefix it is `__Secure-`, which plain
+    HTTP cannot set.
     """
-    name = cookie_name(request.app.state.settings)
-    return f"__Host-{name}" if is_secure(request) else name
+    settings = request.app.state.settings
+    name = cookie_name(settings)
+    if not is_secure(request):
+        return name
+    return f"__Secure-{name}" if settings.path_prefix else f"__Host-{name}"
 
 
 def is_secure(request: Request) -> bool:

@@ -13,6 +13,7 @@ from app.compact import Compact
 from app.context import HASHING, INGESTING, MOST_HASHING, TURNS
 from app.in_flight import Flights, InFlight, Queue
 from app.live import Live
+from app.path_prefix import PathPrefix
 from app.security import BodyLimit, Heads, KnownHosts, SecurityHeaders
 from app.sso import Provider
 from db.database import Database
@@ -55,7 +56,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.sso = Provider(settings) if settings.oidc_issuer else None
     app.state.live = Live()
     app.state.in_flight = InFlight(database)
-    app.state.assets = assets.Assets()
+    app.state.assets = assets.Assets(settings.path_prefix)
     app.add_middleware(errors.Failures)
     app.add_middleware(Compact)
     app.add_middleware(BodyLimit)
@@ -63,5 +64,6 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.add_middleware(Heads)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(KnownHosts, settings=settings)
+    app.add_middleware(PathPrefix, prefix=settings.path_prefix)
     errors.install(app)
     return app

@@ -12,6 +12,7 @@ from app.auth import Visitor
 from app.documents import term
 from app.file_names import file_name
 from app.markdown import markdown
+from app.path_prefix import with_prefix
 
 _FOLDER = Path(__file__).parent / "templates"
 #: Read once: an upgrade replaces them under a server that is still the old one.
@@ -39,15 +40,17 @@ def page(
     """Render a whole page."""
     if status_code >= 400:
         deeds.forget(request)
+    prefix = request.app.state.settings.path_prefix
     text = fragment(
         template,
         visitor=visitor,
         assets=request.app.state.assets,
         nonce=request.state.nonce,
         path=request.url.path,
+        root=prefix,
         **values,
     )
-    return HTMLResponse(text, status_code=status_code)
+    return HTMLResponse(with_prefix(text, prefix), status_code=status_code)
 
 
 def fragment(template: str, **values: Any) -> str:

@@ -118,7 +118,8 @@ class KnownHosts:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         configured = (name.strip() for name in settings.host_names.split(","))
-        names = ("localhost", settings.host, socket.gethostname(), *configured)
+        public = urlsplit(settings.public_url).hostname or ""
+        names = ("localhost", settings.host, socket.gethostname(), public, *configured)
         self.names = {name.lower() for name in names if name}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,5 +1,6 @@
 """Settings that server and worker share, from HALFSTEP_* environment variables."""
 
+import re
 import shlex
 from ipaddress import ip_network
 from pathlib import Path
@@ -65,7 +66,11 @@ class Settings(BaseSettings):
         ),
     ] = ""
     public_url: Annotated[
-        str, Field(description="Address by which people open the server, for links in alerts")
+        str,
+        Field(
+            description="Address by which people open the server, with a path if a proxy serves it "
+            "below one: https://host/halfstep"
+        ),
     ] = ""
     smtp_url: Annotated[
         SecretStr, Field(description="Of alerts by e-mail: smtp:// or smtps://user:password@host")
@@ -299,6 +304,14 @@ class Settings(BaseSettings):
                 raise PydanticCustomError("proxies", "{message}", {"message": message}) from error
         return text
 
+    @field_validator("public_url")
+    @classmethod
+    def _check_public_url(cls, text: str) -> str:
+        if text and not re.fullmatch(r"https?://[^/?#\s]+(/[\w.~-]+)*/?", text):
+            message = {"message": "allowed: http:// or https://, a host, and a path of plain names"}
+            raise PydanticCustomError("public_url", "{message}", message)
+        return text
+
     @field_validator("run_users")
     @classmethod
     def _check_users(cls, text: str) -> str:
@@ -352,6 +365,11 @@ class Settings(BaseSettings):
     def address(self) -> str:
         """Return what links begin with that leave the server."""
         return self.public_url.rstrip("/") or f"http://{self.host}:{self.port}"
+
+    @property
+    def path_prefix(self) -> str:
+        """Return the path below which people open the server: "/halfstep", or "" for the root."""
+        return urlsplit(self.public_url).path.rstrip("/")
 
     @property
     def per_user(self) -> dict[str, int]:

@@ -8,6 +8,7 @@ from fastapi.responses import HTMLResponse
 
 from app.auth import SignedIn, cookie_name
 from app.errors import PROBLEM_TYPE, Problem
+from app.path_prefix import public_address
 from app.rendering import page
 
 router = APIRouter(include_in_schema=False)
@@ -30,9 +31,13 @@ def docs(request: Request, visitor: SignedIn) -> HTMLResponse:
             entry |= operation
             by_tag.setdefault(operation.get("tags", ["other"])[0], []).append(entry)
     schemas = description["components"]["schemas"]
-    address = str(request.base_url).rstrip("/")
     return page(
-        request, "docs.html", visitor=visitor, address=address, by_tag=by_tag, schemas=schemas
+        request,
+        "docs.html",
+        visitor=visitor,
+        address=public_address(request),
+        by_tag=by_tag,
+        schemas=schemas,
     )
 
 

@@ -13,6 +13,7 @@ from app.auth import AtBrowser, SignedIn, Visitor, local_path
 from app.comparison import MOST_RUNS
 from app.context import Db
 from app.parameters import RowId, Text, as_run_ids
+from app.path_prefix import public_address
 from app.rendering import page
 from app.summary import RunSummary
 from db import shared_links
@@ -42,13 +43,12 @@ def make_link(
         deeds.done_to(session, ids)
     except Invalid as error:
         errors = error.errors
-    here = f"{request.url.scheme}://{request.url.netloc}"
     return page(
         request,
         "shared_made.html",
         visitor=visitor,
         status_code=422 if errors else 200,
-        address=f"{here}{address_of(secret)}" if secret else "",
+        address=f"{public_address(request)}{address_of(secret)}" if secret else "",
         sharing=_sharing(session, ids),
         errors=errors,
         back=_page_of(ids),

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from app.auth import AtBrowser, SignedIn, Visitor
 from app.context import Db
 from app.parameters import RowId, Text
+from app.path_prefix import public_address
 from app.rendering import page
 from db import accounts, people, projects
 from db.errors import HalfstepError, Invalid
@@ -85,6 +86,6 @@ def _people(
         roles=ROLES,
         name=name,
         invited=invited,
-        link=f"{request.url.scheme}://{request.url.netloc}/?token={token}" if token else "",
+        link=f"{public_address(request)}/?token={token}" if token else "",
         errors=errors or {},
     )

@@ -1,5 +1,7 @@
 // The bell of every page: how many notices are not read, and, by wish, the browser's own.
 
+import { root } from 'root'
+
 const LOOK_MS = 20000
 const [WISH, LAST] = ['alerts-in-browser', 'last-notice']
 const badge = document.querySelector('[data-unread]')
@@ -22,7 +24,7 @@ const tell = (newest) => {
   if (before === null || !wish.is() || !('Notification' in window) || Notification.permission !== 'granted') return
   for (const each of newest) {
     const shown = new Notification('Halfstep', { body: each.text, tag: `halfstep-${each.id}` }) // of two tabs' the tag makes one
-    shown.addEventListener('click', () => { focus(); location.assign(`/runs/${each.run_id}`) })
+    shown.addEventListener('click', () => { focus(); location.assign(`${root}/runs/${each.run_id}`) })
   }
 }
 
@@ -30,7 +32,7 @@ const look = async () => {
   if (document.hidden && !wish.is()) return
   try {
     const than = Number(kept(() => localStorage.getItem(LAST)) ?? 0)
-    const answer = await fetch(`/api/v1/alerts/notices/news?than=${than}`)
+    const answer = await fetch(`${root}/api/v1/alerts/notices/news?than=${than}`)
     if (!answer.ok) return
     const { unread, newest } = await answer.json()
     badge.hidden = !unread

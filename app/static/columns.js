@@ -1,5 +1,6 @@
 // Choosing columns and their order: the form's one field is made of what is ticked, top to bottom.
 import { fetched } from 'answers'
+import { root } from 'root'
 
 const form = document.querySelector('[data-columns-form]')
 const choices = form?.querySelector('[data-choices]')
@@ -45,7 +46,7 @@ const add = () => {
 
 /** Settings and metrics to choose from. */
 const offer = async () => {
-  const answer = await fetched('/api/v1/runs/vocabulary')
+  const answer = await fetched(`${root}/api/v1/runs/vocabulary`)
   const { metrics, settings } = await answer.json()
   form.querySelector('datalist').replaceChildren(...[...metrics, ...settings].map((name) => new Option(name)))
 }
@@ -53,7 +54,7 @@ const offer = async () => {
 const group = document.querySelector('#group-by')
 /** Settings to group by. */
 const offerSettings = async () => {
-  const { settings } = await (await fetched('/api/v1/runs/vocabulary')).json()
+  const { settings } = await (await fetched(`${root}/api/v1/runs/vocabulary`)).json()
   document.querySelector('#group-names').append(...settings.map((name) => new Option(name)))
 }
 group?.addEventListener('focus', offerSettings, { once: true })

@@ -1,6 +1,7 @@
 // The form of a command: a row for each placeholder of its line, as the line is typed.
 
 import { takeAlong } from 'along'
+import { root } from 'root'
 
 const PLACEHOLDER = /\{\{[A-Za-z_]\w*\}\}|\{([A-Za-z_]\w*)\}/g
 const MOST = 50
@@ -47,7 +48,7 @@ const update = () => {
   }
 }
 
-for (const link of document.querySelectorAll('[data-to-sweep]')) takeAlong(form, link, '/sweeps/new/command')
+for (const link of document.querySelectorAll('[data-to-sweep]')) takeAlong(form, link, `${root}/sweeps/new/command`)
 line.addEventListener('input', update)
 rows.addEventListener('change', (event) => showKind(event.target.closest('[data-parameter]')))
 update()

@@ -5,6 +5,7 @@ import { comparisonFigure, stepAt, X_TITLES } from 'comparison'
 import { count } from 'formats'
 import { Legend } from 'legend'
 import { follow } from 'live'
+import { root } from 'root'
 import { show } from 'rows'
 import { createScatter } from 'scatter'
 import { seriesOf } from 'series_of_runs'
@@ -157,7 +158,7 @@ for (const box of boxes) {
 }
 /** Go on with other runs, and the view as it is. @param {string} runs */
 const goOn = (runs) => {
-  const address = new URL('/compare', location.href)
+  const address = new URL(`${root}/compare`, location.href)
   const query = new URLSearchParams(location.search)
   query.set('runs', runs.split(/[\s,]+/).filter(Boolean).join())
   address.search = query.toString()
@@ -183,7 +184,7 @@ const scatter = createScatter(article.querySelector('[data-scatter]'), ids, lege
 refresh()
 
 if (article.dataset.over === 'false') {
-  follow('/api/v1/runs/live', article.dataset.cursor, (news) => {
+  follow(`${root}/api/v1/runs/live`, article.dataset.cursor, (news) => {
     for (const id of ids) if (id in news.rows) changed.add(id)
     refresh()
   })

@@ -1,5 +1,7 @@
 // What a run is likely to cost, beside the button that starts it: asked anew as the form changes.
 
+import { root } from 'root'
+
 const PAUSE_MS = 400
 const LONGEST = 200 // of what is told: it goes into an address
 const form = /** @type {Found} */ (globalThis.document?.querySelector('[data-run-form]'))
@@ -39,7 +41,7 @@ const ask = async () => {
   asked = query
   let words = ''
   try {
-    const answer = await fetch(`/api/v1/estimates?${query}`)
+    const answer = await fetch(`${root}/api/v1/estimates?${query}`)
     if (answer.ok) words = (await answer.json()).told.join(' · ')
   } catch {
     asked = '' // the server is away: at the next change

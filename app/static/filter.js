@@ -2,6 +2,7 @@
 // A combobox as ARIA describes it: the focus stays in the box, aria-activedescendant names the word.
 import { fetched } from 'answers'
 import { isUnfinished, proposals, wordAt } from 'completion'
+import { root } from 'root'
 
 const box = document.querySelector('#filter')
 const list = document.querySelector('#filter-words')
@@ -19,7 +20,7 @@ const close = () => {
 
 /** @param {boolean} [first] whether to point at the first of them */
 const propose = async (first = false) => {
-  vocabulary ??= fetched('/api/v1/runs/vocabulary').then((answer) => answer.json())
+  vocabulary ??= fetched(`${root}/api/v1/runs/vocabulary`).then((answer) => answer.json())
   let words
   try {
     words = await vocabulary

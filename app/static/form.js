@@ -3,6 +3,7 @@
 
 import { takeAlong } from 'along'
 import { power } from 'formats'
+import { root } from 'root'
 
 const isScale = (input) => input.name.startsWith('scaler.') && input.name.endsWith('scale')
 
@@ -23,8 +24,8 @@ for (const input of document.querySelectorAll('[data-run-form] input[type=number
 
 const form = /** @type {Found} */ (document.querySelector('[data-run-form]'))
 
-for (const link of document.querySelectorAll('[data-to-sweep]')) takeAlong(form, link, '/sweeps/new')
-for (const link of document.querySelectorAll('[data-other]')) takeAlong(form, link, '/runs/new')
+for (const link of document.querySelectorAll('[data-to-sweep]')) takeAlong(form, link, `${root}/sweeps/new`)
+for (const link of document.querySelectorAll('[data-other]')) takeAlong(form, link, `${root}/runs/new`)
 
 form?.addEventListener('keydown', (event) => {
   if (event.key !== 'Enter' || !(event.ctrlKey || event.metaKey)) return

@@ -1,6 +1,7 @@
 // The list of runs by groups: fetched anew whenever a run has changed, since any may be in any group.
 import { inTurn, insisted, pause } from 'answers'
 import { follow } from 'live'
+import { root } from 'root'
 import { matchRows } from 'rows'
 import { still } from 'still'
 
@@ -21,4 +22,4 @@ const refresh = inTurn(async () => {
   await pause(Math.max((performance.now() - start) * (1 / SHARE - 1), LEAST_MS))
 })
 
-if (body) follow('/api/v1/runs/live', body.dataset.cursor, refresh)
+if (body) follow(`${root}/api/v1/runs/live`, body.dataset.cursor, refresh)

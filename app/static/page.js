@@ -1,5 +1,6 @@
 // What every page does: local times, buttons that copy, actions that do not leave the page.
 import { localTimes } from 'formats'
+import { root } from 'root'
 
 localTimes(document)
 
@@ -62,7 +63,7 @@ document.addEventListener('submit', async (event) => {
   button.blur() // at once: the browser does it when it next draws, and a cell with the focus does not change
   try {
     const token = document.querySelector('meta[name=csrf-token]').content
-    const answer = await fetch(`/api/v1${new URL(form.action).pathname}`, {
+    const answer = await fetch(`${root}/api/v1${new URL(form.action).pathname.slice(root.length)}`, {
       method: 'POST',
       headers: { 'X-CSRF-Token': token, 'Content-Type': 'application/json' },
       body: JSON.stringify(fields),

@@ -1,6 +1,7 @@
 // Go to a page or a run, or do what the page's own buttons do: a combobox in a dialog, as ARIA describes it.
 import { fetched, inTurn } from 'answers'
 import { quoted } from 'completion'
+import { root } from 'root'
 
 /** Of the server's answer; of pages and actions there are few. */
 const MOST_RUNS = 8
@@ -59,11 +60,11 @@ const runs = async (text) => {
   const filters = [...(/^\d{1,9}$/.test(text) ? [`id=${text}`] : []), `name:${quoted(text)}`]
   const pages = await Promise.all(filters.map(async (filter) => {
     const query = new URLSearchParams({ filter, limit: String(MOST_RUNS) })
-    return (await (await fetched(`/api/v1/runs?${query}`)).json()).runs
+    return (await (await fetched(`${root}/api/v1/runs?${query}`)).json()).runs
   }))
   const found = new Map(pages.flat().map((run) => [run.id, run]))
   return [...found.values()].slice(0, MOST_RUNS).map(({ id, name, status }) => (
-    { text: name, hint: `run ${id}, ${status}`, go: () => location.assign(`/runs/${id}`) }))
+    { text: name, hint: `run ${id}, ${status}`, go: () => location.assign(`${root}/runs/${id}`) }))
 }
 
 /** Pages and actions at once: Enter shall never take what was shown for fewer letters. */

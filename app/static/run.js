@@ -11,6 +11,7 @@ import { follow } from 'live'
 import { createLog } from 'log'
 import { createMedia } from 'media'
 import { toNewest } from 'newest'
+import { root } from 'root'
 import { mergeRows, show } from 'rows'
 import { createSeries } from 'series'
 import { still } from 'still'
@@ -19,7 +20,7 @@ import { createTabs } from 'tabs'
 import { readView, writeView } from 'view'
 
 const article = document.querySelector('[data-run]')
-const api = `/api/v1/runs/${article.dataset.run}`
+const api = `${root}/api/v1/runs/${article.dataset.run}`
 /** Parts of the news that this page makes something of: events and files come as rows of its tables. */
 const [SHOWN, CHARTED] = ['log,fragments', 'steps,metrics']
 const FIRST_TAB = 'charts' // which the address does not name

@@ -2,6 +2,7 @@
 import { insisted, inTurn } from 'answers'
 import { localTimes } from 'formats'
 import { follow } from 'live'
+import { root } from 'root'
 import { replaceRows } from 'rows'
 import { createSelection, refetchRows } from 'selection'
 import { still } from 'still'
@@ -56,7 +57,7 @@ const refresh = inTurn(async () => {
 const list = document.querySelector('[data-list]')
 if (list) begin(list)
 const { cursor = '0', columns = '' } = (body ?? empty)?.dataset ?? {}
-follow('/api/v1/runs/live', cursor, (news) => {
+follow(`${root}/api/v1/runs/live`, cursor, (news) => {
   still(() => {
     showWorkers(news.is_worker_up)
     if (body) replaceRows(body, Object.values(news.rows).join(''))

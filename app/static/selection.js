@@ -2,6 +2,7 @@
 import { insisted } from 'answers'
 import { count, size } from 'formats'
 import { toast } from 'page'
+import { root } from 'root'
 import { matchRows } from 'rows'
 import { still } from 'still'
 
@@ -36,7 +37,7 @@ export const refetchRows = async (body) => {
 
 /** @param {string} action @param {number[]} runs @param {{tag?: string, project?: string}} to */
 const ask = async (action, runs, to) => {
-  const answer = await fetch('/api/v1/runs/bulk', {
+  const answer = await fetch(`${root}/api/v1/runs/bulk`, {
     method: 'POST',
     headers: { 'X-CSRF-Token': document.querySelector('meta[name=csrf-token]').content, 'Content-Type': 'application/json' },
     body: JSON.stringify({ action, runs, ...to }),
@@ -73,13 +74,13 @@ export const createSelection = (list, refetch) => {
     if (told.textContent !== said) told.textContent = said // so that it is announced when it changes
     if (!chosen.length) refused.replaceChildren()
     const addresses = bar.querySelector('[data-addresses]')
-    if (addresses) addresses.dataset.copyText = ids.map((id) => `${location.origin}/runs/${id}`).join('\n')
+    if (addresses) addresses.dataset.copyText = ids.map((id) => `${location.origin}${root}/runs/${id}`).join('\n')
     const compare = bar.querySelector('[data-compare]')
     if (!compare) return
     const isPossible = ids.length > 1 && ids.length <= MOST_COMPARED
     compare.toggleAttribute('aria-disabled', !isPossible)
     compare.title = isPossible ? '' : `2 to ${MOST_COMPARED} runs can be compared`
-    if (isPossible) compare.href = `/compare?runs=${ids.join(',')}`
+    if (isPossible) compare.href = `${root}/compare?runs=${ids.join(',')}`
     else compare.removeAttribute('href')
   }
 

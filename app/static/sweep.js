@@ -2,6 +2,7 @@
 import { inTurn, insisted, pause } from 'answers'
 import { createPlot } from 'charts'
 import { follow } from 'live'
+import { root } from 'root'
 import { show } from 'rows'
 import { still } from 'still'
 import { settingsFigure, trialsFigure } from 'trials'
@@ -18,7 +19,7 @@ const settings = JSON.parse(article.dataset.settings)
 const fragment = (root, name) => root.querySelector(`[data-fragment=${name}]`)
 
 const byRun = createPlot(article.querySelector('[data-trials-plot]'), trialsFigure, {
-  plotly_click: ({ points: [{ customdata }] }) => { if (customdata) location.assign(`/runs/${customdata}`) },
+  plotly_click: ({ points: [{ customdata }] }) => { if (customdata) location.assign(`${root}/runs/${customdata}`) },
 })
 const beside = createPlot(article.querySelector('[data-parallel-plot]'), settingsFigure)
 
@@ -31,7 +32,7 @@ const fetchWords = async () => {
 }
 
 const draw = async () => {
-  const { trials } = await (await insisted(`/api/v1/sweeps/${sweep}/trials?sort=value&limit=1000`)).json()
+  const { trials } = await (await insisted(`${root}/api/v1/sweeps/${sweep}/trials?sort=value&limit=1000`)).json()
   byRun.draw({ trials: trials.toSorted((a, b) => a.number - b.number), metric, goal })
   const shown = trials.filter(({ state }) => state === 'complete').slice(0, LINES)
   const columns = new Map(settings.map((path) => [path, shown.map(({ params }) => params[path] ?? 'off')]))
@@ -49,4 +50,4 @@ const refresh = inTurn(async () => {
 })
 
 refresh()
-follow(`/api/v1/sweeps/${sweep}/live`, article.dataset.cursor, refresh)
+follow(`${root}/api/v1/sweeps/${sweep}/live`, article.dataset.cursor, refresh)

@@ -2,6 +2,7 @@
 // name there into the field beside.
 
 import { size } from 'formats'
+import { root } from 'root'
 
 /** What keeps a file from being taken, in words, or nothing. @param {{name: string, size: number}} file @param {number} most */
 export const objection = (file, most) => {
@@ -26,7 +27,7 @@ const createUpload = (box, input) => {
   const send = (file) => {
     const sent = new XMLHttpRequest() // fetch tells of no progress
     request = sent
-    sent.open('PUT', `/api/v1/uploads/${encodeURIComponent(file.name)}`)
+    sent.open('PUT', `${root}/api/v1/uploads/${encodeURIComponent(file.name)}`)
     sent.setRequestHeader('X-CSRF-Token', document.querySelector('meta[name=csrf-token]').content)
     sent.setRequestHeader('Content-Type', 'application/octet-stream')
     sent.responseType = 'json'

@@ -1,6 +1,7 @@
 // The grid of workers, live, and below it the queue: fetched anew when a worker takes or ends something, and now and then.
 import { inTurn, insisted, pause } from 'answers'
 import { follow } from 'live'
+import { root } from 'root'
 import { mergeRows, show } from 'rows'
 import { still } from 'still'
 
@@ -18,7 +19,7 @@ const refresh = inTurn(async () => {
 
 setInterval(() => { if (!document.hidden) refresh() }, USUAL_MS)
 if (grid) {
-  follow('/api/v1/workers/live', grid.dataset.cursor ?? '', (news) => {
+  follow(`${root}/api/v1/workers/live`, grid.dataset.cursor ?? '', (news) => {
     still(() => mergeRows(grid, news))
     refresh()
   })

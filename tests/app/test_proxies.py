@@ -1,6 +1,7 @@
 """Behind a proxy: who is believed about addresses and TLS. One of the proxies is a real nginx."""
 
 import datetime
+import html
 import re
 import shutil
 import socket
@@ -24,7 +25,7 @@ from db.settings import Settings
 from db.tables import Deed, User
 from db.tries import FREE_TRIES
 from tests.app.conftest import serving
-from tests.site import until
+from tests.site import free_port, until
 
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 PASSWORD = "a long secret"
@@ -97,13 +98,12 @@ def test_only_a_trusted_proxy_is_believed(
 
 
 @contextmanager
-def _nginx(folder: Path, upstream: str) -> Iterator[str]:
-    folder.chmod(0o755)
+def nginx(folder: Path, port: int, upstream: str, *, block: int = 0) -> Iterator[str]:
+    """Run nginx with one of the configurations of docs/operations.md; yield its address."""
+    folder.mkdir(mode=0o755)
     _certify(folder)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     documented = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
-    location = documented.partition("```nginx\n")[2].partition("```")[0]
+    location = documented.split("```nginx\n")[block + 1].partition("```")[0]
     assert "proxy_pass" in location
     text = CONFIGURATION.format(folder=folder, port=port, location=location)
     (folder / "nginx.conf").write_text(text.replace("http://127.0.0.1:8000", upstream))
@@ -148,12 +148,10 @@ def test_a_real_nginx_ends_tls(
     """As documented: the cookie is secure and this host's alone, HSTS is sent, deeds and the brake
     have the client's address, whatever it says of itself; a live stream comes through at once.
     """
-    folder = tmp_path / "nginx"
-    folder.mkdir()
     behind = settings.model_copy(update={"trusted_proxies": "127.0.0.1"})
     with (
         serving(behind, database) as (_server, upstream),
-        _nginx(folder, upstream) as address,
+        nginx(tmp_path / "nginx", free_port(), upstream) as address,
         _client(address, verify=False) as client,
     ):
         free = FREE_TRIES["name"]
@@ -177,3 +175,54 @@ def test_a_real_nginx_ends_tls(
             assert next(stream.iter_lines()) != ""
     with database.reading() as session:
         assert session.scalars(select(Deed.address).order_by(Deed.id.desc())).first() == CLIENT
+
+
+@pytest.mark.skipif(NGINX is None, reason="nginx is missing: apt-get install nginx-light")
+@pytest.mark.parametrize("strips", [False, True], ids=["passes the path", "strips the path"])
+def test_a_real_nginx_serves_below_a_path(
+    tmp_path: Path, settings: Settings, database: Database, ada_signs_in: None, strips: bool
+) -> None:
+    """Each page, script, redirect and cookie below the path; nothing of ours leads out of it."""
+    port = free_port()
+    address = f"https://127.0.0.1:{port}/halfstep"
+    behind = settings.model_copy(
+        update={"trusted_proxies": "127.0.0.1", "public_url": address, "host_names": ""}
+    )
+    with serving(behind, database) as (_server, upstream):
+        upstream += "/" if strips else ""
+        with (
+            nginx(tmp_path / "nginx", port, upstream, block=1) as host,
+            httpx2.Client(base_url=address, verify=False, timeout=60) as browser,
+        ):
+            form, origin = {"name": "ada", "password": PASSWORD}, {"Origin": host}
+            answer = browser.post("/sign-in", data=form, headers=origin)
+            assert answer.headers["location"].startswith("/halfstep/")
+            cookie = answer.headers["set-cookie"]
+            assert cookie.startswith(f"__Secure-{cookie_name(behind)}=")
+            assert "; path=/halfstep/;" in cookie.lower()
+            pages = crawl(browser, "/runs")
+            assert {"/halfstep/runs", "/halfstep/account", "/halfstep/help/watch"} <= pages
+            with browser.stream("GET", "/api/v1/runs/live") as stream:
+                assert next(stream.iter_lines()) != ""
+            assert browser.get(f"{host}/runs").status_code == 404  # nginx's own
+
+
+def crawl(browser: httpx2.Client, start: str) -> set[str]:
+    """Follow all links from a page; each address of this server is below the prefix and answers."""
+    host = f"{browser.base_url.scheme}://{browser.base_url.netloc.decode()}"
+    known, new = set[str](), {f"{browser.base_url.path.rstrip('/')}{start}"}
+    while new:
+        path = new.pop()
+        known.add(path)
+        answer = browser.get(f"{host}{path}", follow_redirects=True)
+        assert answer.status_code == 200, path
+        if not answer.headers["content-type"].startswith("text/html"):
+            continue
+        links = re.findall(r'(?:href|src|action|data-api|data-preview)="(/[^"#]*)', answer.text)
+        links += re.findall(r': ?"(/[^"]*\.js)"', answer.text)  # the import map's
+        outside = [link for link in links if not link.startswith("/halfstep/")]
+        assert outside == [], path
+        followed = re.findall(r'(?:href|src)="(/[^"#]*)', answer.text)
+        new |= {html.unescape(link) for link in followed} - known
+        assert len(known) < 500
+    return known

@@ -2,11 +2,12 @@
 
 import re
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -41,7 +42,9 @@ class Installation:
         with up(signal.SIGTERM, **self.environment) as (_process, link):
             base = link.split("/?")[0]
             until(lambda: answers(base))
-            yield Admin.signed_in(link)
+            admin = Admin.signed_in(link)
+            with closing(admin.browser), closing(admin.client):
+                yield admin
 
 
 @dataclass
@@ -73,3 +76,10 @@ class Admin:
             "HALFSTEP_URL": str(self.browser.base_url).rstrip("/"),
             "HALFSTEP_TOKEN": self.token,
         }
+
+
+def until_some(read: Callable[[], list[Any]]) -> list[Any]:
+    """Return what `read` returns once that is not empty."""
+    rows: list[Any] = []
+    until(lambda: bool(rows or rows.extend(read()) or rows))
+    return rows

@@ -5,9 +5,8 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -19,7 +18,7 @@ from halfstep import Client
 from tests import warm
 from tests.app.receivers import http_receiver
 from tests.db.test_backup import contents, empty_database
-from tests.journeys.installation import Admin, Installation
+from tests.journeys.installation import Admin, Installation, until_some
 from tests.site import SECONDS, until
 
 SCRIPT = Path(__file__).with_name("script.py")
@@ -79,12 +78,6 @@ def use_everything(admin: Admin, folder: Path) -> int:
     return int(training)
 
 
-def until_some(read: Any) -> list[Any]:
-    found: list[Any] = []
-    until(lambda: bool(found.extend(read()) or found))
-    return found
-
-
 def stored_files(database: Database, data: Path) -> dict[str, str]:
     """Return the SHA-256 of each file that rows name, as it is on the disk."""
     with database.reading() as session:
@@ -124,10 +117,11 @@ def test_a_backup_replaces_a_lost_installation(
     with (
         restored("sqlite", tmp_path / "again", tmp_path / "live", request) as (copy, target),
         copy.running() as again,
+        ExitStack() as stack,
     ):
-        stale = httpx2.Client(base_url=again.browser.base_url, cookies=cookies)
-        assert stale.get("/api/v1/runs").status_code == 401
-        client = Client(str(again.browser.base_url), admin.token)
+        base = str(again.browser.base_url).rstrip("/")
+        assert httpx2.get(f"{base}/api/v1/runs", cookies=cookies).status_code == 401
+        client = stack.enter_context(Client(base, admin.token))
         until(lambda: client.run(training)["step"] > reached)
         with target.reading() as session:
             assert session.get_one(Run, training).resumed_step is not None

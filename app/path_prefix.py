@@ -1,0 +1,62 @@
+"""Serving below a path, such as https://host/halfstep, as HALFSTEP_PUBLIC_URL says.
+
+Inside the application all addresses are its own ("/runs/1"). The prefix is removed from requests
+and added to what leaves: redirects and cookies here, links of pages by `with_prefix`.
+"""
+
+import re
+
+from fastapi import Request
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+#: Attributes of our templates that hold addresses; a text or a value cannot contain such a quote.
+_ADDRESS = re.compile(r' (?:href|src|action|formaction|data-api|data-preview)="(?=/(?!/))')
+_COOKIE_PATH = re.compile(r"(?i)(; *path=)/")
+
+
+def with_prefix(html: str, prefix: str) -> str:
+    """Add the prefix to the addresses of this server in a page."""
+    return _ADDRESS.sub(rf"\g<0>{prefix}", html) if prefix else html
+
+
+def public_address(request: Request) -> str:
+    """Return scheme, host and prefix by which the browser sees this server."""
+    prefix = request.app.state.settings.path_prefix
+    return f"{request.url.scheme}://{request.url.netloc}{prefix}"
+
+
+class PathPrefix:
+    """Removes the prefix from the path of requests, unless the proxy has; adds it to answers."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self.app = app
+        self.prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] != "http" or not self.prefix:
+            await self.app(scope, receive, send)
+            return
+        if f"{scope['path']}/".startswith(f"{self.prefix}/"):
+            scope = {
+                **scope,
+                "path": scope["path"].removeprefix(self.prefix) or "/",
+                "raw_path": scope["raw_path"].removeprefix(self.prefix.encode()) or b"/",
+            }
+
+        async def send_with_prefix(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._add_to(MutableHeaders(scope=message))
+            await send(message)
+
+        await self.app(scope, receive, send_with_prefix)
+
+    def _add_to(self, headers: MutableHeaders) -> None:
+        location = headers.get("location", "")
+        if location.startswith("/") and not location.startswith("//"):
+            headers["location"] = self.prefix + location
+        if cookies := headers.getlist("set-cookie"):
+            del headers["set-cookie"]
+            for cookie in cookies:
+                headers.append("set-cookie", _COOKIE_PATH.sub(rf"\g<1>{self.prefix}/", cookie))
