@@ -1,5 +1,6 @@
 """Pieces of a watched run's spool as they are sent, on their way into rows."""
 
+import time
 import traceback
 import zlib
 from collections.abc import Sequence
@@ -17,6 +18,10 @@ from halfstep.spool import SpoolPart, Unrecordable
 
 #: Of the spool, in one transaction: about 20,000 steps.
 TRANSACTION_BYTES = 1 << 20
+#: Metric points cost more than steps: about 50 ms of SQLite's write lock.
+TRANSACTION_ITEMS = 1000
+#: Between transactions of one piece, so that others that wait for SQLite's write lock get it.
+PAUSE_SECONDS = 0.02
 
 
 class Place(NamedTuple):
@@ -51,18 +56,19 @@ def unpacked(body: bytes, encoding: str) -> bytes:
 def take_spool(database: Database, place: Place, piece: bytes) -> int:
     """Record the whole frames of a piece; return the offset at which they end.
 
-    What is recorded and how far that is go into one transaction, a few thousand steps at a time.
+    What is recorded and how far that is go into one transaction, bounded in bytes and items.
     """
     try:
         part = SpoolPart(piece, place.offset)
     except ValueError as error:
         raise Invalid({"body": str(error)}) from error
     # The first time also without a frame: whoever sends learns where the server is.
-    items = part.poll(TRANSACTION_BYTES)
+    items = part.poll(TRANSACTION_BYTES, limit_items=TRANSACTION_ITEMS)
     _record_what_can_be(database, place, items, part.offset)
     while items:
         place = place._replace(offset=part.offset)
-        if items := part.poll(TRANSACTION_BYTES):
+        if items := part.poll(TRANSACTION_BYTES, limit_items=TRANSACTION_ITEMS):
+            time.sleep(PAUSE_SECONDS)
             _record_what_can_be(database, place, items, part.offset)
     return part.offset
 

@@ -22,6 +22,7 @@ CLAIMS = (
     "syncs",
     "recording",
     "ingest",
+    "many_names",
     "disk",
     "opening",
     "opening_page",

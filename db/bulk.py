@@ -10,8 +10,8 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 from sqlalchemy import Connection, FromClause
 
-#: Of numbers, or of bytes.
-Column: TypeAlias = NDArray[Any] | list[bytes]
+#: Of numbers, of bytes, or of texts.
+Column: TypeAlias = NDArray[Any] | list[bytes] | list[str]
 
 
 def replace(
@@ -27,22 +27,55 @@ def replace(
     key: the part of the primary key that all these rows share.  are_new: the caller knows that
     there are none such, which spares PostgreSQL a third of the time.
     """
+    if connection.dialect.name == "sqlite":
+        _insert(connection, table, key, columns, "", verb="INSERT OR REPLACE")
+    elif are_new:
+        _insert(connection, table, key, columns, "")
+    else:
+        primary = tuple(column.name for column in table.primary_key)
+        upsert(connection, table, key, columns, conflict=primary)
+
+
+def upsert(
+    connection: Connection,
+    table: FromClause,
+    key: dict[str, Any],
+    columns: dict[str, Column],
+    *,
+    conflict: tuple[str, ...],
+    where: str = "",
+) -> None:
+    """Insert rows, or update those that have the same values in a unique set of columns.
+
+    No two of the rows may have them. Other columns of a row that is there stay, its id above all.
+    key: values that all rows share.  where: SQL on `excluded` and the table, to update or not.
+    """
+    changed = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in conflict)
+    update = f"ON CONFLICT ({', '.join(conflict)}) DO UPDATE SET {changed}"
+    _insert(connection, table, key, columns, f"{update} WHERE {where}" if where else update)
+
+
+def _insert(
+    connection: Connection,
+    table: FromClause,
+    key: dict[str, Any],
+    columns: dict[str, Column],
+    on_conflict: str,
+    verb: str = "INSERT",
+) -> None:
     names = ", ".join((*key, *columns))
     if connection.dialect.name == "sqlite":
         marks = ", ".join("?" * (len(key) + len(columns)))
-        statement = f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})"  # noqa: S608
+        statement = f"{verb} INTO {table} ({names}) VALUES ({marks}) {on_conflict}"
         shared = map(repeat, key.values())  # without end: the columns decide how many rows
         rows = zip(*shared, *map(_listed, columns.values()), strict=False)
         connection.exec_driver_sql(statement, list(rows))
     else:
-        primary = [column.name for column in table.primary_key]
-        changed = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in primary)
-        in_place = f"ON CONFLICT ({', '.join(primary)}) DO UPDATE SET {changed}"
         statement = f"""
             INSERT INTO {table} ({names})
             SELECT {", ".join(("%s",) * len(key) + tuple(map(_null_for_nan, columns.items())))}
             FROM unnest({", ".join(map(_array, columns.values()))}) AS rows ({", ".join(columns)})
-            {"" if are_new else in_place}
+            {on_conflict}
         """  # noqa: S608
         connection.exec_driver_sql(statement, (*key.values(), *columns.values()))
 
@@ -58,7 +91,7 @@ def _null_for_nan(item: tuple[str, Column]) -> str:
 
 def _array(column: Column) -> str:
     if isinstance(column, list):
-        return "%s::bytea[]"
+        return "%s::text[]" if isinstance(column[0], str) else "%s::bytea[]"
     return "%s::float8[]" if _is_float(column) else "%s::bigint[]"
 
 

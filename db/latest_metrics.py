@@ -1,12 +1,14 @@
 """The latest point of each metric of a run, kept so that lists of runs need read no other."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from sqlalchemy import Connection, Select, delete, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from db import bulk
+from db.summaries import Points
 from db.tables import LatestMetric, Metric
 
 COLUMNS = ("run_id", "name", "step", "value")
@@ -19,22 +21,22 @@ class Point(NamedTuple):
     value: float | None
 
 
-def note(connection: Connection, points: Iterable[dict[str, Any]]) -> None:
-    """Note points that were just recorded, of one run: of each metric the latest."""
-    newest: dict[str, dict[str, Any]] = {}
-    for point in points:
-        known = newest.get(point["name"])
-        if known is None or known["step"] <= point["step"]:
-            newest[point["name"]] = {name: point[name] for name in COLUMNS}
-    if not newest:
-        return
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(LatestMetric)
-    changed = {name: statement.excluded[name] for name in ("step", "value")}
-    later = statement.excluded.step >= LatestMetric.step
-    key = ("run_id", "name")
-    statement = statement.on_conflict_do_update(index_elements=key, set_=changed, where=later)
-    connection.execute(statement, list(newest.values()))
+def note(connection: Connection, run_id: int, points: Mapping[str, Points]) -> None:
+    """Note the last point of each metric, unless a later one is known. points: by name."""
+    key = {"run_id": run_id}
+    columns: dict[str, bulk.Column] = {
+        "name": list(points),
+        "step": np.array([mine.step[-1] for mine in points.values()]),
+        "value": np.array([mine.values[-1, 0] for mine in points.values()]),
+    }
+    bulk.upsert(
+        connection,
+        LatestMetric.__table__,
+        key,
+        columns,
+        conflict=("run_id", "name"),
+        where="excluded.step >= latest_metrics.step",
+    )
 
 
 def points(

@@ -3,8 +3,9 @@
 `update` writes it in the transaction that writes the points; `rebuild` makes it anew from them.
 """
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from operator import itemgetter
@@ -12,14 +13,20 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from sqlalchemy import (
+    ARRAY,
+    JSON,
     ColumnElement,
     Connection,
     FromClause,
+    Select,
+    Text,
     bindparam,
     delete,
     func,
     literal,
+    literal_column,
     select,
+    true,
     union_all,
 )
 from sqlalchemy.orm import Session
@@ -48,6 +55,8 @@ STEP_SERIES = (
     Series("step_us", "i4", mean=True),
     Series("data_us", "i4", mean=True),  # since the last; summaries of before lack it
 )
+#: Metrics that one query reads: each name is a parameter.
+MOST_NAMES = 1000
 #: So many ranges are read in one query: SQLite takes 500, and each number of them is one to keep.
 MOST_RANGES = 8
 METRIC_SERIES = (Series("value", "f8", mean=True),)
@@ -94,25 +103,82 @@ def update(connection: Connection, source: Source, points: Points) -> None:
     """Bring the pyramid up to points that were just written, given in order of step."""
     first, last = int(points.step[0]), int(points.step[-1])
     there = read_buckets(connection, source, [_siblings(first, last, size) for size in SIZES])
-    parts = Summaries.of(_completed(connection, source, points))
+    start, size, packed = _summed_up(_completed(connection, source, points), there, source.series)
+    columns: dict[str, bulk.Column] = {"size": size, "bucket": start // size, "summary": packed}
+    bulk.replace(connection, source.buckets, source.key, columns)
+
+
+def update_metrics(connection: Connection, run_id: int, points: Mapping[str, Points]) -> None:
+    """Bring the pyramids of several metrics up to points that were just written.
+
+    points: by name, each in order of step. Names whose points lie at about the same steps share
+    their queries, however many they are.
+    """
+    alike = defaultdict[tuple[int, int], list[str]](list)
+    for name, mine in points.items():
+        alike[int(mine.step[0]) // SIZES[1], int(mine.step[-1]) // SIZES[1]].append(name)
+    for names in alike.values():
+        for at in range(0, len(names), MOST_NAMES):
+            some = names[at : at + MOST_NAMES]
+            _update_alike(connection, run_id, [points[name] for name in some], some)
+
+
+def _update_alike(
+    connection: Connection, run_id: int, points: list[Points], names: Sequence[str]
+) -> None:
+    """Update metrics together: laid one after the other on one axis of steps.
+
+    Edges of buckets stay edges there, because each metric takes a multiple of the largest size.
+    """
+    first = min(int(mine.step[0]) for mine in points)
+    last = max(int(mine.step[-1]) for mine in points)
+    base = first - first % SIZES[-1]
+    width = last - last % SIZES[-1] + SIZES[-1] - base
+    if len(names) * width > END:
+        for name, mine in zip(names, points, strict=True):
+            update(connection, metric_of(run_id, name), mine)
+        return
+    at = {name: i * width - base for i, name in enumerate(names)}
+    given = in_order(
+        [replace(mine, step=mine.step + at[n]) for n, mine in zip(names, points, strict=True)]
+    )
+    filled, partial = _split(given)
+    steps = np.unique(partial % (width // SIZES[0])) + base // SIZES[0]
+    key = {"run_id": run_id, "names": list(names)}
+    rows = _fetch_metrics(connection, key, _ranges(steps)) if len(steps) else []
+    read = _points_at(rows, at)
+    read = read[np.isin(read.step // SIZES[0], partial)]
+    there = _buckets_of_metrics(connection, key, first, last, at)
+    start, size, packed = _summed_up(in_order([filled, read]), there, METRIC_SERIES)
+    owners = [names[i] for i in (start // width).tolist()]
+    buckets = (start % width + base) // size
+    columns: dict[str, bulk.Column] = {"name": owners, "size": size, "bucket": buckets}
+    bulk.replace(
+        connection, MetricBucket.__table__, {"run_id": run_id}, {**columns, "summary": packed}
+    )
+
+
+def _summed_up(
+    points: Points, there: Mapping[int, Summaries], series: tuple[Series, ...]
+) -> tuple[Ints, Ints, list[bytes]]:
+    """Return start, size and packed summary of each bucket above points, of all sizes.
+
+    there: by size, the buckets that are stored and may have a parent in common with these.
+    """
+    parts = Summaries.of(points)
     sizes: list[Ints] = []
-    buckets: list[Ints] = []
+    starts: list[Ints] = []
     packed: list[bytes] = []
     for size in SIZES:
-        stones = merge(parts, size)
-        buckets.append(stones.start // size)
-        sizes.append(np.full_like(stones.start, size))
-        stone_bytes = pack(stones, source.series, size)
-        packed += stone_bytes
-        others = there[size][~np.isin(there[size].start, stones.start)]
+        buckets = merge(parts, size)
+        starts.append(buckets.start)
+        sizes.append(np.full_like(buckets.start, size))
+        bucket_bytes = pack(buckets, series, size)
+        packed += bucket_bytes
+        others = there[size][~np.isin(there[size].start, buckets.start)]
         # What is summed up further is what is kept, rounded as it is.
-        parts = in_order([others, unpack(stones.start, stone_bytes, source.series, size)])
-    bulk.replace(
-        connection,
-        source.buckets,
-        source.key,
-        {"size": np.concatenate(sizes), "bucket": np.concatenate(buckets), "summary": packed},
-    )
+        parts = in_order([others, unpack(buckets.start, bucket_bytes, series, size)])
+    return np.concatenate(starts), np.concatenate(sizes), packed
 
 
 def rebuild(session: Session, run_id: int, *, since: int = 0) -> None:
@@ -127,11 +193,13 @@ def rebuild(session: Session, run_id: int, *, since: int = 0) -> None:
         session.execute(delete(table).where(*beyond))
     names = session.scalars(select(Metric.name).where(Metric.run_id == run_id).distinct()).all()
     for source in (steps_of(run_id), *(metric_of(run_id, name) for name in names)):
-        last = select(func.max(source.points.c.step)).where(*source.of(source.points))
-        for first in range(since, (session.scalar(last) or 0) + 1, SIZES[3]):
-            points = read_points(connection, source, [(first, first + SIZES[3] - 1)])
-            if len(points):
-                update(connection, source, points)
+        step = source.points.c.step
+        next_step = select(func.min(step)).where(*source.of(source.points))
+        at = since
+        while (first := session.scalar(next_step.where(step >= at))) is not None:
+            first -= first % SIZES[3]
+            at = first + SIZES[3]
+            update(connection, source, read_points(connection, source, [(first, at - 1)]))
 
 
 def count_skips(connection: Connection, run_id: int) -> int:
@@ -241,6 +309,38 @@ def _buckets_query(buckets: FromClause, key: tuple[str, ...], ranges: int) -> An
     )
 
 
+@cache
+def _points_of_metrics_query(dialect: str) -> Any:
+    points = Metric.__table__.c
+    query = select(points.name, points.step, points.elapsed_ms, points.value)
+    query = query.where(points.run_id == bindparam("run_id"), _within(points.step))
+    return _of_names(query, points.name, dialect)
+
+
+@cache
+def _buckets_of_metrics_query(dialect: str) -> Any:
+    buckets = MetricBucket.__table__.c
+    query = select(buckets.name, buckets.bucket, buckets.summary)
+    query = query.where(buckets.run_id == bindparam("run_id"))
+    query = query.where(buckets.size == bindparam("size"), _within(buckets.bucket))
+    return _of_names(query, buckets.name, dialect)
+
+
+def _of_names(query: Select[Any], name: ColumnElement[str], dialect: str) -> Select[Any]:
+    """Select rows of some names, which are one parameter: a thousand would be parsed each time.
+
+    PostgreSQL looks each name up by its index. Left to itself it reads the whole run instead, and
+    compares each row to each name, for as long as it has no statistics of a table that grows.
+    """
+    if dialect == "sqlite":
+        listed = func.json_each(bindparam("names", type_=JSON)).table_valued("value")
+        return query.where(name.in_(select(listed.c.value)))
+    listed = func.unnest(bindparam("names", type_=ARRAY(Text))).table_valued("name").alias("listed")
+    each = query.where(name == listed.c.name).correlate(listed).offset(literal_column("0"))
+    rows = each.lateral()
+    return select(rows).select_from(listed.join(rows, true()))
+
+
 def _columns(points: FromClause, series: tuple[Series, ...]) -> Iterator[ColumnElement[Any]]:
     column = points.c
     yield column.step
@@ -290,10 +390,54 @@ def _completed(connection: Connection, source: Source, points: Points) -> Points
     A bucket that they fill is taken as it is; the others, as a rule the first and the last, are
     read back.
     """
+    filled, partial = _split(points)
+    return in_order([filled, read_points(connection, source, _ranges(partial))])
+
+
+def _split(points: Points) -> tuple[Points, Ints]:
+    """Return the points of lowest buckets that they fill, and the other buckets that they touch."""
     size = SIZES[0]
     touched, where, count = np.unique(points.step // size, return_inverse=True, return_counts=True)
-    filled = count == size
-    partial = touched[~filled]
-    stretches = np.split(partial, np.flatnonzero(np.diff(partial) > 1) + 1) if len(partial) else []
-    ranges = [(int(part[0]) * size, (int(part[-1]) + 1) * size - 1) for part in stretches]
-    return in_order([points[filled[where]], read_points(connection, source, ranges)])
+    is_filled = count == size
+    return points[is_filled[where]], touched[~is_filled]
+
+
+def _ranges(buckets: Ints) -> list[StepRange]:
+    """Return the steps of lowest buckets, those of neighbours as one range."""
+    if not len(buckets):
+        return []
+    size = SIZES[0]
+    stretches = np.split(buckets, np.flatnonzero(np.diff(buckets) > 1) + 1)
+    return [(int(part[0]) * size, (int(part[-1]) + 1) * size - 1) for part in stretches]
+
+
+def _fetch_metrics(
+    connection: Connection, key: dict[str, Any], ranges: list[StepRange]
+) -> list[tuple[Any, ...]]:
+    """Read (name, step, elapsed_ms, value) of some metrics of a run in some ranges of steps."""
+    query = _points_of_metrics_query(connection.dialect.name)
+    return [row for span in ranges for row in _fetch(connection, query, key | _bounds([span]))]
+
+
+def _points_at(rows: list[tuple[Any, ...]], at: Mapping[str, int]) -> Points:
+    """Make points of metrics' rows, each name's moved by `at`."""
+    names, *columns = zip(*rows, strict=True) if rows else [()] * 4
+    step, elapsed_ms = (np.array(column, np.int64) for column in columns[:2])
+    moved = step + np.array([at[name] for name in names], np.int64)
+    values = np.array(columns[2], float)[:, None]
+    return in_order([Points(moved, elapsed_ms, np.zeros_like(step), values)])
+
+
+def _buckets_of_metrics(
+    connection: Connection, key: dict[str, Any], first: int, last: int, at: Mapping[str, int]
+) -> dict[int, Summaries]:
+    """Read the buckets of metrics that may have a parent in common with some steps, by size."""
+    found = {}
+    for size in SIZES:
+        _size, low, high = _siblings(first, last, size)
+        given = key | {"size": size} | _bounds([(low, high)])
+        rows = _fetch(connection, _buckets_of_metrics_query(connection.dialect.name), given)
+        start = np.array([at[name] + bucket * size for name, bucket, _ in rows], np.int64)
+        packed = [summary for *_, summary in rows]
+        found[size] = in_order([unpack(start, packed, METRIC_SERIES, size)])
+    return found

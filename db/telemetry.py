@@ -3,6 +3,7 @@
 A flush is one fenced transaction and may be repeated: a row that is there already is replaced.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ from db.tables import (
     Step,
     SystemSample,
     Table,
+    clean,
 )
 
 #: Columns of a batch of steps, in the order of the spool's records.
@@ -217,15 +219,7 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
                 }
             )
         elif event["event"] == "metric":
-            metrics.append(
-                {
-                    "run_id": run.id,
-                    "name": event["name"],
-                    "step": event["step"],
-                    "value": _number(float(event["value"])),
-                    "elapsed_ms": event["elapsed_ms"],
-                }
-            )
+            metrics.append(event)
         elif event["event"] == "length":
             run.steps_total = event["steps"]
         elif event["event"] == "workload":
@@ -242,18 +236,40 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
     standing = _without_worse_replays(connection, run.id, diagnoses)
     _upsert(connection, Diagnosis, standing, key=("run_id", "kind", "step"))
     _upsert(connection, ScalerEvent, scaler_events, key=("run_id", "step", "kind", "optimizer"))
-    _upsert(connection, Metric, metrics, key=("run_id", "name", "step"))
-    latest_metrics.note(connection, metrics)
-    for name in {metric["name"] for metric in metrics}:
-        newest = {metric["step"]: metric for metric in metrics if metric["name"] == name}
-        rows = [newest[step] for step in sorted(newest)]
-        points = Points(
-            step=np.array([row["step"] for row in rows]),
-            elapsed_ms=np.array([row["elapsed_ms"] for row in rows]),
-            flags=np.zeros(len(rows), dtype=np.int64),
-            values=np.array([[row["value"]] for row in rows], dtype=np.float64),
+    if metrics:
+        _record_metrics(connection, run.id, metrics)
+
+
+def _record_metrics(connection: Connection, run_id: int, metrics: list[dict[str, Any]]) -> None:
+    """Write points of metrics, the latest of each metric, and the pyramids above them."""
+    points = _points_by_name(metrics)
+    columns: dict[str, bulk.Column] = {
+        "name": [name for name, mine in points.items() for _ in range(len(mine))],
+        "step": np.concatenate([mine.step for mine in points.values()]),
+        "value": np.concatenate([mine.values[:, 0] for mine in points.values()]),
+        "elapsed_ms": np.concatenate([mine.elapsed_ms for mine in points.values()]),
+    }
+    key = {"run_id": run_id}
+    bulk.upsert(connection, Metric.__table__, key, columns, conflict=(*key, "name", "step"))
+    latest_metrics.note(connection, run_id, points)
+    pyramid.update_metrics(connection, run_id, points)
+
+
+def _points_by_name(metrics: Iterable[dict[str, Any]]) -> dict[str, Points]:
+    """Return the points of each metric in order of step; of one step, the latest."""
+    newest = defaultdict[str, dict[int, dict[str, Any]]](dict)
+    for metric in metrics:
+        newest[metric["name"]][metric["step"]] = metric
+    points = {}
+    for name, by_step in newest.items():
+        rows = [by_step[step] for step in sorted(by_step)]
+        points[clean(name)] = Points(
+            step=np.array([row["step"] for row in rows], np.int64),
+            elapsed_ms=np.array([row["elapsed_ms"] for row in rows], np.int64),
+            flags=np.zeros(len(rows), np.int64),
+            values=np.array([[float(row["value"])] for row in rows], np.float64),
         )
-        pyramid.update(connection, pyramid.metric_of(run.id, name), points)
+    return points
 
 
 def _without_worse_replays(

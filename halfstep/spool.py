@@ -234,11 +234,11 @@ class SpoolReader:
         self._position = Position(**start) if isinstance(start, dict) else start
         self.torn = 0
 
-    def poll(self, limit_bytes: int = 16 * 2**20) -> list[Item]:
+    def poll(self, limit_bytes: int = 16 * 2**20, *, limit_items: float = math.inf) -> list[Item]:
         """Return what was appended since the last call, oldest first: arrays and dicts.
 
         They are of one attempt, that of `position`. A backlog comes in pieces of about
-        `limit_bytes`; only an empty list means "no more now".
+        `limit_bytes` and at most `limit_items`; only an empty list means "no more now".
         """
         items: list[Item] = []
         # List before reading: a file that has a successor here gets no more frames.
@@ -253,11 +253,12 @@ class SpoolReader:
                 self._position = Position(attempt, sequence, 0)
             start = self._position.offset
             stop = start + limit_bytes
-            offset, size = _read(path, start, stop, items)
+            offset, size = _read(path, start, stop, items, limit_items)
             self._position = Position(attempt, sequence, offset)
-            is_torn = path != files[-1] and offset < min(size, stop)
+            is_full = len(items) >= limit_items
+            is_torn = path != files[-1] and offset < min(size, stop) and not is_full
             limit_bytes = stop - offset
-            if limit_bytes <= 0:
+            if limit_bytes <= 0 or len(items) >= limit_items:
                 break
         return items
 
@@ -298,10 +299,13 @@ class SpoolPart:
         if offset == 0 and _has_header(self._file, "the part"):
             self.offset = FILE_HEADER.size
 
-    def poll(self, limit_bytes: int = 2**20) -> list[Item]:
-        """Return the next whole frames, of about `limit_bytes`; an empty list is the end."""
+    def poll(self, limit_bytes: int = 2**20, *, limit_items: float = math.inf) -> list[Item]:
+        """Return the next whole frames, of about `limit_bytes` and at most `limit_items`; an empty
+        list is the end.
+        """
         items: list[Item] = []
-        self.offset = _take_frames(self._file, self.offset, self.offset + limit_bytes, items)
+        stop = self.offset + limit_bytes
+        self.offset = _take_frames(self._file, self.offset, stop, items, limit_items)
         return items
 
 
@@ -361,19 +365,23 @@ def _name(path: Path) -> tuple[int, int]:
     return int(attempt), int(sequence)
 
 
-def _read(path: Path, offset: int, stop: int, items: list[Item]) -> tuple[int, int]:
+def _read(
+    path: Path, offset: int, stop: int, items: list[Item], limit_items: float
+) -> tuple[int, int]:
     """Add whole frames from offset until past stop; return where they end, and the file's size."""
     with path.open("rb") as file:
         if offset == 0 and _has_header(file, path):
             offset = FILE_HEADER.size
         file.seek(offset)
-        offset = _take_frames(file, offset, stop, items)
+        offset = _take_frames(file, offset, stop, items, limit_items)
         return offset, file.seek(0, os.SEEK_END)
 
 
-def _take_frames(file: BinaryIO, offset: int, stop: int, items: list[Item]) -> int:
+def _take_frames(
+    file: BinaryIO, offset: int, stop: int, items: list[Item], limit_items: float
+) -> int:
     """Add whole frames from where the file is read, at offset, until past stop; return the end."""
-    while 0 < offset < stop and (found := _next_frame(file)):
+    while 0 < offset < stop and len(items) < limit_items and (found := _next_frame(file)):
         kind, payload = found
         items.append(_decode(kind, payload))
         offset += FRAME_HEADER.size + len(payload)

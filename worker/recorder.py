@@ -30,6 +30,8 @@ from worker.uploads import Uploads, files_of
 
 SAMPLE_SECONDS = 2.0
 WAITING_SECONDS = 0.4
+#: Frames of steps and events in one transaction: about 50 ms of SQLite's write lock.
+TRANSACTION_ITEMS = 1000
 
 Done = TypeVar("Done")
 
@@ -212,7 +214,7 @@ class Recorder:
 
     def _collect(self) -> None:
         self._read_from = self._spool.position()
-        items = self._spool.poll()
+        items = self._spool.poll(limit_items=TRANSACTION_ITEMS)
         position = self._spool.position()
         self._is_own = position is not None and position.attempt == self._attempt
         taken = [item for item in items if self._is_for_rows(item)]

@@ -6,7 +6,7 @@ NaN); infinities are stored as they are.
 """
 
 from db.tables.alerts import IS_DUE, IS_OPEN, AlertLook, AlertRule, Channel, Delivery, Notice
-from db.tables.base import LARGEST_COUNT, LARGEST_ID, CleanText, Table
+from db.tables.base import LARGEST_COUNT, LARGEST_ID, CleanText, Table, clean
 from db.tables.people import (
     FULL,
     ONE_RUN,
@@ -140,4 +140,5 @@ __all__ = [
     "User",
     "WatchedAttempt",
     "Worker",
+    "clean",
 ]

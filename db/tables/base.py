@@ -23,10 +23,13 @@ class CleanText(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         """Put the replacement character in its place."""
-        if value is None:
-            return None
-        whole = value.encode(errors="replace").decode()
-        return whole.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+        return None if value is None else clean(value)
+
+
+def clean(text: str) -> str:
+    """Return a text with the replacement character for what a database cannot hold."""
+    whole = text.encode(errors="replace").decode()
+    return whole.replace("\x00", "\N{REPLACEMENT CHARACTER}")
 
 
 class Table(DeclarativeBase):

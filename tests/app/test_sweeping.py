@@ -10,12 +10,12 @@ from starlette.testclient import TestClient
 
 from app import hyperband, sweeping, tpe
 from app.sweeping import SweepSubmission
-from db import claiming, erasure, latest_metrics, queue, run_bin, runs, steering, sweeps
+from db import claiming, erasure, queue, run_bin, runs, steering, sweeps
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.settings import Settings
 from db.storage import open_store
-from db.tables import Run, Status, Sweep, Trial, User, Worker
+from db.tables import LatestMetric, Run, Status, Sweep, Trial, User, Worker
 from tests.app.conftest import CPU
 from tests.db.telemetry_made import make_metric, make_steps, record
 
@@ -181,8 +181,7 @@ def test_trials_without_a_finite_value_have_failed(
     with database.writing() as session:
         for run_id in (4, 5):
             runs.get(session, run_id, lock=True).skipped = 5 if run_id == 5 else 0
-            point = {"run_id": run_id, "name": "val/accuracy", "step": 5, "value": 0.1}
-            latest_metrics.note(session.connection(), [point])
+            session.add(LatestMetric(run_id=run_id, name="val/accuracy", step=5, value=0.1))
     finish(database, 5, 0.5)
     sweeping.look(database)
     assert run.id == 2
@@ -203,8 +202,7 @@ def test_a_script_that_only_logs_has_the_loss_that_it_logs(
     begin(database, ada, at_once=2, space={"training.batch_size": [1, 2]})
     with database.writing() as session:
         for run_id in (1, 2):
-            point = {"run_id": run_id, "name": "loss", "step": 5, "value": 0.25}
-            latest_metrics.note(session.connection(), [point])
+            session.add(LatestMetric(run_id=run_id, name="loss", step=5, value=0.25))
         runs.set_status(session, runs.get(session, 1, lock=True), Status.FINISHED)
     finish(database, 2, 0.5)
     sweeping.look(database)

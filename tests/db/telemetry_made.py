@@ -9,7 +9,16 @@ from sqlalchemy import delete
 
 from db import telemetry
 from db.database import Database
-from db.tables import SKIPPED, Metric, MetricBucket, Run, ScalerEvent, Step, StepBucket
+from db.tables import (
+    SKIPPED,
+    LatestMetric,
+    Metric,
+    MetricBucket,
+    Run,
+    ScalerEvent,
+    Step,
+    StepBucket,
+)
 from halfstep.spool import STEP_DTYPE
 
 
@@ -78,7 +87,7 @@ def record(
 def forget(database: Database, run: Run) -> None:
     """Empty a run again, so that the next example of a property begins anew."""
     with database.writing() as session:
-        for table in (Step, StepBucket, Metric, MetricBucket, ScalerEvent):
+        for table in (Step, StepBucket, Metric, MetricBucket, LatestMetric, ScalerEvent):
             session.execute(delete(table).where(table.run_id == run.id))
 
 

@@ -1,5 +1,6 @@
 """The pyramid: its stones are what the raw steps say, however these arrived."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from sqlalchemy import select
 from db import pyramid, telemetry
 from db.database import Database
 from db.summaries import Points, Summaries, layout, merge, unpack
-from db.tables import MetricBucket, Run, StepBucket
+from db.tables import LatestMetric, MetricBucket, Run, StepBucket
 from halfstep.spool import UNKNOWN_US
 from tests.db.telemetry_made import forget, make_metric, make_steps, record
 
@@ -98,6 +99,38 @@ def test_rebuilding_gives_the_same_bytes(
         pyramid.rebuild(session, running.id)
     assert _stones(database) == written
     assert written
+
+
+metric_points = st.tuples(
+    st.sampled_from(["a", "b", "c/d", "\N{SNOWMAN}"]),
+    st.sampled_from([0, 1, 63, 64, 500, 4090, 262_100, 2**40, 2**60]),
+    st.integers(0, 70),
+    st.integers(-9, 9).map(float) | st.sampled_from([math.nan, math.inf, 1e-300]),
+)
+
+
+@given(flushes=st.lists(st.lists(metric_points, min_size=1, max_size=60), min_size=1, max_size=4))
+@anyhow
+def test_metrics_summed_up_together_are_those_summed_up_alone(
+    database: Database, running: Run, flushes: list[list[tuple[str, int, int, float]]]
+) -> None:
+    """Names of a flush share their queries; buckets and latest points are as of each by itself."""
+    forget(database, running)
+    latest: dict[str, tuple[int, float]] = {}
+    for flush in flushes:
+        points = [(name, base + step, value) for name, base, step, value in flush]
+        record(database, running, events=[make_metric(s, value, name) for name, s, value in points])
+        for name, step, value in points:
+            latest[name] = max(latest.get(name, (step, value)), (step, value), key=lambda p: p[0])
+            latest[name] = (step, value) if step == latest[name][0] else latest[name]
+    written = _stones(database)
+    with database.writing() as session:
+        pyramid.rebuild(session, running.id)
+    assert _stones(database) == written
+    with database.reading() as session:
+        rows = session.execute(select(LatestMetric.name, LatestMetric.step, LatestMetric.value))
+        known = {name: (step, math.nan if value is None else value) for name, step, value in rows}
+    assert str(sorted(known.items())) == str(sorted(latest.items()))
 
 
 @given(history=histories(), data=st.data())

@@ -1,0 +1,119 @@
+"""Many metric names in one run, through HTTP: how long they take, and how long an edit waits.
+
+A run logs 10,000 names in each of 20 steps. Its pieces are as an uploader sends them, made before
+the clock starts; meanwhile a person edits the note of another run, again and again.
+"""
+
+import gzip
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+from sqlalchemy import func, select
+
+from benchmarks import databases
+from benchmarks.report import report
+from benchmarks.site import Site, serving_from
+from db.database import Database
+from db.tables import Metric
+from halfstep.spool import SpoolWriter
+
+NAMES, STEPS = 10_000, 20
+PIECE_BYTES = 2**20
+BAR_SECONDS, BAR_WAIT_SECONDS = 25.0, 0.3
+
+
+def spool() -> bytes:
+    """Return the spool of a run that logs every name in every step."""
+    with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder:
+        with SpoolWriter(Path(folder), 1, rotate_bytes=2**40) as writer:
+            for step in range(1, STEPS + 1):
+                for name in range(NAMES):
+                    named = f"g{name // 100:03d}/u{name % 100:02d}"
+                    event = {"event": "metric", "step": step, "name": named}
+                    writer.event({**event, "value": float(name + step), "elapsed_ms": step * 100})
+        return (Path(folder) / "1-0.spool").read_bytes()
+
+
+def begin(site: Site, client: httpx2.Client, number: int) -> int:
+    """Begin a watched run and return its id."""
+    run = {"id": f"{number:032x}", "attempt": 1, "name": f"run {number}"}
+    run["started"] = "2026-01-01T00:00:00+00:00"
+    answer = client.post(f"{site.address}/api/v1/ingest", json=run)
+    return int(answer.raise_for_status().json()["run"])
+
+
+def send(site: Site, client: httpx2.Client, run: int, content: bytes) -> float:
+    """Send a spool in pieces and return the seconds until all of it is recorded."""
+    offset, started = 0, time.perf_counter()
+    while offset < len(content):
+        piece = gzip.compress(content[offset : offset + PIECE_BYTES], 1)
+        answer = client.put(
+            f"{site.address}/api/v1/ingest/{run}/1/0",
+            params={"offset": offset},
+            content=piece,
+            headers={"Content-Encoding": "gzip"},
+        )
+        offset = answer.raise_for_status().json()["offset"]
+    return time.perf_counter() - started
+
+
+def edit(url: str, client: httpx2.Client, stop: threading.Event, waits: list[float]) -> None:
+    """Edit a run's note until `stop` is set; append to `waits` how long each edit took."""
+    while not stop.is_set():
+        started = time.perf_counter()
+        body = {"note": f"{started}"}
+        client.patch(url, json=body).raise_for_status()
+        waits.append(time.perf_counter() - started)
+        time.sleep(0.05)
+
+
+def measure(database: Database) -> tuple[float, float, int]:
+    """Return the seconds of the recording, the longest wait of an edit, and how many edits."""
+    content, waits, stop = spool(), list[float](), threading.Event()
+    with (
+        tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder,
+        serving_from(database, folder, 0) as site,
+    ):
+        headers = {"Authorization": f"Bearer {site.token()}"}
+        with (
+            httpx2.Client(headers=headers, timeout=None) as sender,
+            httpx2.Client(headers=headers, timeout=None) as person,
+        ):
+            run, other = begin(site, sender, 1), begin(site, person, 2)
+            url = f"{site.address}/api/v1/runs/{other}"
+            editor = threading.Thread(target=edit, args=(url, person, stop, waits))
+            editor.start()
+            try:
+                seconds = send(site, sender, run, content)
+            finally:
+                stop.set()
+                editor.join()
+        with database.reading() as session:
+            assert session.scalar(select(func.count()).select_from(Metric)) >= NAMES * STEPS
+    return seconds, max(waits), len(waits)
+
+
+def main() -> None:
+    """Measure both databases."""
+    rows, slowest, longest = [], 0.0, 0.0
+    for name, opened in (("SQLite", databases.sqlite), ("PostgreSQL", databases.postgresql)):
+        with opened() as database:
+            seconds, wait, edits = measure(database)
+        slowest, longest = max(slowest, seconds), max(longest, wait)
+        rows.append((name, f"{seconds:.1f}", edits, f"{wait * 1000:.0f}"))
+    report(
+        "many_names",
+        f"{NAMES:,} names × {STEPS} steps recorded in ≤ {BAR_SECONDS:g} s; "
+        f"an edit waits ≤ {BAR_WAIT_SECONDS * 1000:g} ms",
+        ("database", "recorded, s", "edits meanwhile", "longest wait of an edit, ms"),
+        rows,
+        measured=f"{slowest:.1f} s, {longest * 1000:.0f} ms",
+        passed=slowest <= BAR_SECONDS and longest <= BAR_WAIT_SECONDS,
+    )
+
+
+if __name__ == "__main__":
+    main()
