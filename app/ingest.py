@@ -20,8 +20,8 @@ from halfstep.spool import SpoolPart, Unrecordable
 TRANSACTION_BYTES = 1 << 20
 #: Metric points cost more than steps: about 50 ms of SQLite's write lock.
 TRANSACTION_ITEMS = 1000
-#: Between transactions of one piece, so that others that wait for SQLite's write lock get it.
-PAUSE_SECONDS = 0.02
+#: A piece that takes longer lets others write: who waits for SQLite's lock polls every 0.1 s.
+WORK_SECONDS, PAUSE_SECONDS = 0.2, 0.1
 
 
 class Place(NamedTuple):
@@ -65,10 +65,13 @@ def take_spool(database: Database, place: Place, piece: bytes) -> int:
     # The first time also without a frame: whoever sends learns where the server is.
     items = part.poll(TRANSACTION_BYTES, limit_items=TRANSACTION_ITEMS)
     _record_what_can_be(database, place, items, part.offset)
+    paused_at = time.monotonic()
     while items:
         place = place._replace(offset=part.offset)
         if items := part.poll(TRANSACTION_BYTES, limit_items=TRANSACTION_ITEMS):
-            time.sleep(PAUSE_SECONDS)
+            if time.monotonic() - paused_at > WORK_SECONDS:
+                time.sleep(PAUSE_SECONDS)
+                paused_at = time.monotonic()
             _record_what_can_be(database, place, items, part.offset)
     return part.offset
 
