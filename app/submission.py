@@ -163,8 +163,9 @@ def same_sizes(settings: dict[str, Any], asked: Mapping[str, str]) -> bool:
 def check_commands(session: Session, user: User) -> dict[str, str]:
     """Say that somebody may queue no command lines, or their token may not."""
     standing = rights.limits(session)
-    if standing is not None and standing.most != RIGHTS_OF_TOKENS[FULL]:
-        allowed = "allowed: a recipe, or a token that may do all that you may"
+    is_whole = standing is None or (standing.most == frozenset(Right) and standing.only is None)
+    if not is_whole:
+        allowed = "allowed: a recipe, or a token that may do all that you may, in every project"
         return {"command": f"this token queues no command lines; {allowed}"}
     if user.is_operator or user.runs_commands:
         return {}

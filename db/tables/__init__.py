@@ -6,7 +6,7 @@ NaN); infinities are stored as they are.
 """
 
 from db.tables.alerts import IS_DUE, IS_OPEN, AlertLook, AlertRule, Channel, Delivery, Notice
-from db.tables.base import LARGEST_COUNT, LARGEST_ID, CleanText, Table
+from db.tables.base import LARGEST_COUNT, LARGEST_ID, CleanText, OfProject, OfRun, Table
 from db.tables.people import (
     FULL,
     ONE_RUN,
@@ -112,6 +112,8 @@ __all__ = [
     "MetricBucket",
     "Note",
     "Notice",
+    "OfProject",
+    "OfRun",
     "Placement",
     "Preset",
     "Project",

@@ -6,7 +6,7 @@ from sqlalchemy import ForeignKey, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
-from db.tables.base import Table
+from db.tables.base import OfProject, Table
 
 
 class Note(Table):
@@ -23,7 +23,7 @@ class Note(Table):
     changed_at: Mapped[float] = mapped_column(default=now(), onupdate=now())
 
 
-class Preset(Table):
+class Preset(OfProject, Table):
     """What the form of a new run is filled with, under a name, for who may submit to its project.
 
     config: those settings that are not the recipe's defaults.  place: what is asked of every run.
