@@ -47,7 +47,7 @@ from db.tables.runs import (
     Trial,
     WatchedAttempt,
 )
-from db.tables.shelf import Note, Preset, RetentionRule, SavedView
+from db.tables.shelf import Note, Preset, RetentionRule, SavedView, Upload
 from db.tables.telemetry import (
     FLAGGED,
     HOST,
@@ -139,6 +139,7 @@ __all__ = [
     "Table",
     "Trial",
     "Tries",
+    "Upload",
     "User",
     "WatchedAttempt",
     "Worker",

@@ -106,6 +106,7 @@ class Run(OfProject, Table):
     group_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"), index=True)
     after_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))  # waits for its end
     idempotency_key: Mapped[str | None]
+    request_hash: Mapped[str | None]  # of the request that came with the key
     watch_id: Mapped[str | None]
 
     status: Mapped[Status] = mapped_column(Text, default=Status.QUEUED)
@@ -307,6 +308,7 @@ class Sweep(OfProject, Table):
     error: Mapped[str | None]
     revision: Mapped[int] = mapped_column(BigInteger, default=0)
     idempotency_key: Mapped[str | None]
+    request_hash: Mapped[str | None]  # of the request that came with the key
     created_at: Mapped[float] = mapped_column(default=now())
 
 

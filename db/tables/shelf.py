@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import ForeignKey, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
@@ -40,6 +40,20 @@ class Preset(OfProject, Table):
     place: Mapped[dict[str, Any]]
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     saved_at: Mapped[float] = mapped_column(default=now(), onupdate=now())
+
+
+class Upload(Table):
+    """That a user has uploaded weights, and so may start runs from them; see db.uploads."""
+
+    __tablename__ = "uploads"
+    __table_args__ = (Index(None, "upload", "user_id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    upload: Mapped[str]  # SHA-256 and name, as weights.upload of a configuration has them
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    project: Mapped[str | None]  # the only one that the token opens with which it was sent
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    uploaded_at: Mapped[float] = mapped_column(default=now())
 
 
 class RetentionRule(Table):

@@ -345,7 +345,7 @@ def test_what_a_server_took_and_never_answered_is_tried_again(
         channel, _secret = channels.make(session, inside.secrets_key, ada, **what)
         deliveries.test(session, ada, channel.id, "http://here")
     with database.writing() as session:
-        [(row, _channel)] = deliveries.take(session)
+        [(row, _channel, _is_visible)] = deliveries.take(session)
         assert deliveries.take(session) == []
     server = Deliverer(inside, database, threading.Event())
     server.look()
