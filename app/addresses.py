@@ -7,12 +7,37 @@ was judged: a name that resolves to another address a moment later leads nowhere
 import asyncio
 import ipaddress
 import socket
+from urllib.parse import SplitResult, urlsplit
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-#: Azure's address for its machines' own metadata, which is among the public ones.
-METADATA = (ipaddress.ip_address("168.63.129.16"),)
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
+#: Ranges outside the public Internet that `ipaddress` of some supported Python counts as global:
+#: Azure's metadata service, and rows of IANA's special-purpose registries (RFC 6890 and updates).
+NOT_PUBLIC = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            *("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24"),
+            *("64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23", "3fff::/20"),
+            *("5f00::/16", "fec0::/10"),
+        ),
+    )
+)
+#: IPv6 prefixes whose addresses lead to an IPv4 address, and how far right of it bits follow:
+#: IPv4-compatible, mapped, translated (SIIT), NAT64, 6to4.
+EMBEDDING = tuple(
+    (ipaddress.IPv6Network(prefix), shift)
+    for prefix, shift in (
+        *(("::/96", 0), ("::ffff:0:0/96", 0), ("::ffff:0:0:0/96", 0)),
+        *(("64:ff9b::/96", 0), ("2002::/16", 80)),
+    )
+)
+#: The upper half of an ISATAP interface identifier, in front of the IPv4 address (RFC 5214).
+ISATAP = (0x00005EFE, 0x02005EFE)
+
+
+#: For the lookup of a host's name when a channel is made.
+RESOLVE_SECONDS = 5.0
 
 
 class Forbidden(Exception):
@@ -34,15 +59,44 @@ async def resolved(host: str, port: int, *, private: bool) -> str:
     return addresses[0]
 
 
+def port_of(url: SplitResult) -> int:
+    """Return the port that a URL leads to."""
+    return url.port or (443 if url.scheme == "https" else 80)
+
+
+async def forbidden(url: str, *, private: bool) -> str:
+    """Say why alerts may not go to a URL; empty if they may, or if its host does not resolve now.
+
+    Each delivery checks again, since a name may resolve to another address by then.
+    """
+    try:
+        parts = urlsplit(url)
+        async with asyncio.timeout(RESOLVE_SECONDS):
+            await resolved(parts.hostname or "", port_of(parts), private=private)
+    except Forbidden as error:
+        return f"{error}; allowed: an address on the public Internet, or HALFSTEP_ALERTS_PRIVATE"
+    except (OSError, ValueError, TimeoutError):
+        return ""
+    return ""
+
+
 def is_public(text: str) -> bool:
-    """Tell whether an address is one of the Internet's, whatever it is wrapped in."""
+    """Return whether an address is on the public Internet, and so is an IPv4 address within it."""
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if address.teredo:
+        if any(not _is_global(each) for each in _isatap(address)):
             return False
-        if address in NAT64 or int(address) >> 32 == 0:  # the latter: IPv4-compatible
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(str(inner))
-    return address.is_global and not address.is_multicast and address not in METADATA
+        for prefix, shift in EMBEDDING:
+            if address in prefix:
+                return _is_global(ipaddress.IPv4Address(int(address) >> shift & 0xFFFFFFFF))
+    return _is_global(address)
+
+
+def _isatap(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
+    is_one = int(address) >> 32 & 0xFFFFFFFF in ISATAP
+    return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)] if is_one else []
+
+
+def _is_global(address: Address) -> bool:
+    is_special = any(address.version == each.version and address in each for each in NOT_PUBLIC)
+    return address.is_global and not address.is_multicast and not is_special

@@ -231,18 +231,34 @@ async def _uploader(request: Request, background: BackgroundTasks) -> User:
     return user
 
 
-def _whose_upload(request: Request, database: Database, token: str | None) -> tuple[User, bool]:
+def _whose_upload(
+    request: Request, database: Database, token: str | None, posted_token: str = ""
+) -> tuple[User, bool]:
     with database.reading() as session:
         if token is None:
-            return _by_cookie(request, session).user, True
+            return _by_cookie(request, session, posted_token).user, True
         known = _full_token(session, token)
-        request.state.token = known.name
+        request.state.token, request.state.token_project = known.name, known.project
         visitor = _admitted(request, session, token, known)
         return visitor.user, known.is_noted
 
 
 #: Who uploads weights: a browser, or a script with a token that submits.
 Uploader = Annotated[User, Depends(_uploader)]
+
+
+async def _admitted_early(request: Request, posted: Posted) -> User:
+    """Admit a request before its own session opens, for a check that waits for the network."""
+    token, database = _token(request), request.app.state.database
+    posted_token = str(posted.get("csrf_token", ""))
+    async with request.app.state.turns:
+        user, _is_noted = await run_in_threadpool(
+            _whose_upload, request, database, token, posted_token
+        )
+    return user
+
+
+AdmittedEarly = Annotated[User, Depends(_admitted_early)]
 
 
 def _token(request: Request) -> str | None:

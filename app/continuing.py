@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from app.submission import Submission, most_priority, submit
 from db import checkpoints, projects, runs
 from db.errors import Conflict
-from db.idempotency import made_by
+from db.idempotency import hash_of_request, made_by
 from db.tables import ENDED, KEPT, Run, Status, User
 
 #: How a run ends before its last step; a paused one is resumed.
@@ -21,7 +21,8 @@ def go_on(session: Session, user: User, run_id: int, *, idempotency_key: str | N
 
     Raises Conflict where there is nothing to go on from, or a run does already.
     """
-    before = made_by(session, Run, user, idempotency_key)
+    request = {"continuation": run_id}
+    before = made_by(session, Run, user, idempotency_key, hash_of_request(request))
     if before is not None:
         return before
     projects.lock_within(session, Run, run_id)
@@ -45,7 +46,7 @@ def go_on(session: Session, user: User, run_id: int, *, idempotency_key: str | N
         parent_id=run.id,
         parent_step=step,
     )
-    return submit(session, user, submission, idempotency_key=idempotency_key)
+    return submit(session, user, submission, idempotency_key=idempotency_key, request=request)
 
 
 def _check_nobody_does(session: Session, run: Run, step: int) -> None:

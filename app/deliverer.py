@@ -9,7 +9,7 @@ from threading import Event
 from app.delivering import deliver
 from db import channels, deliveries, secrets
 from db.database import Database
-from db.deliveries import Outcome
+from db.deliveries import Outcome, Taken
 from db.settings import Settings
 from db.tables import Channel, Delivery
 
@@ -42,13 +42,15 @@ class Deliverer:
                 return
             outcomes = asyncio.run(self._attempt(taken))
             with self._database.writing() as session:
-                for (row, _channel), outcome in zip(taken, outcomes, strict=True):
+                for (row, _channel, _is_visible), outcome in zip(taken, outcomes, strict=True):
                     deliveries.note(session, row.id, row.attempts, outcome)
 
-    async def _attempt(self, taken: Sequence[tuple[Delivery, Channel]]) -> list[Outcome]:
-        return await asyncio.gather(*(self._one(row, channel) for row, channel in taken))
+    async def _attempt(self, taken: Sequence[Taken]) -> list[Outcome]:
+        return await asyncio.gather(*(self._one(*each) for each in taken))
 
-    async def _one(self, row: Delivery, channel: Channel) -> Outcome:
+    async def _one(self, row: Delivery, channel: Channel, is_visible: bool) -> Outcome:
+        if not is_visible:
+            return Outcome(False, "not sent: you no longer see this run", is_final=True)
         if not channel.is_on and row.notice_id is not None:
             return Outcome(False, "not sent: the channel was switched off", is_final=True)
         try:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from app import mail
-from app.addresses import Forbidden, resolved
+from app.addresses import Forbidden, port_of, resolved
 from db.channels import EMAIL, SLACK, Reach
 from db.deliveries import ANSWER_CHARACTERS, Outcome
 from db.errors import Invalid
@@ -67,8 +67,7 @@ def signature(secret: str, timestamp: str, body: bytes) -> str:
 async def _post(settings: Settings, reach: Reach, delivery_id: int, body: str) -> Outcome:
     parts = urlsplit(reach.address)
     host = parts.hostname or ""
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    address = await resolved(host, port, private=settings.alerts_private)
+    address = await resolved(host, port_of(parts), private=settings.alerts_private)
     content = _slack(body) if reach.kind == SLACK else body.encode()
     headers = {"Host": parts.netloc, "Content-Type": "application/json"}
     headers |= {"User-Agent": "Halfstep", "X-Halfstep-Delivery": str(delivery_id)}

@@ -25,6 +25,9 @@ class Forbidden(HalfstepError):
 #: What is asked of nobody but to be signed in: it shows and changes one's own alone, or shows no
 #: more than one's projects have, or asks for itself what a body names.
 ANYBODY = "anybody"
+#: What is a user's own, or outlives the token that made it: alert rules and their channels, views,
+#: tokens, read-only links, presets, roles. Not for a token of one project.
+ACCOUNT = "account"
 #: For whoever may submit to some project.
 SUBMITTER = "submitter"
 #: For people at their browsers, and what is the whole instance's.
@@ -34,63 +37,54 @@ LINK = "link"
 
 _TABLE: dict[str, str] = {
     ANYBODY: """
-        pages.sign_in.sign_out
         pages.runs.list_runs pages.run_bin.show_bin pages.comparison.compare
-        pages.comparison.show_group pages.sweeps.list_sweeps
-        pages.actions.cancel_runs
-        pages.workers.list_workers pages.workers.show_worker
-        pages.recipes.list_recipes pages.recipes.show_recipe
-        pages.alerts.show_alerts pages.alerts.make_rule pages.alerts.switch_rule
-        pages.alerts.delete_rule pages.alerts.read_notices pages.alerts.lead_back
-        pages.alerts.make_channel pages.alerts.switch_channel pages.alerts.delete_channel
-        pages.alerts.test_channel
-        pages.views.save_view pages.views.delete_view
-        pages.account.show_account pages.account.set_password pages.account.make_token
-        pages.account.revoke_token
-        pages.documents.show_first pages.documents.show_document
-        api.streams.stream_list api.vocabulary.get_vocabulary
-        api.runs.list_runs api.runs.submit_run api.grouping.list_groups api.estimates.estimate
-        api.bulk.act_on_runs
+        pages.comparison.show_group pages.sweeps.list_sweeps pages.actions.cancel_runs
+        pages.workers.list_workers pages.workers.show_worker pages.recipes.list_recipes
+        pages.recipes.show_recipe pages.documents.show_first pages.documents.show_document
+        api.streams.stream_list api.vocabulary.get_vocabulary api.runs.list_runs
+        api.runs.submit_run api.grouping.list_groups api.estimates.estimate api.bulk.act_on_runs
         api.run_bin.list_bin api.sweeps.list_sweeps api.sweeps.begin_sweep
         api.comparison.get_group api.comparison.get_comparison api.comparison.get_series_of_runs
-        api.views.list_views api.views.save_view api.views.delete_view
         api.workers.list_workers api.workers.stream_workers api.workers.list_recipes
-        api.storage.get_storage
-        api.tokens.list_tokens api.tokens.make_token api.tokens.revoke_token
-        api.alerts.list_rules api.alerts.make_rule api.alerts.switch_rule api.alerts.delete_rule
-        api.alerts.list_notices api.alerts.news api.alerts.read_notices api.alerts.list_channels
-        api.alerts.make_channel api.alerts.switch_channel api.alerts.delete_channel
-        api.alerts.test_channel api.alerts.list_deliveries
-        pages.projects.list_projects pages.projects.set_role
-        pages.projects.take_role pages.projects.change_project
-        pages.account.end_sign_ins
-        api.projects.list_projects api.projects.list_members api.projects.set_role
-        api.projects.take_role api.projects.change_project
-        pages.presets.save_preset pages.presets.delete_preset
-        api.presets.list_presets api.presets.save_preset api.presets.delete_preset
-        pages.charts.show_chart pages.notes.edit_note pages.notes.write_note
-        api.notes.read_note api.notes.write_note
+        api.storage.get_storage pages.projects.list_projects pages.projects.change_project
+        api.projects.list_projects api.projects.list_members api.projects.change_project
+        api.presets.list_presets pages.charts.show_chart pages.notes.edit_note
+        pages.notes.write_note api.notes.read_note api.notes.write_note
         pages.retention.show_rules pages.retention.set_rule pages.retention.end_rule
         api.retention.list_rules api.retention.preview_rule api.retention.set_rule
-        api.retention.end_rule
-        pages.links.make_link pages.links.revoke_link
-        api.links.list_links api.links.make_link api.links.revoke_link
-        api.docs.openapi api.docs.docs api.unversioned.redirect
+        api.retention.end_rule api.docs.openapi api.docs.docs api.unversioned.redirect
+    """,
+    ACCOUNT: """
+        pages.sign_in.sign_out pages.alerts.show_alerts pages.alerts.make_rule
+        pages.alerts.switch_rule pages.alerts.delete_rule pages.alerts.read_notices
+        pages.alerts.lead_back pages.alerts.make_channel pages.alerts.switch_channel
+        pages.alerts.delete_channel pages.alerts.test_channel pages.alerts.make_rule_of_run
+        api.alerts.make_rule_of_run pages.views.save_view pages.views.delete_view
+        pages.account.show_account pages.account.set_password pages.account.make_token
+        pages.account.revoke_token pages.account.end_sign_ins api.views.list_views
+        api.views.save_view api.views.delete_view api.tokens.list_tokens api.tokens.make_token
+        api.tokens.revoke_token api.alerts.list_rules api.alerts.make_rule
+        api.alerts.switch_rule api.alerts.delete_rule api.alerts.list_notices api.alerts.news
+        api.alerts.read_notices api.alerts.list_channels api.alerts.make_channel
+        api.alerts.switch_channel api.alerts.delete_channel api.alerts.test_channel
+        api.alerts.list_deliveries pages.projects.set_role pages.projects.take_role
+        api.projects.set_role api.projects.take_role pages.presets.save_preset
+        pages.presets.delete_preset api.presets.save_preset api.presets.delete_preset
+        pages.links.make_link pages.links.revoke_link api.links.list_links api.links.make_link
+        api.links.revoke_link
     """,
     LINK: """
         pages.shared.show pages.shared.get_series
         pages.shared.get_comparison pages.shared.get_series_of_runs
     """,
     Right.SEE: """
-        pages.run.show_run pages.sweeps.show_sweep pages.alerts.make_rule_of_run
-        api.runs.get_run api.runs.get_config api.streams.stream_run
-        api.sweeps.get_sweep api.sweeps.list_trials api.sweeps.stream_sweep
-        api.series.get_series api.series.get_flagged_steps api.series.get_events
-        api.series.get_metrics api.series.get_log api.series.get_checkpoints
-        api.system.get_system api.environment.get_environment
+        pages.run.show_run pages.sweeps.show_sweep api.runs.get_run api.runs.get_config
+        api.streams.stream_run api.sweeps.get_sweep api.sweeps.list_trials
+        api.sweeps.stream_sweep api.series.get_series api.series.get_flagged_steps
+        api.series.get_events api.series.get_metrics api.series.get_log
+        api.series.get_checkpoints api.system.get_system api.environment.get_environment
         api.diagnosis.get_findings api.diagnosis.get_histograms api.diagnosis.get_layer_norms
         api.diagnosis.get_headroom api.diagnosis.get_replays api.diagnosis.get_artifacts
-        api.alerts.make_rule_of_run
     """,
     Right.DOWNLOAD: "downloads.download downloads.download_artifact api.export.export_rows",
     Right.SUBMIT: """
@@ -144,6 +138,10 @@ _TABLE: dict[str, str] = {
 }
 #: What is said to them who have no such project.
 NO_SUBMITTING = "Your role lets you submit no runs; ask a maintainer of a project."
+OF_ONE_PROJECT = (
+    "This token opens one project only: no account, no command lines, nothing of the whole server. "
+    "Use a token without a project, or sign in."
+)
 NAMES = MappingProxyType({Run: "run", Sweep: "sweep"})
 #: What tokens of each kind may.
 KINDS = MappingProxyType(
@@ -205,15 +203,18 @@ def admit(
 ) -> None:
     """See that somebody, whose session it is, may use a route, on what its address names.
 
-    kind: of the token that they come with.  only: the one project that it opens.  Raises NotFound
+    kind: of the token that they come with.  only: the one project that it opens, which lets it use
+    no route of ACCOUNT, COMMAND or OPERATE, where any unlisted route belongs.  Raises NotFound
     of what they may not see, and Forbidden of what they may not do.
     """
     name = name_of(request.scope["endpoint"])
     need = NEEDS.get(name, OPERATE)
     if kind != FULL:
         _check_token(kind, request.method, name, need)
-    if only is not None and need in (COMMAND, OPERATE):
-        raise Forbidden("This token is for one project alone.")
+    if only is not None and need in (ACCOUNT, COMMAND, OPERATE):
+        raise Forbidden(OF_ONE_PROJECT)
+    if need == ACCOUNT:
+        need = Right.SEE if "run_id" in request.path_params else ANYBODY
     if need == ANYBODY or (user.is_operator and need in (COMMAND, OPERATE)):
         return
     if need == OPERATE:
@@ -226,7 +227,7 @@ def admit(
         if not user.runs_commands:
             raise Forbidden("Command lines need a right of their own, which operators give.")
         return
-    if user.is_operator and kind == FULL:
+    if user.is_operator and kind == FULL and only is None:
         return  # what there is not the route says for itself
     table = Run if "run_id" in request.path_params else Sweep
     given = str(request.path_params.get("run_id") or request.path_params["sweep_id"])
@@ -261,7 +262,7 @@ def _check_token(kind: str, method: str, name: str, need: str) -> None:
     most = RIGHTS_OF_TOKENS[kind]
     is_allowed = (
         need in most
-        or (need == ANYBODY and method in SAFE_METHODS)
+        or (need in (ANYBODY, ACCOUNT) and method in SAFE_METHODS)
         or any(name in names and right in most for right, names in ASKING.items())
     )
     if not is_allowed:

@@ -12,12 +12,23 @@ from app import command_lines, forms, schemas
 from app.command_lines import Command
 from app.parameters import LARGEST_STEP, flaw, flaws, outsized
 from app.rights import NO_SUBMITTING
-from db import checkpoints, estimates, groups, labels, projects, quotas, rights, runs, workers
+from db import (
+    checkpoints,
+    estimates,
+    groups,
+    labels,
+    projects,
+    quotas,
+    rights,
+    runs,
+    uploads,
+    workers,
+)
 from db.errors import Invalid, NotFound
-from db.idempotency import made_by
+from db.idempotency import hash_of_request, made_by
 from db.names import cleaned
-from db.rights import RIGHTS_OF_TOKENS, Right, Standing
-from db.tables import FULL, LARGEST_ID, Project, Run, User
+from db.rights import Right, Standing
+from db.tables import LARGEST_ID, Project, Run, User
 from halfstep.run_config import RunConfig
 
 LIMITS = {
@@ -78,13 +89,16 @@ def submit(
     submission: Submission,
     *,
     idempotency_key: str | None = None,
+    request: Mapping[str, Any] | None = None,
     known: Mapping[str, str] = MappingProxyType({}),
 ) -> Run:
     """Check and queue a run, or return the one that this key queued before.
 
-    known: what was found to be wrong with it before.  Raises Invalid, OverQuota.
+    request: what the key came with, if not the submission.  known: what was found to be wrong with
+    it before.  Raises Invalid, OverQuota.
     """
-    before = made_by(session, Run, user, idempotency_key)
+    request_hash = hash_of_request(request or submission.model_dump(mode="json"))
+    before = made_by(session, Run, user, idempotency_key, request_hash)
     if before is not None:
         return before
     checked = check(session, submission)
@@ -95,6 +109,7 @@ def submit(
     if standing is None:  # a sweep that goes on without its owner
         standing = rights.standing(session, user)
         errors |= check_project(session, standing, submission.project or projects.DEFAULT)
+        errors |= check_sources(session, standing, submission, checked.config)
     if errors:
         raise Invalid(errors)
     project = _project(session, standing, submission)
@@ -110,6 +125,7 @@ def submit(
         "devices_per_node": submission.devices_per_node,
         "after_id": submission.after_id,
         "idempotency_key": idempotency_key,
+        "request_hash": request_hash if idempotency_key else None,
     }
     if submission.command is not None:
         name = name or command_lines.default_name(submission.command.line)
@@ -163,8 +179,9 @@ def same_sizes(settings: dict[str, Any], asked: Mapping[str, str]) -> bool:
 def check_commands(session: Session, user: User) -> dict[str, str]:
     """Say that somebody may queue no command lines, or their token may not."""
     standing = rights.limits(session)
-    if standing is not None and standing.most != RIGHTS_OF_TOKENS[FULL]:
-        allowed = "allowed: a recipe, or a token that may do all that you may"
+    is_whole = standing is None or (standing.most == frozenset(Right) and standing.only is None)
+    if not is_whole:
+        allowed = "allowed: a recipe, or a token that may do all that you may, in every project"
         return {"command": f"this token queues no command lines; {allowed}"}
     if user.is_operator or user.runs_commands:
         return {}
@@ -219,14 +236,36 @@ def _check_rights(
     if submission.priority > 0 and not standing.may(Right.ORDER, project):
         allowed = "allowed: at most 0, for you may not order the queue of this project"
         errors["priority"] = f"{submission.priority} is not allowed; {allowed}"
+    return errors | check_sources(session, standing, submission, config)
+
+
+def check_sources(
+    session: Session, standing: Standing, submission: Submission, config: dict[str, Any]
+) -> dict[str, str]:
+    """Return what is wrong with the files that a run starts from, and the run it is compared with.
+
+    Those who start from a file must be allowed to download it.
+    """
+    if submission.command is not None:
+        return {}
+    errors = {}
+    weights = config.get("weights", {})
     sources = {
         "parent_id": submission.parent_id,
-        "weights.run": config.get("weights", {}).get("run"),
+        "weights.run": weights.get("run"),
     }
     for field, run_id in sources.items():
         source = session.get(Run, run_id) if run_id is not None else None
         if source is not None and not standing.may(Right.DOWNLOAD, source.project):
             errors[field] = f"run {run_id} is of a project that you may download nothing of"
+    upload = weights.get("upload")
+    if upload is not None and not uploads.may_download(session, standing, upload):
+        errors[uploads.SETTING] = uploads.NOT_YOURS.format(upload)
+    compared_id = submission.compared_with
+    compared = session.get(Run, compared_id) if compared_id is not None else None
+    if compared is not None and not standing.may(Right.SUBMIT, compared.project):
+        text = f"run {compared_id} is of a project that you may not submit to"
+        errors["compared_with"] = f"{text}; allowed: a run of a project that you may"
     return errors
 
 

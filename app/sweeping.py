@@ -5,6 +5,8 @@ Either may be killed, or done twice, at any moment: see db.sweeps.
 """
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,10 +19,10 @@ from app.schemas import Schema
 from app.search import BY_OPTUNA, GRID, KINDS, TPE, Space
 from app.submission import LENGTHS, Submission, check_commands, submit, usual_project
 from app.submission import check as check_run
-from db import projects, quotas, sweeps, workers
+from db import projects, quotas, rights, sweeps, workers
 from db.database import Database, is_outage
 from db.errors import Conflict, HalfstepError, Invalid, NotFound
-from db.idempotency import made_by
+from db.idempotency import hash_of_request, made_by
 from db.names import cleaned
 from db.sweeps import HYPERBAND, LOSS, MAXIMISE, MINIMISE, PAUSED, RUNNING
 from db.tables import Sweep, User
@@ -104,6 +106,7 @@ def check(session: Session, user: User, given: SweepSubmission) -> Checked:
     if wrong and not schema:
         return Checked({}, {}, {}, "", 0, errors)
     space, wrong = _read(schema, given.space, given.kind, is_command=given.command is not None)
+    wrong |= _check_searched(session, given.space)
     if errors | wrong:
         return Checked({}, {}, space, "", 0, errors | wrong)
     point = next(search.grid(space)) if given.kind == GRID else search.drawn(space, given.seed, 1)
@@ -112,6 +115,18 @@ def check(session: Session, user: User, given: SweepSubmission) -> Checked:
     goal, unknown = _goal(given, first.config)
     errors = first.errors | wrong | unknown
     return Checked(first.command, first.config, space, goal, runs, errors)
+
+
+def _check_searched(session: Session, space: SpaceGiven) -> dict[str, str]:
+    """Refuse starting weights that are searched with a token of one project.
+
+    Later runs of a sweep are submitted with its owner's rights, which may be more.
+    """
+    standing = rights.limits(session)
+    if standing is None or standing.only is None:
+        return {}
+    text = "a token of one project does not search weights; allowed: one value, in config"
+    return {path: text for path in space if path.partition(".")[0] == "weights"}
 
 
 def _declared(command: Command, space: SpaceGiven) -> Command:
@@ -244,15 +259,24 @@ def _submission(
 
 
 def begin(
-    session: Session, user: User, given: SweepSubmission, *, idempotency_key: str | None = None
+    session: Session,
+    user: User,
+    given: SweepSubmission,
+    *,
+    idempotency_key: str | None = None,
+    known: Mapping[str, str] = MappingProxyType({}),
 ) -> Sweep:
-    """Check and begin a sweep, or return the one that this key began before. Raises Invalid."""
-    before = made_by(session, Sweep, user, idempotency_key)
+    """Check and begin a sweep, or return the one that this key began before.
+
+    known: what was found to be wrong with it before.  Raises Invalid.
+    """
+    request_hash = hash_of_request(given.model_dump(mode="json"))
+    before = made_by(session, Sweep, user, idempotency_key, request_hash)
     if before is not None:
         return before
     checked = check(session, user, given)
-    if checked.errors:
-        raise Invalid(checked.errors)
+    if errors := {**known, **checked.errors}:
+        raise Invalid(errors)
     project = usual_project(session, user) if given.project is None else given.project
     projects.hold(session, project)
     what = command_lines.default_name(given.command.line) if given.command else given.recipe
@@ -276,6 +300,7 @@ def begin(
         devices_per_node=given.devices_per_node,
         status=RUNNING,
         idempotency_key=idempotency_key,
+        request_hash=request_hash if idempotency_key else None,
     )
     session.add(sweep)
     session.flush()
@@ -325,6 +350,7 @@ def _widen(session: Session, sweep: Sweep, given: SpaceGiven) -> None:
     else:
         schema = command_lines.schema(sweep.command["parameters"])
     added, errors = _read(schema, given, GRID, is_command=sweep.command is not None)
+    errors |= _check_searched(session, given)
     for path in added.keys() - sweep.space.keys():
         known = ", ".join(sweep.space)
         errors[path] = f"this sweep does not search it; allowed: {known}"

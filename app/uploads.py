@@ -156,8 +156,9 @@ def _is_there(settings: Settings, upload: str) -> bool:
 
 def tidy(settings: Settings, database: Database) -> None:
     """Delete what no run starts from."""
-    with database.reading() as session:
+    with database.writing() as session:
         kept = uploads.named(session)
+        uploads.forget_unused(session, kept)
     uploads.delete_unused_here(settings, kept)
     if settings.storage_url:
         uploads.delete_unused(open_store(settings, retry_seconds=RETRY_SECONDS), kept)

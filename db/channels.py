@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from db import secrets
 from db.errors import Invalid, NotFound
+from db.names import first_invisible
 from db.tables import Channel, Delivery, User
 
 WEBHOOK, SLACK, EMAIL = KINDS = ("webhook", "slack", "email")
@@ -22,8 +23,11 @@ WEBHOOK, SLACK, EMAIL = KINDS = ("webhook", "slack", "email")
 MOST = 20
 NAME_CHARACTERS = 100
 ADDRESS_CHARACTERS = 2000
-#: One plain address; a display name, a list or a line break would be another header.
-EMAIL_ADDRESS = re.compile(r"[^\s@<>,;:\"()\[\]\\]{1,64}@[A-Za-z0-9.-]{1,250}\.[A-Za-z0-9-]{2,}")
+#: One plain address; a display name, a list or a line break would be another header, and a domain
+#: that ends in a number is an IPv4 address.
+EMAIL_ADDRESS = re.compile(
+    r"[^\s@<>,;:\"()\[\]\\]{1,64}@[A-Za-z0-9.-]{1,250}\.(?!\d+\Z)[A-Za-z0-9-]{2,}"
+)
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,24 @@ def listed(session: Session, user: User) -> list[Channel]:
 
 
 def make(
-    session: Session, key_file: Path, user: User, *, kind: str, name: str, address: str
+    session: Session,
+    key_file: Path,
+    user: User,
+    *,
+    kind: str,
+    name: str,
+    address: str,
+    forbidden: str = "",
 ) -> tuple[Channel, str]:
     """Make a channel; return it, and of a webhook the secret, which is not told again.
 
-    Raises Invalid.
+    forbidden: why alerts may not go to the address. Raises Invalid.
     """
     name, address = name.strip(), address.strip()
-    if wrong := _mistakes(kind, name, address):
+    wrong = _mistakes(kind, name, address)
+    if forbidden and kind != EMAIL:
+        wrong.setdefault("address", forbidden)
+    if wrong:
         raise Invalid(wrong)
     session.execute(select(User.id).where(User.id == user.id).with_for_update(key_share=True))
     count = select(func.count(Channel.id)).where(Channel.user_id == user.id)
@@ -101,8 +115,8 @@ def _mistakes(kind: str, name: str, address: str) -> dict[str, str]:
     wrong = {}
     if kind not in KINDS:
         wrong["kind"] = f"{kind[:100]!r} is not allowed; allowed: {', '.join(KINDS)}"
-    if len(name) > NAME_CHARACTERS or not name.isprintable():
-        allowed = f"at most {NAME_CHARACTERS} characters, all printable"
+    if len(name) > NAME_CHARACTERS or first_invisible(name) is not None:
+        allowed = f"at most {NAME_CHARACTERS} characters, all visible"
         wrong["name"] = f"it has {len(name):,} characters; allowed: {allowed}"
     if kind == EMAIL and not EMAIL_ADDRESS.fullmatch(address):
         wrong["address"] = f"{address[:100]!r} is not allowed; allowed: one address, me@example.com"

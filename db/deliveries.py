@@ -6,18 +6,18 @@ therefore hear of one twice, by the same number.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import Select, select, update
 from sqlalchemy import delete as delete_from
 from sqlalchemy.orm import Session
 
-from db import channels
+from db import channels, rights
 from db.database import now
 from db.errors import Conflict
 from db.paging import Page, page
-from db.tables import Channel, Delivery, User
+from db.tables import Channel, Delivery, Run, User
 
 #: Before the second attempt, the third, …; after the last of them it is given up.
 PAUSES = (10.0, 60.0, 300.0, 1800.0, 7200.0)
@@ -67,7 +67,15 @@ def is_any_due(session: Session) -> bool:
     return session.scalar(_due().limit(1)) is not None
 
 
-def take(session: Session) -> Sequence[tuple[Delivery, Channel]]:
+class Taken(NamedTuple):
+    """A delivery to be tried. is_visible: whether its user sees its run, if it has one."""
+
+    delivery: Delivery
+    channel: Channel
+    is_visible: bool
+
+
+def take(session: Session) -> list[Taken]:
     """Take the deliveries that are due, a few of them."""
     some = _due().order_by(Delivery.due_at).limit(TAKEN_AT_ONCE).with_for_update(skip_locked=True)
     taken = (
@@ -77,9 +85,19 @@ def take(session: Session) -> Sequence[tuple[Delivery, Channel]]:
         .returning(Delivery.id)
     )
     ids = session.scalars(taken).all()
-    query = select(Delivery, Channel).join(Channel, Channel.id == Delivery.channel_id)
-    rows = session.execute(query.where(Delivery.id.in_(ids)).order_by(Delivery.id))
-    return [(delivery, channel) for delivery, channel in rows]
+    query = select(Delivery, Channel, Run.project)
+    query = query.join(Channel, Channel.id == Delivery.channel_id)
+    query = query.outerjoin(Run, Run.id == Delivery.run_id)
+    rows = session.execute(query.where(Delivery.id.in_(ids)).order_by(Delivery.id)).all()
+    seen = rights.seen_by(session, {delivery.user_id for delivery, _channel, _project in rows})
+    return [
+        Taken(delivery, channel, _sees(seen.get(delivery.user_id, set()), project))
+        for delivery, channel, project in rows
+    ]
+
+
+def _sees(projects: set[str] | None, project: str | None) -> bool:
+    return projects is None or project is None or project in projects
 
 
 def note(session: Session, delivery_id: int, attempt: int, outcome: Outcome) -> None:

@@ -30,7 +30,7 @@ BATCH_ROWS = 20_000
 EMPTY: dict[str, Any] = {
     **dict.fromkeys(("name", "note", "tags", "project"), ""),
     **dict.fromkeys(("command", "script_config", "error", "stop_reason", "workload")),
-    **dict.fromkeys(("idempotency_key", "watch_id")),
+    **dict.fromkeys(("idempotency_key", "request_hash", "watch_id")),
     **dict.fromkeys(("parent_id", "parent_step", "group_id", "after_id", "worker_id")),
     **{"config": {}, "loss": None, "scale": None, "stored_bytes": 0},
 }

@@ -9,6 +9,7 @@ from zlib import crc32
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from db import rights
 from db.tables import HOST, Run, RunNode, SystemSample, Worker
 from db.workers import ALIVE, LASTING
 
@@ -85,7 +86,9 @@ def read(session: Session, limit: int = MOST_WORKERS) -> list[Row]:
     nodes = select(RunNode.worker_id, RunNode.run_id, RunNode.node, RunNode.devices).where(
         RunNode.ended_at.is_(None), RunNode.worker_id.in_([row.id for row in found])
     )
-    for node in session.execute(nodes):
+    with rights.unlimited(session):  # a device is in use, whoever sees the run
+        nodes_in_use = session.execute(nodes).all()
+    for node in nodes_in_use:
         used[node.worker_id].update(dict.fromkeys(node.devices, node))
     run_ids = {node.run_id for devices in used.values() for node in devices.values()}
     seen = {

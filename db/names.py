@@ -9,9 +9,33 @@ from db.errors import Invalid
 UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
+#: Unicode 15.0's Default_Ignorable_Code_Point (DerivedCoreProperties.txt), which `unicodedata`
+#: lacks: characters that are shown as nothing. U+2800, Braille's blank, is shown as a space.
+INVISIBLE = (
+    *((0x00AD, 0x00AD), (0x034F, 0x034F), (0x061C, 0x061C), (0x115F, 0x1160), (0x17B4, 0x17B5)),
+    *((0x180B, 0x180F), (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x2800, 0x2800)),
+    *((0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8)),
+    *((0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF)),
+)
+
+
+def is_invisible(character: str) -> bool:
+    """Return whether a character is not shown, or changes how the others are."""
+    code = ord(character)
+    if code < 0x7F:
+        return code < 0x20
+    is_ignorable = any(first <= code <= last for first, last in INVISIBLE)
+    return is_ignorable or unicodedata.category(character) in UNSEEN
+
+
+def first_invisible(text: str) -> str | None:
+    """Return the first character of a text that is not shown, None if all are."""
+    return next((each for each in text if is_invisible(each)), None)
+
+
 def key_of(name: str) -> str:
     """Return what a name is compared by: two that look alike, or differ in case alone, are one."""
-    seen = "".join(each for each in name if unicodedata.category(each) not in UNSEEN)
+    seen = "".join(each for each in name if not is_invisible(each))
     return " ".join(unicodedata.normalize("NFKC", seen).casefold().split())
 
 
@@ -20,9 +44,7 @@ def cleaned(name: str) -> str:
     that nobody sees, but for those that nobody can keep, which are refused elsewhere.
     """
     kept = ("\0", *map(chr, range(0xD800, 0xE000)))
-    shown = (
-        " " if unicodedata.category(each) in UNSEEN and each not in kept else each for each in name
-    )
+    shown = (" " if is_invisible(each) and each not in kept else each for each in name)
     return "".join(shown).strip()
 
 
@@ -32,7 +54,7 @@ def checked_name(name: str, *, most: int, field: str = "name") -> str:
     if not 1 <= len(name) <= most:
         shown = f"{name[:100]!r} has {len(name)} characters"
         raise Invalid({field: f"{shown}; 1 to {most} are allowed"})
-    unseen = next((each for each in name if unicodedata.category(each) in UNSEEN), None)
+    unseen = first_invisible(name)
     if unseen is not None:
         shown = f"{name[:100]!r} has {unseen!r}"
         raise Invalid({field: f"{shown}, which nobody sees; allowed: characters that are shown"})

@@ -25,6 +25,7 @@ from db.tables import (
     Status,
     Sweep,
     Trial,
+    Upload,
     User,
 )
 
@@ -95,7 +96,7 @@ def rename(session: Session, name: str, new_name: str) -> Project:
     renamed = Project(name=new_name, **kept)
     session.add(renamed)
     session.flush()  # before what points there
-    for table in (Membership, Sweep, ApiToken, AlertRule, Preset, RetentionRule):
+    for table in (Membership, Sweep, ApiToken, AlertRule, Preset, RetentionRule, Upload):
         session.execute(update(table).where(table.project == name).values(project=new_name))
     note = update(Note).where(Note.subject == notes.of_project(name))
     session.execute(note.values(subject=notes.of_project(new_name)))
@@ -127,7 +128,7 @@ def delete_empty(session: Session, name: str) -> None:
     session.execute(delete(Trial).where(Trial.sweep_id.in_(its_sweeps)))
     session.execute(delete(Sweep).where(Sweep.project == name))
     session.execute(update(AlertRule).where(AlertRule.project == name).values(is_on=False))
-    for its in (Membership, ApiToken, Preset, RetentionRule):
+    for its in (Membership, ApiToken, Preset, RetentionRule, Upload):
         session.execute(delete(its).where(its.project == name))
     session.execute(delete(Note).where(Note.subject == notes.of_project(name)))
     session.execute(delete(Project).where(Project.name == name))

@@ -1,8 +1,9 @@
 """What people may do: roles in projects, and what a role allows.
 
-A visitor's session is limited to the projects that they may see: whatever it selects of runs and
-sweeps, the others are as if they were not there. That is a wall behind the one in app.rights, which
-asks before each route whether what it does is allowed.
+A visitor's session is limited to the projects that they may see: whatever it selects of runs,
+sweeps and presets (OfProject), or of what belongs to a run (OfRun), the others are as if they were
+not there. That is a wall behind the one in app.rights, which asks before each route whether what it
+does is allowed.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -12,8 +13,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import ColumnElement, event, false, select
+from sqlalchemy import event, false, or_, select
 from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
+from sqlalchemy.sql.base import ExecutableOption
 
 from db.tables import (
     FULL,
@@ -22,7 +24,11 @@ from db.tables import (
     STEER,
     SUBMIT,
     WRITE,
+    Delivery,
     Membership,
+    OfProject,
+    OfRun,
+    Preset,
     Project,
     Run,
     Sweep,
@@ -214,15 +220,51 @@ def unlimited(session: Session) -> Iterator[None]:
             session.info[_STANDING] = before
 
 
+#: Runs as the conditions below read them, whatever else a statement reads of them.
+_SEEN = Run.__table__.alias("seen")
+
+
 @event.listens_for(Session, "do_orm_execute")
 def _hide(state: ORMExecuteState) -> None:
+    """Limit every query of a session to rows of the projects and runs that its user sees."""
     of = limits(state.session)
     if of is None or of.projects is None or not state.is_select or state.is_column_load:
         return
-    shown: dict[type[Run | Sweep], ColumnElement[bool]]
-    shown = {table: table.project.in_(of.projects) for table in (Run, Sweep)}
-    if of.runs is not None:
-        shown = {Run: Run.id.in_(of.runs), Sweep: false()}
-    for table, is_shown in shown.items():
-        seen = with_loader_criteria(table, is_shown, include_aliases=True)
-        state.statement = state.statement.options(seen)
+    visible = _visible if of.runs is None else _visible_by_link
+    state.statement = state.statement.options(*visible(list(of.projects), list(of.runs or ())))
+
+
+def _visible(projects: list[str], _runs: list[int]) -> list[ExecutableOption]:
+    # Lambdas, so that SQLAlchemy builds a condition once for all tables and binds these lists.
+    return [
+        _condition(OfProject, lambda cls: cls.project.in_(projects)),
+        _condition(
+            OfRun,
+            lambda cls: (
+                select(_SEEN.c.id)
+                .where(_SEEN.c.id == cls.run_id, _SEEN.c.project.in_(projects))
+                .exists()
+            ),
+        ),
+        _condition(
+            Delivery,
+            lambda cls: or_(
+                cls.run_id.is_(None),
+                select(_SEEN.c.id)
+                .where(_SEEN.c.id == cls.run_id, _SEEN.c.project.in_(projects))
+                .exists(),
+            ),
+        ),
+    ]
+
+
+def _visible_by_link(_projects: list[str], runs: list[int]) -> list[ExecutableOption]:
+    return [
+        _condition(Run, lambda cls: cls.id.in_(runs)),
+        _condition(OfRun, lambda cls: cls.run_id.in_(runs)),
+        *(with_loader_criteria(each, false(), include_aliases=True) for each in (Sweep, Preset)),
+    ]
+
+
+def _condition(table: type[Any], condition: Any) -> ExecutableOption:
+    return with_loader_criteria(table, condition, include_aliases=True)

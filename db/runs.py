@@ -72,6 +72,7 @@ def submit(
     parent_id: int | None = None,
     parent_step: int | None = None,
     idempotency_key: str | None = None,
+    request_hash: str | None = None,
 ) -> Run:
     """Queue a run behind the others of its priority. The configuration must be valid already.
 
@@ -98,6 +99,7 @@ def submit(
         parent_id=parent_id,
         parent_step=parent_step,
         idempotency_key=idempotency_key,
+        request_hash=request_hash,
         steps_total=config["training"]["steps"],
     )
     _queue(session, run, owner)
@@ -119,6 +121,7 @@ def submit_command(
     devices_per_node: int = 1,
     after_id: int | None = None,
     idempotency_key: str | None = None,
+    request_hash: str | None = None,
 ) -> Run:
     """Queue a command behind the others of its priority; it must be valid already.
 
@@ -139,6 +142,7 @@ def submit_command(
         devices_per_node=devices_per_node,
         after_id=after_id,
         idempotency_key=idempotency_key,
+        request_hash=request_hash,
         steps_total=0,
     )
     _queue(session, run, owner)

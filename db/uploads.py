@@ -1,7 +1,7 @@
 """Weights that people upload to start runs from: where they lie, and which of them may go.
 
 One is the store's file uploads/<SHA-256>/<name>; what follows uploads/ is `weights.upload` of a
-configuration. No row tells of it: what a store has whole, it has under its hash.
+configuration. A row of `uploads` records who sent it: to know its hash grants nothing.
 """
 
 import time
@@ -10,13 +10,15 @@ from contextlib import suppress
 
 import obstore
 from obstore.store import ObjectStore
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.orm import Session
 
+from db.database import now
+from db.rights import Right, Standing
 from db.run_bin import DAY_SECONDS
 from db.settings import Settings
 from db.storage import PAGE_FILES, delete_files
-from db.tables import Run, RunSetting
+from db.tables import RECIPE, Run, RunSetting, Upload, User
 
 FOLDER = "uploads"
 SETTING = "weights.upload"
@@ -24,9 +26,55 @@ SETTING = "weights.upload"
 KEPT_SECONDS = DAY_SECONDS
 
 
+NOT_YOURS = (
+    "there is no upload {} that you may download; allowed: one of yours, or one that a run started "
+    "from whose files you may download: upload it again"
+)
+
+
 def key(upload: str) -> str:
     """Return where the store has it. upload: as configurations name it."""
     return f"{FOLDER}/{upload}"
+
+
+def record(session: Session, user: User, upload: str, size_bytes: int, project: str | None) -> None:
+    """Record that a user has uploaded a file. project: the only one that their token opens."""
+    mine = (Upload.upload == upload, Upload.user_id == user.id)
+    is_same = Upload.project.is_(None) if project is None else Upload.project == project
+    session.execute(delete(Upload).where(*mine, is_same))
+    session.add(Upload(upload=upload, user_id=user.id, project=project, size_bytes=size_bytes))
+
+
+def may_download(session: Session, standing: Standing, upload: str) -> bool:
+    """Return whether a user sent this upload, or may download files of a run that started from it.
+
+    By a token of one project: whether it was sent with such a token, or for a run of that project.
+    Operators may download every one.
+    """
+    if standing.is_operator and standing.only is None:
+        return True
+    own = select(Upload.id).where(Upload.upload == upload, Upload.user_id == standing.user_id)
+    if standing.only is not None:
+        own = own.where(Upload.project == standing.only)
+    if session.scalar(own.limit(1)) is not None:
+        return True
+    # Of recipes only: the configuration of a watched run or a command is what its sender wrote.
+    started = select(Run.project).join(RunSetting, RunSetting.run_id == Run.id).distinct()
+    started = started.where(*_names(upload), Run.source == RECIPE, ~Run.erasing)
+    return any(standing.may(Right.DOWNLOAD, project) for project in session.scalars(started))
+
+
+def _names(upload: str) -> tuple[ColumnElement[bool], ...]:
+    is_setting = (RunSetting.name == SETTING.rpartition(".")[2], RunSetting.path == SETTING)
+    return (*is_setting, RunSetting.text == upload)
+
+
+def forget_unused(session: Session, kept: Collection[str]) -> None:
+    """Delete the records of uploads that are a day old and none of these."""
+    old = Upload.uploaded_at < now() - KEPT_SECONDS
+    found = session.scalars(select(Upload.upload).where(old).distinct()).all()
+    for upload in set(found).difference(kept):
+        session.execute(delete(Upload).where(Upload.upload == upload, old))
 
 
 def named(session: Session) -> set[str]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from db import rights
 from db.errors import Invalid, NotFound
 from db.names import checked_name
 from db.tables import SavedView, User
@@ -13,7 +14,10 @@ MOST, NAME_CHARACTERS = 50, 60
 
 
 def listed(session: Session, user: User) -> Sequence[SavedView]:
-    """List a person's own views by name."""
+    """List a person's own views by name; none for a token of one project."""
+    standing = rights.limits(session)
+    if standing is not None and standing.only is not None:
+        return ()
     mine = select(SavedView).where(SavedView.user_id == user.id).order_by(SavedView.name)
     return session.scalars(mine.limit(MOST)).all()
 

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.addresses import forbidden
 from app.api.lists import After, Limit, ListPage
-from app.auth import SignedIn
+from app.auth import AdmittedEarly, SignedIn
 from app.context import Db, TheSettings
 from app.parameters import Body, RowId, RunId, Text
 from db import alerts, channels, deliveries, notices
@@ -216,12 +217,24 @@ def list_channels(session: Db, visitor: SignedIn) -> list[ChannelRow]:
     return [ChannelRow.model_validate(row) for row in channels.listed(session, visitor.user)]
 
 
+async def _forbidden(wanted: NewChannel, settings: TheSettings, _user: AdmittedEarly) -> str:
+    return await forbidden(wanted.address.strip(), private=settings.alerts_private)
+
+
+#: Comes before the session: no transaction waits for a name server.
+ForbiddenAddress = Annotated[str, Depends(_forbidden)]
+
+
 @router.post("/alerts/channels", status_code=201)
 def make_channel(
-    wanted: NewChannel, session: Db, settings: TheSettings, visitor: SignedIn
+    wanted: NewChannel,
+    forbidden: ForbiddenAddress,
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
 ) -> MadeChannel:
     """Make a channel. A webhook's secret is in this answer and in no other."""
-    key_file, what = settings.secrets_key, wanted.model_dump()
+    key_file, what = settings.secrets_key, wanted.model_dump() | {"forbidden": forbidden}
     row, secret = channels.make(session, key_file, visitor.user, **what)
     return MadeChannel(**ChannelRow.model_validate(row).model_dump(), secret=secret)
 

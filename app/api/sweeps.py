@@ -19,7 +19,6 @@ from app.rights import check_project
 from app.summary import Number
 from app.sweeping import MOST_RUNS, SpaceGiven, SweepSubmission
 from db import projects, sweeps
-from db.errors import Invalid
 from db.rights import Right
 from db.sweeps import Tally
 from db.tables import Run, Status, Sweep, Trial, User
@@ -136,10 +135,10 @@ def begin_sweep(
     ] = None,
 ) -> SweepDetail:
     """Begin a sweep. 422 names each bad field, its value and what is allowed."""
-    if lost:
-        raise Invalid(lost)
-    key = idempotency_key
-    return detail(session, sweeping.begin(session, visitor.user, submission, idempotency_key=key))
+    sweep = sweeping.begin(
+        session, visitor.user, submission, idempotency_key=idempotency_key, known=lost
+    )
+    return detail(session, sweep)
 
 
 @router.get("/{sweep_id}")

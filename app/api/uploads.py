@@ -13,6 +13,7 @@ from app import deeds
 from app.auth import Uploader
 from app.context import TheSettings, ingesting
 from app.uploads import Stored, Upload
+from db import uploads
 from db.database import Database
 from db.tables import User
 
@@ -54,7 +55,9 @@ async def upload_weights(
 
 def _note(request: Request, user: User, stored: Stored) -> None:
     database: Database = request.app.state.database
+    project = getattr(request.state, "token_project", None)
     with database.writing() as session:
+        uploads.record(session, user, stored.upload, stored.size_bytes, project)
         deeds.note_now(session, request, user, f"{stored.upload}, {stored.size_bytes:,} bytes")
 
 

@@ -26,7 +26,7 @@ class Words(BaseModel):
 
 @router.get("/vocabulary")
 def get_vocabulary(session: Db, _visitor: SignedIn) -> Words:
-    """List the words that a filter of runs can have; tags, recipes and projects of newer runs."""
+    """List the words that a filter of runs can have, of the newest runs that you see."""
     known = vocabulary.vocabulary(session)
     return Words(
         keys=dict(filters.KEYS),

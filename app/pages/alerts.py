@@ -3,14 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Request
+from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from app import mail
+from app.addresses import forbidden
 from app.announcing import back_to
-from app.auth import SignedIn, Visitor
-from app.context import Db, TheSettings
+from app.auth import AdmittedEarly, SignedIn, Visitor
+from app.context import Db, Posted, TheSettings
 from app.parameters import RowId, RunId, Text, as_run_id
 from app.rendering import page
 from db import alerts, channels, deliveries, notices
@@ -139,9 +140,19 @@ def lead_back(_visitor: SignedIn) -> RedirectResponse:
     return RedirectResponse("/alerts#channels", status_code=303)
 
 
+async def _forbidden(posted: Posted, settings: TheSettings, _user: AdmittedEarly) -> str:
+    address = str(posted.get("address", "")).strip()
+    return await forbidden(address, private=settings.alerts_private)
+
+
+#: Comes before the session: no transaction waits for a name server.
+ForbiddenAddress = Annotated[str, Depends(_forbidden)]
+
+
 @router.post("/alerts/channels")
 def make_channel(
     request: Request,
+    forbidden: ForbiddenAddress,
     session: Db,
     settings: TheSettings,
     visitor: SignedIn,
@@ -153,7 +164,8 @@ def make_channel(
     typed = {"kind": kind, "name": name}
     try:
         key_file = settings.secrets_key
-        _row, secret = channels.make(session, key_file, visitor.user, address=address, **typed)
+        given = {**typed, "address": address, "forbidden": forbidden}
+        _row, secret = channels.make(session, key_file, visitor.user, **given)
     except Invalid as error:
         # The address may be a secret: it is typed again.
         entered = Entered(channel=typed, errors=error.errors)

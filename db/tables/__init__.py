@@ -6,7 +6,7 @@ NaN); infinities are stored as they are.
 """
 
 from db.tables.alerts import IS_DUE, IS_OPEN, AlertLook, AlertRule, Channel, Delivery, Notice
-from db.tables.base import LARGEST_COUNT, LARGEST_ID, CleanText, Table, clean
+from db.tables.base import LARGEST_COUNT, LARGEST_ID, CleanText, OfProject, OfRun, Table, clean
 from db.tables.people import (
     FULL,
     ONE_RUN,
@@ -47,7 +47,7 @@ from db.tables.runs import (
     Trial,
     WatchedAttempt,
 )
-from db.tables.shelf import Note, Preset, RetentionRule, SavedView
+from db.tables.shelf import Note, Preset, RetentionRule, SavedView, Upload
 from db.tables.telemetry import (
     FLAGGED,
     HOST,
@@ -112,6 +112,8 @@ __all__ = [
     "MetricBucket",
     "Note",
     "Notice",
+    "OfProject",
+    "OfRun",
     "Placement",
     "Preset",
     "Project",
@@ -137,6 +139,7 @@ __all__ = [
     "Table",
     "Trial",
     "Tries",
+    "Upload",
     "User",
     "WatchedAttempt",
     "Worker",

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
-from db.tables.base import Table
+from db.tables.base import OfRun, Table
 
 #: Of a notice, that its condition has held ever since, word for word as its index has it; and of
 #: a delivery, that it is still to be made.
@@ -44,7 +44,7 @@ class AlertLook(Table):
     looked_at: Mapped[float]
 
 
-class Notice(Table):
+class Notice(OfRun, Table):
     """That a rule's condition came to hold for a run; well_at: when it was so no longer.
 
     While it holds there is one notice of a rule and a run, which its index decides. content is what

@@ -2,8 +2,8 @@
 
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, Dialect, Double, MetaData, Text, TypeDecorator
-from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy import JSON, Dialect, Double, ForeignKey, MetaData, Text, TypeDecorator
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 #: What a column of ids holds; and of counts, so that both databases can still add to it.
 LARGEST_ID = 2**31 - 1
@@ -51,3 +51,15 @@ class Table(DeclarativeBase):
         list[int]: JSON,
         list[str]: JSON,
     }
+
+
+class OfProject:
+    """A row that belongs to a project: `db.rights` shows it to those who see the project."""
+
+    project: Mapped[str] = mapped_column()
+
+
+class OfRun:
+    """A row that belongs to a run: `db.rights` shows it to those who see the run."""
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))

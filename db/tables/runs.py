@@ -15,7 +15,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
-from db.tables.base import Table
+from db.tables.base import OfProject, OfRun, Table
 
 
 class Status(StrEnum):
@@ -48,7 +48,7 @@ LISTED = (
 )
 
 
-class Run(Table):
+class Run(OfProject, Table):
     """One training run: what was asked for, where it is, and its latest figures.
 
     step counts attempted steps, skipped those that the scaler skipped. recorded_steps and
@@ -106,6 +106,7 @@ class Run(Table):
     group_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"), index=True)
     after_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))  # waits for its end
     idempotency_key: Mapped[str | None]
+    request_hash: Mapped[str | None]  # of the request that came with the key
     watch_id: Mapped[str | None]
 
     status: Mapped[Status] = mapped_column(Text, default=Status.QUEUED)
@@ -176,7 +177,7 @@ KEPT = Run.deleted_at.is_(None)
 Index("ix_runs_kept", Run.created_at, Run.id, postgresql_where=KEPT).ddl_if(dialect="postgresql")
 
 
-class RunSetting(Table):
+class RunSetting(OfRun, Table):
     """One setting of a run's configuration, by its path, for lists to be filtered and sorted by.
 
     name: the last part of the path.  number: of a setting that is one; text: of any other.
@@ -196,7 +197,7 @@ class RunSetting(Table):
     text: Mapped[str | None]
 
 
-class RunStatus(Table):
+class RunStatus(OfRun, Table):
     """A change of status, when and why.
 
     reason is for people; fault is infrastructure, code, rule: one of the configuration's, or sweep:
@@ -215,7 +216,7 @@ class RunStatus(Table):
     time: Mapped[float] = mapped_column(default=now())
 
 
-class RunEnvironment(Table):
+class RunEnvironment(OfRun, Table):
     """What an attempt was started in.
 
     content: {worker, host, platform, devices, versions, command, folder, file, git}, of which file
@@ -231,7 +232,7 @@ class RunEnvironment(Table):
     diff: Mapped[bytes | None]
 
 
-class WatchedAttempt(Table):
+class WatchedAttempt(OfRun, Table):
     """One attempt of a watched run, and how far its spool has come in.
 
     sequence, offset: where the next frame begins.  resumed, early: what it told that waits for its
@@ -250,7 +251,7 @@ class WatchedAttempt(Table):
     early: Mapped[list[dict[str, Any]]]
 
 
-class Request(Table):
+class Request(OfRun, Table):
     """Something a person asked of a running run, and when the training told that it had obeyed.
 
     kind: checkpoint; scale, with the new scale as value; replay, with the step as value.
@@ -267,7 +268,7 @@ class Request(Table):
     obeyed_at: Mapped[float | None]
 
 
-class Sweep(Table):
+class Sweep(OfProject, Table):
     """Runs of one recipe, or of one command, that differ in the settings that are searched.
 
     command: as a run has it; then there is no recipe.
@@ -307,10 +308,11 @@ class Sweep(Table):
     error: Mapped[str | None]
     revision: Mapped[int] = mapped_column(BigInteger, default=0)
     idempotency_key: Mapped[str | None]
+    request_hash: Mapped[str | None]  # of the request that came with the key
     created_at: Mapped[float] = mapped_column(default=now())
 
 
-class Trial(Table):
+class Trial(OfRun, Table):
     """One point of a sweep and the run that tries it: the key lets no point be submitted twice.
 
     params: by path of a setting, the value tried.  state: open until the run has ended; then

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from sqlalchemy import ForeignKey, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
-from db.tables.base import Table
+from db.tables.base import OfProject, Table
 
 
 class Note(Table):
@@ -23,7 +23,7 @@ class Note(Table):
     changed_at: Mapped[float] = mapped_column(default=now(), onupdate=now())
 
 
-class Preset(Table):
+class Preset(OfProject, Table):
     """What the form of a new run is filled with, under a name, for who may submit to its project.
 
     config: those settings that are not the recipe's defaults.  place: what is asked of every run.
@@ -40,6 +40,20 @@ class Preset(Table):
     place: Mapped[dict[str, Any]]
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     saved_at: Mapped[float] = mapped_column(default=now(), onupdate=now())
+
+
+class Upload(Table):
+    """That a user has uploaded weights, and so may start runs from them; see db.uploads."""
+
+    __tablename__ = "uploads"
+    __table_args__ = (Index(None, "upload", "user_id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    upload: Mapped[str]  # SHA-256 and name, as weights.upload of a configuration has them
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    project: Mapped[str | None]  # the only one that the token opens with which it was sent
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    uploaded_at: Mapped[float] = mapped_column(default=now())
 
 
 class RetentionRule(Table):

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, ForeignKey, ForeignKeyConstraint, Index, Uniq
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
-from db.tables.base import Table
+from db.tables.base import OfRun, Table
 
 #: Bits of steps.flags; from bit 8 on, bit 8 + i says that optimizer i skipped.
 SKIPPED = 1
@@ -21,7 +21,7 @@ FLAGGED = {
 HOST = -1
 
 
-class Step(Table):
+class Step(OfRun, Table):
     """One attempted step.
 
     scale is the one used for this step; the norms are L2 over all parameters, unscaled, before and
@@ -59,7 +59,7 @@ class Step(Table):
     data_us: Mapped[int | None] = mapped_column(BigInteger)
 
 
-class StepBucket(Table):
+class StepBucket(OfRun, Table):
     """A summary of `size` steps, from step bucket * size on: a stone of the pyramid.
 
     Sizes are 64, 512, 4096, …; edges are multiples of the size, so they never move. summary is
@@ -75,7 +75,7 @@ class StepBucket(Table):
     summary: Mapped[bytes]
 
 
-class ScalerEvent(Table):
+class ScalerEvent(OfRun, Table):
     """What the scaler did after a step: skip, growth, backoff or set. Never sampled.
 
     One skip row for each optimizer that skipped. culprits: [{name}] in forward order, the
@@ -99,7 +99,7 @@ class ScalerEvent(Table):
     culprits: Mapped[list[dict[str, Any]]]
 
 
-class Metric(Table):
+class Metric(OfRun, Table):
     """A number that a recipe names itself: val/accuracy, run/seconds."""
 
     __tablename__ = "metrics"
@@ -113,7 +113,7 @@ class Metric(Table):
     elapsed_ms: Mapped[int] = mapped_column(BigInteger)
 
 
-class LatestMetric(Table):
+class LatestMetric(OfRun, Table):
     """The latest point of each metric of a run, for lists to be filtered and sorted by."""
 
     __tablename__ = "latest_metrics"
@@ -125,7 +125,7 @@ class LatestMetric(Table):
     value: Mapped[float | None]
 
 
-class MetricBucket(Table):
+class MetricBucket(OfRun, Table):
     """The same for the points of one metric."""
 
     __tablename__ = "metric_buckets"
@@ -138,7 +138,7 @@ class MetricBucket(Table):
     summary: Mapped[bytes]
 
 
-class Diagnosis(Table):
+class Diagnosis(OfRun, Table):
     """What was found out: of a step a histogram, headroom, updates, replay, retry or poison;
     shapes and weights at 0; a failure; of a checkpoint how long its save took.
 
@@ -155,7 +155,7 @@ class Diagnosis(Table):
     content: Mapped[dict[str, Any]]
 
 
-class SystemSample(Table):
+class SystemSample(OfRun, Table):
     """How busy one device of a run was, every two seconds; one of them is the HOST."""
 
     __tablename__ = "system_samples"
@@ -173,7 +173,7 @@ class SystemSample(Table):
     temperature_celsius: Mapped[float | None]
 
 
-class LogLine(Table):
+class LogLine(OfRun, Table):
     """A line that the training printed; number counts from 1 over all attempts."""
 
     __tablename__ = "log_lines"
@@ -187,7 +187,7 @@ class LogLine(Table):
     text: Mapped[str]
 
 
-class StoredFile(Table):
+class StoredFile(OfRun, Table):
     """A file that a run has made.
 
     key is its path in the store, empty while it is on the training machine alone; path is that in

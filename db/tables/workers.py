@@ -6,7 +6,7 @@ from sqlalchemy import JSON, BigInteger, ForeignKey, Index, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
-from db.tables.base import Table
+from db.tables.base import OfRun, Table
 
 #: Of a node, that its devices are in use, word for word as its index has it.
 IN_USE = text("ended_at IS NULL")
@@ -55,7 +55,7 @@ class Worker(Table):
     stopped_at: Mapped[float | None]
 
 
-class RunNode(Table):
+class RunNode(OfRun, Table):
     """One machine's part in one attempt, and its lease; a watched run has neither worker nor lease.
 
     Node 0 records what the training tells, and closes the attempt when the others have ended.
@@ -83,7 +83,7 @@ class RunNode(Table):
     ending: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
-class Placement(Table):
+class Placement(OfRun, Table):
     """What a cluster was asked for, for one attempt of a run: so many workers with so many devices.
 
     tries: how often, in a row.  state: waiting, running or gone, and reason: why, as the cluster

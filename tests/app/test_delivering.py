@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import select, update
+from starlette.testclient import TestClient
 
 from app import addresses, delivering
 from app.deliverer import Deliverer
@@ -107,6 +108,11 @@ def test_a_receiver_that_says_nothing_is_left(
         *("100.100.100.200", "168.63.129.16", "224.0.0.1", "255.255.255.255", "::1", "::"),
         *("fe80::1", "fd00:ec2::254", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::"),
         *("::127.0.0.1", "ff02::1", "2001:0:1::1"),
+        *("192.0.0.8", "192.0.0.170", "192.88.99.1", "198.18.0.1", "203.0.113.9", "240.0.0.1"),
+        *("64:ff9b::a9fe:a9fe", "64:ff9b:1::808:808", "::ffff:10.0.0.1", "::ffff:0:127.0.0.1"),
+        *("::ffff:0:169.254.169.254", "fec0::1", "3fff::1", "5f00::1", "100::1", "2001:db8::1"),
+        *("2606:4700::5efe:10.0.0.1", "2606:4700::200:5efe:7f00:1", "fe80::5efe:808:808"),
+        *("2002:a9fe:a9fe::", "2002:c0a8:101::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2"),
     ],
 )
 def test_addresses_of_ones_own_network(address: str) -> None:
@@ -116,7 +122,10 @@ def test_addresses_of_ones_own_network(address: str) -> None:
 
 def test_addresses_of_the_internet() -> None:
     """They are public in both versions, and through a NAT of one for the other."""
-    for address in ("8.8.8.8", "2606:4700::1111", "64:ff9b::808:808", "::ffff:8.8.8.8"):
+    for address in (
+        *("8.8.8.8", "2606:4700::1111", "64:ff9b::808:808", "::ffff:8.8.8.8", "192.0.1.1"),
+        *("2606:4700::5efe:808:808", "2002:808:808::1", "::ffff:0:8.8.8.8"),
+    ):
         assert addresses.is_public(address)
 
 
@@ -139,6 +148,58 @@ def test_nothing_goes_into_ones_own_network(
     monkeypatch.setattr(socket, "getaddrinfo", mixed)
     assert sent(outside, "slack", "http://mixed.example/").is_final
     assert hook.got == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "127.0.0.1", "2130706433", "0x7f.1", "[::1]", "169.254.169.254"),
+        *("[64:ff9b::7f00:1]", "[::ffff:0:127.0.0.1]", "internal.example"),
+    ],
+)
+def test_a_channel_into_ones_own_network_is_not_made(
+    browser: TestClient, settings: Settings, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By page and API: 422 names the field; a name that does not resolve is judged when sending."""
+    known = socket.getaddrinfo
+
+    def lookup(name: str, port: int, *rest: Any, **more: Any) -> Any:
+        if name == "nowhere.example":
+            raise socket.gaierror
+        return known("10.1.2.3" if name == "internal.example" else name, port, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    settings.data.mkdir(exist_ok=True)  # of the key that encrypts addresses
+    wanted = {"kind": "webhook", "name": "hook", "address": f"http://{host}:8080/x"}
+    answer = browser.post("/api/v1/alerts/channels", json=wanted)
+    assert answer.status_code == 422
+    assert "within the server's own network" in answer.json()["errors"]["address"]
+    assert browser.post("/alerts/channels", data=wanted).status_code == 422
+    assert browser.get("/api/v1/alerts/channels").json() == []
+    wanted["address"] = "https://nowhere.example/x"
+    assert browser.post("/api/v1/alerts/channels", json=wanted).status_code == 201
+
+
+def test_no_name_is_looked_up_for_a_stranger(
+    stranger: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither without a sign-in nor with a token that is not known."""
+    monkeypatch.setattr(addresses, "resolved", None)  # raises, were it called
+    wanted = {"kind": "webhook", "name": "hook", "address": "http://internal.example"}
+    for headers in ({}, {"Authorization": "Bearer hs_unknown"}):
+        answer = stranger.post("/api/v1/alerts/channels", json=wanted, headers=headers)
+        assert answer.status_code == 401
+        assert stranger.post("/alerts/channels", data=wanted, headers=headers).status_code in (
+            303,
+            401,
+        )
+
+
+def test_mail_goes_to_a_domain_and_no_number(browser: TestClient) -> None:
+    """The operator's mail server would connect to an IPv4 address as to a domain."""
+    for address in ("me@10.0.0.12", "me@127.0.0.1", "me@[127.0.0.1]"):
+        wanted = {"kind": "email", "name": "mail", "address": address}
+        assert browser.post("/api/v1/alerts/channels", json=wanted).status_code == 422, address
 
 
 def test_the_connection_goes_to_the_address_that_was_judged(
@@ -284,7 +345,7 @@ def test_what_a_server_took_and_never_answered_is_tried_again(
         channel, _secret = channels.make(session, inside.secrets_key, ada, **what)
         deliveries.test(session, ada, channel.id, "http://here")
     with database.writing() as session:
-        [(row, _channel)] = deliveries.take(session)
+        [(row, _channel, _is_visible)] = deliveries.take(session)
         assert deliveries.take(session) == []
     server = Deliverer(inside, database, threading.Event())
     server.look()

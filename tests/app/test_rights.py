@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from app.in_flight import STREAM
 from app.rights import (
+    ACCOUNT,
     ANYBODY,
     COMMAND,
     LINK,
@@ -109,7 +110,7 @@ def test_a_role_allows_what_it_says_on_every_route(
         for method, path, name in routes_of(app):
             need = NEEDS[name]
             is_stream = path.endswith("/live") and need in ALLOWED.get(role, ((),))[0]
-            if need in (ANYBODY, LINK) or is_stream:  # which would not end
+            if need in (ANYBODY, ACCOUNT, LINK) or is_stream:  # which would not end
                 continue
             for i, run in enumerate((own, others)):
                 ids = {"run_id": run.id, "sweep_id": sweeps[i].id}

@@ -1,0 +1,32 @@
+"""Names of people, projects, runs and what people keep: no character in them is invisible."""
+
+import pytest
+
+from db.errors import Invalid
+from db.names import checked_name, cleaned, key_of
+
+#: Of each range of Default_Ignorable_Code_Point the first or last, and others of several kinds.
+HIDDEN = [
+    *("\u00ad", "\u034f", "\u061c", "\u115f", "\u1160", "\u17b4", "\u17b5", "\u180b", "\u180e"),
+    *("\u200b", "\u200d", "\u200f", "\u202e", "\u2060", "\u2065", "\u206f", "\u2800", "\u3164"),
+    *("\ufe00", "\ufe0f", "\ufeff", "\uffa0", "\ufff0", "\U0001bca0", "\U0001d173"),
+    *("\U000e0001", "\U000e007f", "\U000e0100", "\U000e01ef", "\U000e0fff"),
+    *("\x1b", "\x7f", "\u0085", "\u2028", "\ue000"),
+]
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_a_name_has_no_invisible_character(hidden: str) -> None:
+    """It is refused in names that people choose, and a blank in those of runs."""
+    with pytest.raises(Invalid, match="which nobody sees"):
+        checked_name(f"a{hidden}da", most=10)
+    assert cleaned(f"a{hidden}da") == "a da"
+    assert cleaned(hidden) == ""
+    assert key_of(f"a{hidden}da") == key_of("ada")
+
+
+def test_names_in_any_script_are_kept() -> None:
+    """Letters with their marks, and symbols, are visible."""
+    for name in ("Ada Lovelace", "Zoë", "Иван", "李明", "김철수", "ﷺ", "अदा", "run 7 ✓", "naïve-α"):
+        assert checked_name(name, most=20) == name
+        assert cleaned(name) == name
