@@ -107,7 +107,7 @@ class Ingest:
 
     def end(self, recorded: Recorded, outcome: Mapping[str, Any]) -> None:
         """Say how the attempt ended. outcome: as its file in the run's folder has it."""
-        ended = {name: outcome[name] for name in ("status", "step", "error")}
+        ended = {name: outcome.get(name) for name in ("status", "step", "error", "exit_code")}
         with spoken():
             self._send("POST", f"{_address(recorded)}/end", json=ended)
 

@@ -158,13 +158,20 @@ def remember_last_step(folder: Path, step: int) -> None:
     temporary.replace(folder / LAST_STEP)
 
 
-def write_outcome(files: AttemptFiles, status: str, step: int, error: str | None = None) -> None:
-    """Write how the attempt ended. status: finished, failed, terminated or vanished.
+def write_outcome(
+    files: AttemptFiles,
+    status: str,
+    step: int,
+    error: str | None = None,
+    exit_code: int | None = None,
+) -> None:
+    """Write how the attempt ended. status: finished, failed, terminated, interrupted or vanished.
 
-    error: its traceback.
+    error: its traceback, or another text.  exit_code: of its process, negative for a signal; None
+    if that went on, or it is not known.
     """
-    outcome = {"status": status, "step": step, "error": error, "ended": _now()}
-    write_json(files.outcome, outcome)
+    outcome = {"status": status, "step": step, "error": error, "exit_code": exit_code}
+    write_json(files.outcome, outcome | {"ended": _now()})
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -464,11 +464,11 @@ class Watch:
         if ending.is_due and not ending.held:
             ending.terminate()
 
-    def _end(self, status: str, error: str | None) -> None:
+    def _end(self, status: str, error: str | None, exit_code: int | None = None) -> None:
         if not self._has_ended:
-            self._protected(self._finish, status, error)
+            self._protected(self._finish, status, error, exit_code)
 
-    def _finish(self, status: str, error: str | None) -> None:
+    def _finish(self, status: str, error: str | None, exit_code: int | None) -> None:
         is_heard = self._is_on
         self._disarm()
         try:
@@ -477,7 +477,7 @@ class Watch:
             if is_heard:  # and else what ended the watching does so again
                 self._fail(problem)
         self._spool.close()
-        write_outcome(self._written, status, self.step, error)
+        write_outcome(self._written, status, self.step, error, exit_code)
         if self._queued:
             self._queued.leave(self.step)
         self._revive()
