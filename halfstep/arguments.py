@@ -8,9 +8,10 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from halfstep.events import LARGEST_WHOLE, NAME, shown
+from halfstep.config_values import OnLoss, as_config
+from halfstep.events import LARGEST_WHOLE, NAME, cleaned, shown
 from halfstep.logged import as_scalar, is_number
-from halfstep.run_folder import as_config, runs_folder
+from halfstep.run_folder import runs_folder
 from halfstep.saying import in_a_line, say
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ class BadArgument(ValueError):
     """What a script asked for cannot be done; the message names the value and what is allowed."""
 
 
-def config(told: object) -> Any:
-    """Return a configuration as JSON has it. Raises BadArgument, and what an object raises."""
-    read = as_config(told)
+def config(told: object, on_loss: OnLoss) -> Any:
+    """Return a configuration as JSON; on_loss: see as_config. Raises BadArgument."""
+    read = as_config(told, on_loss)
     if read is not None and not isinstance(read, dict):
         allowed = "a dictionary, or what reads as one: a namespace, a dataclass"
         raise BadArgument(f"it is {shown(told)}; allowed: {allowed}")
@@ -39,10 +40,9 @@ def config(told: object) -> Any:
 def first_config(told: object) -> Any:
     """Return what a run begins with; None of what is no configuration, which is said in a line."""
     try:
-        return config(told)
-    except Exception as error:  # of an object of the script's
-        what = "" if isinstance(error, BadArgument) else f"{type(error).__name__}: "
-        say(f"config is passed over: {what}{error}")
+        return config(told, say)
+    except BadArgument as error:
+        say(f"config is passed over: {error}")
         return None
 
 

@@ -7,6 +7,7 @@ process is gone.
 """
 
 import atexit
+import ctypes
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -35,9 +37,10 @@ class Ending:
     held: above 0 a signal waits, until `terminate` is called because it is due.
     """
 
-    def __init__(self, on_end: OnEnd) -> None:
+    def __init__(self, on_end: OnEnd, exit_code_file: Path) -> None:
+        """exit_code_file: gets one byte, the exit code, where Python cannot say it in time."""
         self.held, self.is_due = 0, False
-        self._on_end = on_end
+        self._on_end, self._exit_code_file = on_end, exit_code_file
         self._is_cancelled = False
         self._pid, self._thread = os.getpid(), threading.current_thread()
         self._exit: _Exit | None = None  # that ended the interpreter
@@ -86,13 +89,14 @@ class Ending:
         """Report the signal, and die of it as the process would have without us."""
         self.is_due = False
         if not self._is_cancelled:
-            if self._is_idle:
-                self._on_end("finished", None, -self._signal)
-            else:
-                text = f"it was terminated by {signal.Signals(self._signal).name}"
-                self._on_end("terminated", text, -self._signal)
+            self._on_end("finished" if self._is_idle else "terminated", None, -self._signal)
         signal.signal(self._signal, signal.SIG_DFL)
         os.kill(os.getpid(), self._signal)
+
+    @property
+    def is_child(self) -> bool:
+        """Whether this is a child of multiprocessing."""
+        return self._child_end is not None
 
     def _hook(self, owner: Any, name: str, ours: Any) -> None:
         self._hooks.append((owner, name, ours, getattr(owner, name)))
@@ -104,7 +108,10 @@ class Ending:
     def _exits(self) -> None:
         """Run at the interpreter's exit."""
         probe = self._last_exit()  # a cycle of references may keep it
-        self._exited(self._exit or (probe and probe.ended))
+        ended = self._exit or (probe.ended if probe else None)
+        self._exited(ended)
+        if ended is None:
+            _write_exit_code_at_exit(self._exit_code_file)
 
     def _exited(self, ended: "_Exit | None") -> None:
         code = ended.exit_code if ended else 0
@@ -199,6 +206,21 @@ def _exit_of(error: SystemExit) -> _Exit:
 def _truncated(code: int) -> int:
     """Return an exit code as the system has it, of 8 bits; Python exits with 255 if it is huge."""
     return code & 0xFF if -(2**63) <= code < 2**63 else 255
+
+
+def _write_exit_code_at_exit(path: Path) -> None:
+    """Have the C library write the exit code into a file, one byte, as the last act of the process.
+
+    `raise SystemExit(3)` and `exit(3)` end Python without a hook that learns the code.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "on_exit"):  # only glibc has it
+        return
+    libc.fopen.restype = ctypes.c_void_p
+    if file := libc.fopen(os.fsencode(path), b"wb"):
+        stream = ctypes.c_void_p(file)
+        libc.setbuf(stream, None)
+        libc.on_exit(libc.fputc, stream)  # which is called with the exit code and the stream
 
 
 def _at_end_of_child(callback: Callable[[], None]) -> Any:

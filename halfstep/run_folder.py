@@ -29,7 +29,7 @@ from typing import Any
 
 from halfstep import process, redaction
 from halfstep.attempt_files import AttemptFiles
-from halfstep.events import LARGEST_WHOLE, shown
+from halfstep.events import shown
 from halfstep.spool import Position, SpoolReader, json_safe, spool_files
 
 FORMAT = 1
@@ -83,7 +83,7 @@ def open_run(
         "started": _now(),
     } | written
     if config is not None:
-        told = redaction.without(as_config(config), secret)
+        told = redaction.without(config, secret)
         described["config"] = {**(described["config"] or {}), **told}
     described["attempts"] = [*attempts, _attempt(files.attempt, secret)]
     write_json(place / "run.json", described)
@@ -106,7 +106,7 @@ def configure(folder: Path, config: object, secret: str | None = None) -> None:
     """Write a run's configuration anew. secret: is hidden wherever it is."""
     described = read_run(folder)
     write_json(
-        folder / "run.json", described | {"config": redaction.without(as_config(config), secret)}
+        folder / "run.json", described | {"config": redaction.without(config, secret)}
     )
 
 
@@ -174,28 +174,34 @@ def write_outcome(
     write_json(files.outcome, outcome | {"ended": _now()})
 
 
+def read_outcome(files: AttemptFiles, *, lives: bool = False) -> dict[str, Any] | None:
+    """Return how the attempt ended, with its exit code; None: it has not, as far as is known yet.
+
+    lives: its process does. Raises ValueError if the file is damaged.
+    """
+    try:
+        outcome: dict[str, Any] = json.loads(files.outcome.read_text())
+    except FileNotFoundError:
+        return None
+    if outcome["status"] == "finished" and files.exit_code.exists():
+        code = files.exit_code.read_bytes()
+        if not code and lives:
+            return None
+        if code and code[0]:
+            return outcome | {"status": "failed", "exit_code": code[0]}
+    return outcome
+
+
+def lives(attempt: Mapping[str, Any]) -> bool:
+    """Return whether the process of an attempt, as run.json describes it, lives here."""
+    return process.lives(attempt.get("pid", 0), attempt.get("pid_started"))
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file that is there whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(json_safe(content), indent=2, allow_nan=False))
     temporary.replace(path)
-
-
-def as_config(value: Any) -> Any:
-    """Return a configuration as JSON has it: of a dictionary, namespace, dataclass or the like."""
-    if isinstance(value, int) and abs(value) > LARGEST_WHOLE:  # which a browser would round
-        return shown(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): as_config(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [as_config(each) for each in value]
-    if hasattr(value, "model_dump"):  # pydantic
-        return as_config(value.model_dump())
-    if hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
-        return as_config({k: each for k, each in vars(value).items() if not k.startswith("_")})
-    return str(value)
 
 
 def is_called(place: Path, name: str) -> bool:

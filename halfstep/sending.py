@@ -16,7 +16,7 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.credentials import Unreadable
 from halfstep.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
 from halfstep.ingest import PIECE_BYTES, FilePlace, Ingest, Place, Recorded
-from halfstep.run_folder import read_run, write_json
+from halfstep.run_folder import lives, read_outcome, read_run, write_json
 from halfstep.spool import Event, file_events, spool_of
 
 REMEMBERED = "uploaded.json"
@@ -49,6 +49,7 @@ class RunSending:
                 self._sendings[number] = AttemptSending(
                     AttemptFiles(self.folder, number),
                     _described(run, attempt),
+                    lambda attempt=attempt: lives(attempt),
                     self._ingest,
                     self._say,
                     is_last=attempt is run["attempts"][-1],
@@ -88,15 +89,18 @@ class AttemptSending:
         self,
         files: AttemptFiles,
         described: Mapping[str, Any],
+        lives: Callable[[], bool],
         ingest: Ingest,
         say: Say,
         *,
         is_last: bool,
         with_checkpoints: bool,
     ) -> None:
+        """lives: returns whether the process that writes the attempt lives on this machine."""
         self.recorded: Recorded | None = None
         self.is_sent = False
         self._files, self._described, self._ingest, self._say = files, described, ingest, say
+        self._lives = lives
         self._is_last, self._with_checkpoints = is_last, with_checkpoints
         self._is_over = False  # it has ended, and the server knows; or wants no more of it
         self._place = Place(0, 0)
@@ -128,7 +132,7 @@ class AttemptSending:
     def _send(self) -> None:
         recorded = self.recorded or self._open()
         # Read before the spool: once it is there, nothing more is spooled.
-        outcome = self._outcome()
+        outcome = read_outcome(self._files, lives=self._lives())
         while self._send_piece(recorded):
             pass
         self._send_files(recorded)
@@ -225,13 +229,6 @@ class AttemptSending:
             self._say(f"{path} is not taken: {error}")
 
     # ---- What the folder says ------------------------------------------------------------------
-
-    def _outcome(self) -> Mapping[str, Any] | None:
-        try:
-            outcome: Mapping[str, Any] = json.loads(self._files.outcome.read_text())
-        except FileNotFoundError:
-            return None
-        return outcome
 
     def _remembered(self) -> dict[str, Any]:
         try:

@@ -22,7 +22,7 @@ from halfstep.importing import media
 from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Damaged, Found, Media, Point
 from halfstep.logged import MOST_BYTES
-from halfstep.run_folder import FORMAT, as_config, slug, write_json, write_outcome
+from halfstep.run_folder import FORMAT, slug, write_json, write_outcome
 from halfstep.spool import (
     NONFINITE_LOSS,
     SKIPPED,

@@ -1,6 +1,5 @@
 """Every way in which a process ends, with real processes: outcome, exit code and last rows."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,8 @@ from typing import Any
 import pytest
 
 import halfstep
+from halfstep.attempt_files import AttemptFiles
+from halfstep.run_folder import read_outcome
 from tests.halfstep.watch_made import Written
 
 STEPS = 300
@@ -160,10 +161,12 @@ ENDS: dict[str, tuple[str, int | None, str | None]] = {
     "os._exit 0": ("finished", 0, None),
     "os._exit 3": ("failed", 3, None),
     "interrupt": ("terminated", -signal.SIGINT, "KeyboardInterrupt"),
-    "SIGTERM": ("terminated", -signal.SIGTERM, "SIGTERM"),
-    "SIGHUP": ("terminated", -signal.SIGHUP, "SIGHUP"),
+    "SIGTERM": ("terminated", -signal.SIGTERM, None),
+    "SIGHUP": ("terminated", -signal.SIGHUP, None),
     "helper thread raises": ("finished", 0, None),
 }
+#: Of these Python learns no exit code: the C library writes it down after the outcome.
+UNHOOKED = ["raise SystemExit", "exit()", "imported exit"]
 CHILDREN = ["return", "raise", "exit 3", "exit text", "exit None", "os._exit 3", "SIGTERM"]
 
 
@@ -191,7 +194,8 @@ def outcome(script: Path, name: str = "it") -> dict[str, Any]:
     written = Written(folder)
     assert written.steps["step"].tolist() == list(range(1, STEPS + 1))
     assert len(written.of("metric")) == STEPS
-    found: dict[str, Any] = json.loads((folder / "outcome-1.json").read_text())
+    found = read_outcome(AttemptFiles(folder, 1))
+    assert found is not None
     assert found["step"] == STEPS
     return found
 
@@ -210,6 +214,16 @@ def test_the_outcome_of_a_script_has_its_exit_code(script: Path, end: str) -> No
     assert done.returncode == code, done.stderr
     check(outcome(script), status, code, error)
     assert done.stderr.count("halfstep:") == 1
+
+
+@pytest.mark.parametrize("end", UNHOOKED)
+def test_an_exit_without_a_hook_has_its_exit_code(script: Path, end: str) -> None:
+    """Once the process is gone; until then there is no outcome to send."""
+    assert run(script, "main", end).returncode == 3
+    check(outcome(script), "failed", 3, None)
+    files = AttemptFiles(script.parent / "runs" / "it", 1)
+    files.exit_code.write_bytes(b"")
+    assert read_outcome(files, lives=True) is None
 
 
 @pytest.mark.parametrize("kind", ["os.fork", "fork", "spawn", "forkserver"])
