@@ -103,15 +103,15 @@ def folder(told: Any) -> Path:
 
 def run(told: Any) -> str | None:
     """Return the run to go on with. Raises ValueError: nobody knows what a wrong name means."""
-    if told is None or _is_label(told):
-        return cast("str | None", told)
+    if told is None or _is_label(_cleaned(told)):
+        return cast("str | None", _cleaned(told))
     raise ValueError(f"run is {in_a_line(told)}; allowed: {LABEL}")
 
 
 def label(argument: str, told: Any) -> str | None:
     """Return a name that the run is given; None of what is none, which is said in a line."""
-    if told is None or _is_label(told) or (isinstance(told, str) and not told):
-        return cast("str | None", told)
+    if told is None or _is_label(_cleaned(told)) or (isinstance(told, str) and not told):
+        return cast("str | None", _cleaned(told))
     say(f"{argument} is passed over: it is {in_a_line(told)}; allowed: {LABEL}")
     return None
 
@@ -124,10 +124,15 @@ def tags(told: Any) -> list[str]:
         if told is not None:
             say(f"tags is passed over: it is {in_a_line(told)}; allowed: texts, in a list")
         return []
-    several = list(told)
+    several = [_cleaned(each) for each in told]
     if wrong := [in_a_line(each) for each in several if not _is_label(each)]:
         say(f"tags: {', '.join(wrong)[:500]} is passed over; allowed: {LABEL}")
     return [each for each in several if _is_label(each)]
+
+
+def _cleaned(told: Any) -> Any:
+    """Return a text as it can be kept; anything else as it is."""
+    return cleaned(told) if isinstance(told, str) else told
 
 
 def _is_label(told: Any) -> bool:

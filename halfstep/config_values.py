@@ -100,9 +100,7 @@ class _Converter:
             for number, get in enumerate(islice(items, MAX_ITEMS))
         ]
         if next(items, None) is not None:
-            found.append(
-                self._lost(path, f"more than {MAX_ITEMS:,} entries, the rest is left out")
-            )
+            found.append(self._lost(path, f"more than {MAX_ITEMS:,} entries, the rest is left out"))
         return found
 
     def _got(self, get: Callable[[], Any], path: str, parents: tuple[int, ...]) -> Any:

@@ -21,10 +21,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 #: Modules that a pool's worker is in while it waits, and the functions of theirs that wait.
-POOLS, WORKERS = ("multiprocessing.", "concurrent.futures.", "threading"), {
-    "worker",
-    "_process_worker",
-}
+POOLS, WORKERS = (
+    ("multiprocessing.", "concurrent.futures.", "threading"),
+    {
+        "worker",
+        "_process_worker",
+    },
+)
 
 OnEnd: TypeAlias = Callable[[str, str | None, int | None], None]
 

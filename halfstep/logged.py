@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halfstep.events import shown
 from halfstep.run_folder import slug
 
 MOST_BYTES = 32 * 2**20  # of one file
@@ -123,11 +122,7 @@ def _kind(value: Any) -> str:
 
 
 def _encoded(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        lone = shown(text[error.start])
-        raise ValueError(f"it has {lone}; allowed: text without lone surrogates") from error
+    return text.encode(errors="backslashreplace")
 
 
 def _host(tensor: Any) -> NDArray[Any]:

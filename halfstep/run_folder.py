@@ -30,7 +30,7 @@ from typing import Any
 from halfstep import process, redaction
 from halfstep.attempt_files import AttemptFiles
 from halfstep.events import shown
-from halfstep.spool import Position, SpoolReader, json_safe, spool_files
+from halfstep.spool import Position, SpoolReader, plain, spool_files
 
 FORMAT = 1
 #: Where runs lie if nobody says. A script beside a folder of our own name may import that.
@@ -105,9 +105,7 @@ def described_in(folder: Path) -> dict[str, Any]:
 def configure(folder: Path, config: object, secret: str | None = None) -> None:
     """Write a run's configuration anew. secret: is hidden wherever it is."""
     described = read_run(folder)
-    write_json(
-        folder / "run.json", described | {"config": redaction.without(config, secret)}
-    )
+    write_json(folder / "run.json", described | {"config": redaction.without(config, secret)})
 
 
 def last_step(files: AttemptFiles) -> int:
@@ -200,7 +198,7 @@ def lives(attempt: Mapping[str, Any]) -> bool:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file that is there whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(json_safe(content), indent=2, allow_nan=False))
+    temporary.write_text(json.dumps(plain(content), indent=2, allow_nan=False))
     temporary.replace(path)
 
 

@@ -55,8 +55,13 @@ class RunSending:
                     is_last=attempt is run["attempts"][-1],
                     with_checkpoints=self._with_checkpoints,
                 )
-            self._sendings[number].describe(_described(run, attempt))
-            self._sendings[number].send()
+            try:
+                self._sendings[number].describe(_described(run, attempt))
+                self._sendings[number].send()
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                if attempt is run["attempts"][-1]:
+                    raise
+                self._say(f"attempt {number} in {self.folder} is damaged, and not sent: {error}")
 
     def use_stored_token(self) -> None:
         """Go on with what `halfstep login` has stored for this server since, if anything."""

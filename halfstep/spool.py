@@ -352,6 +352,20 @@ def json_safe(value: Any) -> Any:
     return value
 
 
+def plain(value: Any) -> Any:
+    """Return the value as json_safe does, with each text as every database and UTF-8 can hold it.
+
+    File names need not be UTF-8: Python has lone surrogates in place of their other bytes.
+    """
+    if isinstance(value, str):
+        return events.cleaned(value)
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return json_safe(value)
+
+
 def _checksum(kind: int, payload: bytes) -> int:
     return zlib.crc32(payload, zlib.crc32(bytes([kind])))
 

@@ -50,6 +50,9 @@ def upload(
             say(f"{folder} is being sent by the uploader of its training")
             return Sent(None, is_over=False)
         sending = RunSending(folder, ingest, say, with_checkpoints=with_checkpoints)
+        for files in _attempts(folder):
+            if _is_over(files):  # of a process that is known to be gone
+                _training(files).close()
         _send(sending, wait)
         over = [files for files in _attempts(folder) if _is_over(files)]
         if delete:
@@ -82,8 +85,15 @@ def _is_over(files: AttemptFiles) -> bool:
         each for each in read_run(files.folder)["attempts"] if each["attempt"] == files.attempt
     ]
     is_here = written["host"] == platform.node()
-    training = uploader.Training(files, written["pid"], written.get("pid_started"))
-    return files.outcome.exists() or (is_here and not training.lives())
+    return files.outcome.exists() or (is_here and not _training(files).lives())
+
+
+def _training(files: AttemptFiles) -> uploader.Training:
+    """Return the process that wrote an attempt."""
+    [written] = [
+        each for each in read_run(files.folder)["attempts"] if each["attempt"] == files.attempt
+    ]
+    return uploader.Training(files, written["pid"], written.get("pid_started"))
 
 
 def _delete_spool(files: AttemptFiles) -> None:

@@ -26,7 +26,7 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.credentials import Credentials, Unreadable
 from halfstep.ending import Ending
-from halfstep.events import shown
+from halfstep.events import cleaned, shown
 from halfstep.logged import as_scalar, file_of, is_number
 from halfstep.notebook import Cells
 from halfstep.patient_spool import PatientSpool
@@ -355,9 +355,9 @@ class Watch:
                     what = f"its name is {in_a_line(name)}; allowed: {arguments.LABEL}"
                     self._complain(f"a value is not logged: {what}")
                 elif is_number(value):
-                    self._log_number(name, value, step)
+                    self._log_number(cleaned(name), value, step)
                 else:
-                    self._log_file(name, value, step)
+                    self._log_file(cleaned(name), value, step)
             except Exception as error:  # of a figure, a table: whatever made them raises in here
                 self._complain(f"{str(name)[:100]} is not logged: {error}")
         if clock() - self._flushed_at > FLUSH_SECONDS:
@@ -389,7 +389,8 @@ class Watch:
             self._complain(f"{path} is no file, and not registered as a checkpoint")
             return
         folder = Path("checkpoints") / f"step-{self.step:08}"
-        place = self._inside(folder if kind == "checkpoint" else folder / slug(kind)) / path.name
+        place = self._inside(folder if kind == "checkpoint" else folder / slug(kind))
+        place /= cleaned(path.name)
         place.unlink(missing_ok=True)
         # What is sent or stored later, the script may have replaced by then.
         if upload or self._queued or not _linked(place, path):

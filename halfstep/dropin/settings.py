@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from halfstep.dropin.unserved import say_once, unraised
 from halfstep.config_values import as_config
+from halfstep.dropin.unserved import say_once, unraised
 
 
 class Entries(MutableMapping[str, Any]):

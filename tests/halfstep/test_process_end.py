@@ -15,7 +15,7 @@ from halfstep.run_folder import read_outcome
 from tests.halfstep.watch_made import Written
 
 STEPS = 300
-SCRIPT = '''
+SCRIPT = """
 import atexit, concurrent.futures, multiprocessing as mp, os, signal, sys, threading
 from sys import exit as early_exit
 import torch, halfstep
@@ -138,7 +138,7 @@ if __name__ == "__main__":
     elif kind == "pool": pool(end)
     elif kind == "torch.spawn": torch_spawn(end)
     else: child_of(kind, end)
-'''
+"""
 #: status, exit code and a part of the error.
 ENDS: dict[str, tuple[str, int | None, str | None]] = {
     "return": ("finished", 0, None),
