@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from halfstep.attempt_files import AttemptFiles
+from halfstep.config_values import as_config
 from halfstep.importing import media
 from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Damaged, Found, Media, Point

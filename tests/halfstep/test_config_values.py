@@ -43,7 +43,7 @@ class Part:
 
 @dataclasses.dataclass(slots=True)
 class Slotted:
-    a: Any = np.float32(0.1)
+    a: Any = dataclasses.field(default_factory=lambda: np.float32(0.1))
 
 
 @attrs.define

@@ -1109,10 +1109,10 @@ main(globals()[sys.argv[2]])
     ("end", "code", "status", "error"),
     [
         ("returns", 0, "finished", None),
-        ("exits", 3, "finished", None),
+        ("exits", 3, "failed", None),
         ("raises", 1, "failed", "KeyError: 'broken'"),
         ("terminated", -signal.SIGTERM, "terminated", None),
-        ("own_handler", 7, "finished", None),
+        ("own_handler", 7, "failed", None),
         ("forks", 0, "finished", None),
         ("loads", 0, "finished", None),
     ],
