@@ -258,14 +258,19 @@ def end(
     step: int,
     error: str | None,
     exit_code: int | None = None,
+    lost_bytes: int = 0,
 ) -> None:
     """Close an attempt as its process ended: one of HOW_IT_ENDED.
 
-    exit_code: negative for a signal. Repeated, it changes nothing.
+    exit_code: negative for a signal.  lost_bytes: of its spool, damaged.  Repeated, it changes
+    nothing.
     """
-    run, _place = held(session, user, run_id, attempt)
+    run, place = held(session, user, run_id, attempt)
     if run.status in ENDED:
         return
+    if lost_bytes:
+        text = f"{lost_bytes:,} bytes of its spool were damaged: what they held is lost"
+        record(session, run, place, [], end=(place.sequence, place.offset), remarks=[text])
     status, reason = HOW_IT_ENDED[how]
     reason = _reason(reason, error, exit_code)
     fault = "code" if error or (status == Status.FAILED and (exit_code or 0) > 0) else None

@@ -108,7 +108,8 @@ class Ingest:
 
     def end(self, recorded: Recorded, outcome: Mapping[str, Any]) -> None:
         """Say how the attempt ended. outcome: as its file in the run's folder has it."""
-        ended = {name: outcome.get(name) for name in ("status", "step", "error", "exit_code")}
+        names = ("status", "step", "error", "exit_code", "lost_bytes")
+        ended = {name: outcome.get(name) for name in names}
         with spoken():
             self._send("POST", f"{_address(recorded)}/end", json=plain(ended))
 

@@ -6,6 +6,7 @@
                    checkpoints/step-00000400/<name>
                    outcome-<attempt>.json      how it ended; none: it has not, or nobody could say
                    uploaded.json               what has reached a server for good; see sending.py
+                   writer.lock                 held by the process that writes the run
                    uploader.lock, .log         who sends it, and what that one has said
                    last-step                   where attempts came to whose spool was deleted
 
@@ -55,21 +56,26 @@ def open_run(
     tags: Sequence[str] = (),
     secret: str | None = None,
     say: Callable[[str], None] = lambda _: None,
+    claim: Callable[[Path], bool] = lambda _: True,
 ) -> AttemptFiles:
     """Make a run's folder, or find that of `run`, and note a new attempt in it.
 
     config: of one that is there it replaces what it names.  secret: what is hidden wherever it
-    stands.  say: told a line if there is no such run.
+    stands.  say: told a line if there is no such run.  claim: returns False if another process
+    writes the run in this folder. Raises RunIsWritten.
     """
     resume = folder / RESUME
     if run is None and resume.is_file():
         run = resume.read_text().strip() or None
     place, written = _place(folder, name, run), {}
+    is_free = claim(place)
     if (place / "run.json").exists():
         written = read_run(place)
     elif run is not None:
         say(f"there is no run {shown(run)} in {folder}: this is a new one")
     attempts = written.get("attempts", [])
+    if not is_free or (attempts and _is_written(place, attempts[-1])):
+        raise RunIsWritten(place, attempts[-1] if attempts else {})
     numbers = [attempt["attempt"] for attempt in attempts]
     files = AttemptFiles(place, max([*numbers, *_spooled(place)], default=0) + 1)
     described: dict[str, Any] = {
@@ -90,9 +96,32 @@ def open_run(
     return files
 
 
+class RunIsWritten(Exception):
+    """Another process writes the run; the message names it, and what to do."""
+
+    def __init__(self, place: Path, attempt: Mapping[str, Any]) -> None:
+        who = f"process {attempt.get('pid', '(unknown)')} on {attempt.get('host', 'some host')}"
+        super().__init__(
+            f"{who} is writing the run in {place}; allowed: one process at a time. "
+            "Give this one another `run` or `name`"
+        )
+
+
+def _is_written(place: Path, attempt: Mapping[str, Any]) -> bool:
+    """Return whether another process that lives here has not ended its attempt."""
+    is_ours = attempt.get("pid") == os.getpid()
+    ended = AttemptFiles(place, attempt["attempt"]).outcome.exists()
+    return not is_ours and not ended and lives(attempt)
+
+
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return what run.json says."""
-    run: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    """Return what run.json says. Raises ValueError if it is damaged."""
+    try:
+        run: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"run.json is damaged: {error}") from error
+    if not isinstance(run, dict):
+        raise ValueError(f"run.json is damaged: it holds {shown(run)}; allowed: an object")
     return run
 
 
@@ -190,9 +219,27 @@ def read_outcome(files: AttemptFiles, *, lives: bool = False) -> dict[str, Any] 
     return outcome
 
 
+def is_here(attempt: Mapping[str, Any]) -> bool:
+    """Return whether this process sees the PIDs that the attempt's process saw.
+
+    False in another container, on another machine and after a reboot, even with one host name.
+    """
+    space = process.pid_space()
+    return space is not None and attempt.get("pid_space") == space
+
+
 def lives(attempt: Mapping[str, Any]) -> bool:
     """Return whether the process of an attempt, as run.json describes it, lives here."""
-    return process.lives(attempt.get("pid", 0), attempt.get("pid_started"))
+    return is_here(attempt) and process.lives(attempt.get("pid", 0), attempt.get("pid_started"))
+
+
+def is_dead(attempt: Mapping[str, Any]) -> bool:
+    """Return whether the process of an attempt is known to be gone."""
+    return (
+        is_here(attempt)
+        and attempt.get("pid_started") is not None
+        and not process.lives(attempt["pid"], attempt["pid_started"])
+    )
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -255,6 +302,7 @@ def _attempt(number: int, secret: str | None) -> dict[str, Any]:
         "host": platform.node(),
         "pid": os.getpid(),
         "pid_started": process.started(os.getpid()),
+        "pid_space": process.pid_space(),
         "command": redaction.command(sys.argv, secret),
         "folder": str(Path.cwd()),
         "versions": {"python": platform.python_version(), **_versions()},

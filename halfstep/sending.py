@@ -7,6 +7,7 @@ The server alone knows where it stands, and is asked again after every trouble. 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from halfstep.credentials import Unreadable
 from halfstep.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
 from halfstep.ingest import PIECE_BYTES, FilePlace, Ingest, Place, Recorded
 from halfstep.run_folder import lives, read_outcome, read_run, write_json
-from halfstep.spool import Event, file_events, spool_of
+from halfstep.spool import Event, file_events, lost_bytes, spool_of
 
 REMEMBERED = "uploaded.json"
 MOST_TAGS = 50
@@ -39,6 +40,7 @@ class RunSending:
         self.folder, self._ingest, self._say = folder, ingest, say
         self._with_checkpoints = with_checkpoints
         self._sendings: dict[int, AttemptSending] = {}
+        self._damaged: dict[int, str] = {}
 
     def send(self) -> None:
         """Send what is there now. Raises ApiError; then call it again to go on."""
@@ -49,7 +51,7 @@ class RunSending:
                 self._sendings[number] = AttemptSending(
                     AttemptFiles(self.folder, number),
                     _described(run, attempt),
-                    lambda attempt=attempt: lives(attempt),
+                    partial(lives, attempt),
                     self._ingest,
                     self._say,
                     is_last=attempt is run["attempts"][-1],
@@ -61,7 +63,21 @@ class RunSending:
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if attempt is run["attempts"][-1]:
                     raise
-                self._say(f"attempt {number} in {self.folder} is damaged, and not sent: {error}")
+                self._damaged[number] = f"attempt {number} is damaged, and not sent: {error}"
+                self._say(f"{self.folder}: {self._damaged[number]}")
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be sent, a line each."""
+        lost = {number: sending.lost_bytes for number, sending in self._sendings.items()}
+        return [
+            *self._damaged.values(),
+            *(
+                f"{size:,} damaged bytes in the spool of attempt {number} are lost"
+                for number, size in lost.items()
+                if size
+            ),
+        ]
 
     def use_stored_token(self) -> None:
         """Go on with what `halfstep login` has stored for this server since, if anything."""
@@ -104,6 +120,7 @@ class AttemptSending:
         """lives: returns whether the process that writes the attempt lives on this machine."""
         self.recorded: Recorded | None = None
         self.is_sent = False
+        self.lost_bytes = 0  # of its spool, known once it is over
         self._files, self._described, self._ingest, self._say = files, described, ingest, say
         self._lives = lives
         self._is_last, self._with_checkpoints = is_last, with_checkpoints
@@ -143,7 +160,9 @@ class AttemptSending:
         self._send_files(recorded)
         if outcome is not None:
             error = outcome["error"] and outcome["error"][-TEXT_CHARACTERS:]  # what was raised
-            self._ingest.end(recorded, {**outcome, "error": error})
+            spool = spool_of(self._files.spool, self._files.attempt)
+            self.lost_bytes = sum(lost_bytes(path) for _, path in spool)
+            self._ingest.end(recorded, {**outcome, "error": error, "lost_bytes": self.lost_bytes})
             self._is_over = True
         self.is_sent = True
         if self._is_over or not self._is_last:

@@ -31,10 +31,19 @@ from halfstep.logged import as_scalar, file_of, is_number
 from halfstep.notebook import Cells
 from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
-from halfstep.run_folder import came_to, configure, is_called, open_run, slug, write_outcome
+from halfstep.run_folder import (
+    RunIsWritten,
+    came_to,
+    configure,
+    is_called,
+    open_run,
+    slug,
+    write_outcome,
+)
 from halfstep.saying import in_a_line, say
 from halfstep.spool import BadEvent, Event, Steps
 from halfstep.unheard import Unheard
+from halfstep.writer_lock import WriterLock
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -106,6 +115,7 @@ def watch(
             say(f"watching; this is run {queued.files.folder.name} of the queue")
             return _active
         server = None if chosen == "offline" else _server(url, token)
+        lock = WriterLock()
         files = open_run(
             arguments.folder(folder),
             name=arguments.label("name", name),
@@ -115,14 +125,19 @@ def watch(
             tags=arguments.tags(tags),
             secret=server.token if server else token,
             say=say,
+            claim=lock.claim,
         )
         _active = Watch(
             files,
             optimizers=arguments.optimizers(optimizers),
             scaler=arguments.scaler(scaler),
             server=server,
+            lock=lock,
             every=every,
         )
+    except RunIsWritten as error:
+        say(f"not watching: {error}")
+        return Watch(None)
     except Exception as error:
         say(f"cannot watch, and the script goes on without: {type(error).__name__}: {error}")
         return Watch(None)
@@ -145,6 +160,7 @@ class Watch:
         scaler: "GradScaler | None" = None,
         server: Credentials | None = None,
         queued: QueuedRun | None = None,
+        lock: WriterLock | None = None,
         every: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         """files: where it is written; None: nothing is watched, and every method does nothing.
@@ -156,6 +172,7 @@ class Watch:
         self.page: str | None = None  # where it is to be seen, once the server has answered
         self._server = server
         self._queued = queued
+        self._lock = lock or WriterLock()
         self._is_on = False
         self._has_ended = files is None
         if files is None:
@@ -516,6 +533,7 @@ class Watch:
                 self._fail(problem)
         self._spool.close()
         write_outcome(self._written, status, self.step, error, exit_code)
+        self._lock.release()
         self._ending.cancel()  # not before: a pool sends SIGTERM while its workers end
         if self._queued:
             self._queued.leave(self.step)
@@ -572,6 +590,7 @@ def _after_fork() -> None:
     """In a forked process, a loader's worker say: the run is its parent's."""
     if _active is not None:
         _active._ending.cancel()
+        _active._lock.release()
         _active._disarm()
 
 

@@ -88,6 +88,9 @@ class End(BaseModel):
         int | None,
         Field(ge=-255, le=255, description="Of its process, negative for a signal; null: unknown"),
     ] = None
+    lost_bytes: Annotated[
+        int | None, Field(ge=0, le=LARGEST_COUNT, description="Damaged, of its spool")
+    ] = None
 
 
 class Told(BaseModel):
@@ -211,6 +214,7 @@ def end(run_id: RowId, attempt: RowId, told: End, session: Db, sender: Sender) -
         step=told.step,
         error=told.error,
         exit_code=told.exit_code,
+        lost_bytes=told.lost_bytes or 0,
     )
     return Told(run=run_id, status=told.status)
 
