@@ -19,7 +19,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from halfstep.config_values import MAX_ITEMS, as_config
+from halfstep.config_values import MAX_ENTRIES, MAX_ITEMS, MAX_LINES, as_config
 from halfstep.events import CONFIG_CHARACTERS, EVENTS
 
 
@@ -160,6 +160,19 @@ def _deep(levels: int) -> Any:
     return deep
 
 
+def _tree(levels: int) -> Any:
+    """A list of two, each of two, ..., which are the same objects."""
+    tree: Any = 1
+    for _ in range(levels):
+        tree = [tree] * 3
+    return tree
+
+
+def _entries(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return len(inner) + sum(map(_entries, inner))
+
+
 def _namespace(value: Any) -> Any:
     return types.SimpleNamespace(ok=1, bad=value)
 
@@ -201,6 +214,56 @@ def test_a_cycle_and_a_mapping_keep_their_other_entries() -> None:
     assert found["bad"].startswith("(unreadable: KeyError")
     shared = {"a": 1}
     assert as_config({"x": shared, "y": shared}) == {"x": {"a": 1}, "y": {"a": 1}}
+
+
+@pytest.mark.parametrize("name", ["large tensor", "large array", "meta tensor"])
+def test_an_array_that_is_large_or_on_a_device_is_not_read(name: str) -> None:
+    """A note has its type, its shape and its device; there is one line."""
+    lines: list[str] = []
+    found = as_config({"bad": BAD[name]}, lines.append)["bad"]
+    value = BAD[name]
+    assert str(value.dtype) in found
+    assert str(tuple(value.shape)) in found
+    assert found.endswith("on meta)" if name == "meta tensor" else "on the CPU)")
+    assert len(lines) == 1
+
+
+class Unreadable(torch.Tensor):
+    """A tensor as of a device: each way to read its numbers raises."""
+
+    device = torch.device("cuda")  # type: ignore[assignment]
+
+    def _read(self, *_: Any) -> Any:
+        pytest.fail("it was read")
+
+    cpu = item = tolist = numpy = to = __getitem__ = __float__ = __repr__ = _read  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4), (1000, 1000)])
+def test_a_tensor_of_a_device_is_never_read(shape: tuple[int, ...]) -> None:
+    """That would wait for the device, however small it is."""
+    value = torch.Tensor._make_subclass(Unreadable, torch.zeros(shape))
+    found = as_config({"lr": 0.1, "bad": value, "list": [value]})
+    note = f"(a tensor of torch.float32, shape {shape}, on cuda)"
+    assert found == {"lr": 0.1, "bad": note, "list": [note]}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [[list(range(100)) for _ in range(100)] for _ in range(100)],
+        [{"a": [Raising()] * 1000}] * 1000,
+        _tree(12),
+    ],
+    ids=["lists", "objects", "tree"],
+)
+def test_all_entries_together_are_bounded(bad: Any) -> None:
+    """Those of the outer levels come first, so that no value costs another; few lines tell it."""
+    lines: list[str] = []
+    found = as_config({"bad": bad, "lr": 0.1, "optimizer": {"betas": [0.9, 0.999]}}, lines.append)
+    assert (found["lr"], found["optimizer"]) == (0.1, {"betas": [0.9, 0.999]})
+    assert _entries(found) <= MAX_ENTRIES * 2  # a note for each that is left out
+    assert 1 <= len(lines) <= MAX_LINES
 
 
 def test_omegaconf_marks_what_is_missing_or_cannot_be_resolved() -> None:
