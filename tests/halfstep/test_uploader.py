@@ -213,7 +213,7 @@ def test_a_run_arrives_whole(site: IngestServer, tmp_path: Path) -> None:
     assert len(attempt.spool) > 2
     assert attempt.spool == spooled(writer.files)
     assert attempt.files == {"artifacts/step-00000200/a.txt": b"hello"}
-    assert attempt.outcome == {"status": "finished", "step": 300, "error": None}
+    assert attempt.outcome == ended("finished", 300)
 
 
 @pytest.mark.parametrize("fault", ["500", "page", "cut", "cut after"])

@@ -526,8 +526,6 @@ UNLOGGED: list[tuple[dict[Any, Any], str]] = [
         {"word": np.array("abc")},
         "word is not logged: it is array('abc', dtype='<U3'); allowed: a n",
     ),
-    ({"text": "a\udc80"}, "text is not logged: it has '\\udc80'; allowed: text without lone surr"),
-    ({"rows": [{"a": "\udc80"}]}, "rows is not logged: it has '\\udc80'; allowed: text without lo"),
     (
         {" \n": 1.0},
         r"a value is not logged: its name is ' \n'; allowed: text without NUL and lone ",
@@ -800,7 +798,7 @@ def test_a_wrong_argument_ends_no_script(
 
 @pytest.mark.parametrize(
     ("argument", "told"),
-    [("folder", 5), ("run", 7), ("run", ""), ("run", " "), ("run", "r" * 201), ("run", "a\0")],
+    [("folder", 5), ("run", 7), ("run", ""), ("run", " "), ("run", "r" * 201)],
 )
 def test_where_it_is_written_is_not_guessed(
     tmp_path: Path,
