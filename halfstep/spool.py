@@ -308,6 +308,7 @@ class SpoolPart:
         Damaged bytes that a whole frame follows are one Unrecordable.
         """
         items: list[Item] = []
+        self._file.seek(self.offset - self._start)  # a damaged frame was read past
         self.offset = _take_frames(self._file, self.offset, self.offset + limit_bytes, items)
         return items or self._skip_damage()
 
@@ -315,7 +316,6 @@ class SpoolPart:
         following = next_frame(self._part, self.offset - self._start)
         if following is None:
             return []
-        self._file.seek(following)
         before, self.offset = self.offset, self._start + following
         size = self.offset - before
         return [Unrecordable(f"{size:,} damaged bytes of the spool, from byte {before:,}", 0, b"")]
