@@ -5,6 +5,7 @@ They have no worker and no lease: what happens to one is what its uploader says,
 
 import json
 import math
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,9 @@ from db.tables import (
 #: Of events that wait for an attempt's first steps.
 EARLY_BYTES = 16 * 2**20
 REASON_CHARACTERS = 500
+INTERRUPTED = "interrupted by a new run"
 HOW_IT_ENDED = {
+    "interrupted": (Status.CANCELLED, INTERRUPTED),
     "finished": (Status.FINISHED, None),
     "failed": (Status.FAILED, "its script raised"),
     "terminated": (Status.FAILED, "its process was terminated"),
@@ -96,7 +99,7 @@ def begin(
             _note_environment(session, run, host, versions, command, folder)
     elif attempt < run.attempt:
         raise Fenced
-    elif run.status == Status.CANCELLED:
+    elif _is_stopped(run):
         raise Ended(_ended(run))
     if run.config != config:  # its script has configured it since
         run.config = config
@@ -178,7 +181,7 @@ def held(session: Session, user: User, run_id: int, attempt: int) -> tuple[Run, 
     if attempt < run.attempt:
         raise Fenced
     _check_is_kept(run)
-    if run.status == Status.CANCELLED:
+    if _is_stopped(run):
         raise Ended(_ended(run))
     run.heard_at = session.scalars(select(now())).one()
     return run, session.get_one(WatchedAttempt, (run_id, attempt), populate_existing=True)
@@ -196,6 +199,11 @@ def check_place(run: Run, place: WatchedAttempt, sequence: int, offset: int) -> 
     is_next = (sequence, offset) == (place.sequence, place.offset)
     if not is_next and not (sequence > place.sequence and offset == 0):
         raise Misplaced(offset=place.offset, sequence=place.sequence)
+
+
+def _is_stopped(run: Run) -> bool:
+    """Return whether a person has ended a run; its uploader may repeat what it sent itself."""
+    return run.status == Status.CANCELLED and run.stop_reason != INTERRUPTED
 
 
 def _ended(run: Run) -> str:
@@ -249,23 +257,51 @@ def end(
     *,
     step: int,
     error: str | None,
+    exit_code: int | None = None,
+    lost_bytes: int = 0,
 ) -> None:
     """Close an attempt as its process ended: one of HOW_IT_ENDED.
 
-    Told again, it changes nothing.
+    exit_code: negative for a signal.  lost_bytes: of its spool, damaged.  Repeated, it changes
+    nothing.
     """
-    run, _place = held(session, user, run_id, attempt)
+    run, place = held(session, user, run_id, attempt)
     if run.status in ENDED:
         return
+    if lost_bytes:
+        text = f"{lost_bytes:,} bytes of its spool were damaged: what they held is lost"
+        record(session, run, place, [], end=(place.sequence, place.offset), remarks=[text])
     status, reason = HOW_IT_ENDED[how]
-    if error and (said := error.strip()):
-        reason = said.splitlines()[-1][:REASON_CHARACTERS]
+    reason = _reason(reason, error, exit_code)
+    fault = "code" if error or (status == Status.FAILED and (exit_code or 0) > 0) else None
+    error = error or (reason if status == Status.FAILED else None)
     if step > run.step:
         reason = "; ".join(filter(None, [reason, f"of its {step:,} steps {run.step:,} came in"]))
-    fault = "code" if error else None
-    error = error or HOW_IT_ENDED[how][1]
     queue.end(session, run_id, attempt, status, reason=reason, error=error, fault=fault)
+    if how == "interrupted":
+        run.stop_reason = INTERRUPTED
     run.ended_at = min(run.ended_at or 0.0, _last_moment(session, run))
+
+
+def _reason(how: str | None, error: str | None, exit_code: int | None) -> str | None:
+    """Return in a line why a process ended, with its exit code or signal."""
+    if exit_code is not None and exit_code < 0 and how:
+        return f"{how} by {_signal_name(-exit_code)}" if not error else _last_line(error)
+    if error and (line := _last_line(error)):
+        is_usual = not exit_code or (exit_code == 1 and error.startswith("Traceback"))
+        return line if is_usual else f"{line} (exit code {exit_code})"
+    return f"its script exited with code {exit_code}" if exit_code and how else how
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1][:REASON_CHARACTERS]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _last_moment(session: Session, run: Run) -> float:

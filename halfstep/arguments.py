@@ -8,9 +8,10 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from halfstep.events import LARGEST_WHOLE, NAME, shown
+from halfstep.config_values import OnLoss, as_config
+from halfstep.events import LARGEST_WHOLE, NAME, cleaned, shown
 from halfstep.logged import as_scalar, is_number
-from halfstep.run_folder import as_config, runs_folder
+from halfstep.run_folder import runs_folder
 from halfstep.saying import in_a_line, say
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ class BadArgument(ValueError):
     """What a script asked for cannot be done; the message names the value and what is allowed."""
 
 
-def config(told: object) -> Any:
-    """Return a configuration as JSON has it. Raises BadArgument, and what an object raises."""
-    read = as_config(told)
+def config(told: object, on_loss: OnLoss) -> Any:
+    """Return a configuration as JSON; on_loss: see as_config. Raises BadArgument."""
+    read = as_config(told, on_loss)
     if read is not None and not isinstance(read, dict):
         allowed = "a dictionary, or what reads as one: a namespace, a dataclass"
         raise BadArgument(f"it is {shown(told)}; allowed: {allowed}")
@@ -39,10 +40,9 @@ def config(told: object) -> Any:
 def first_config(told: object) -> Any:
     """Return what a run begins with; None of what is no configuration, which is said in a line."""
     try:
-        return config(told)
-    except Exception as error:  # of an object of the script's
-        what = "" if isinstance(error, BadArgument) else f"{type(error).__name__}: "
-        say(f"config is passed over: {what}{error}")
+        return config(told, say)
+    except BadArgument as error:
+        say(f"config is passed over: {error}")
         return None
 
 
@@ -103,15 +103,15 @@ def folder(told: Any) -> Path:
 
 def run(told: Any) -> str | None:
     """Return the run to go on with. Raises ValueError: nobody knows what a wrong name means."""
-    if told is None or _is_label(told):
-        return cast("str | None", told)
+    if told is None or _is_label(_cleaned(told)):
+        return cast("str | None", _cleaned(told))
     raise ValueError(f"run is {in_a_line(told)}; allowed: {LABEL}")
 
 
 def label(argument: str, told: Any) -> str | None:
     """Return a name that the run is given; None of what is none, which is said in a line."""
-    if told is None or _is_label(told) or (isinstance(told, str) and not told):
-        return cast("str | None", told)
+    if told is None or _is_label(_cleaned(told)) or (isinstance(told, str) and not told):
+        return cast("str | None", _cleaned(told))
     say(f"{argument} is passed over: it is {in_a_line(told)}; allowed: {LABEL}")
     return None
 
@@ -124,10 +124,15 @@ def tags(told: Any) -> list[str]:
         if told is not None:
             say(f"tags is passed over: it is {in_a_line(told)}; allowed: texts, in a list")
         return []
-    several = list(told)
+    several = [_cleaned(each) for each in told]
     if wrong := [in_a_line(each) for each in several if not _is_label(each)]:
         say(f"tags: {', '.join(wrong)[:500]} is passed over; allowed: {LABEL}")
     return [each for each in several if _is_label(each)]
+
+
+def _cleaned(told: Any) -> Any:
+    """Return a text as it can be kept; anything else as it is."""
+    return cleaned(told) if isinstance(told, str) else told
 
 
 def _is_label(told: Any) -> bool:

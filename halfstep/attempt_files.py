@@ -40,6 +40,11 @@ class AttemptFiles:
         return self.folder / f"outcome-{self.attempt}.json"
 
     @property
+    def exit_code(self) -> Path:
+        """One byte, the exit code of a watched process that Python could not learn in time."""
+        return self.folder / f"exit-code-{self.attempt}"
+
+    @property
     def work(self) -> Path:
         """Where a command works that names no folder."""
         return self.folder / "work"

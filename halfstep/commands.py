@@ -49,7 +49,7 @@ from halfstep.typed import (
     tell_queued,
     warn,
 )
-from halfstep.upload import run_folders
+from halfstep.upload import Sent, run_folders
 from halfstep.upload import upload as send_run
 
 
@@ -63,7 +63,7 @@ def runs(words: list[str]) -> None:
     )
     parser.add_argument("--sort", default="-id", help='a column, setting or metric; "-": downwards')
     parser.add_argument("--limit", type=int, default=20)
-    options = parser.parse_args(words)
+    options = parser.parse_args(_with_descending(words))
     with Client() as client:
         wanted = " ".join(options.filter)
         page = client.run_page(wanted, sort=options.sort, limit=options.limit)
@@ -73,6 +73,15 @@ def runs(words: list[str]) -> None:
     if not page["runs"] and not options.json:
         notes = [*notes, "no run matches"]
     _tell_notes(notes, as_json=options.json)
+
+
+def _with_descending(words: list[str]) -> list[str]:
+    """Join `--sort -lr` to `--sort=-lr`: argparse takes a word with a dash for an option."""
+    joined: list[str] = []
+    for word in words:
+        is_value = joined[-1:] == ["--sort"] and word.startswith("-") and word[1:2] != "-"
+        joined[-1 if is_value else len(joined) :] = [f"--sort={word}" if is_value else word]
+    return joined
 
 
 def show(words: list[str]) -> None:
@@ -303,23 +312,43 @@ def upload(words: list[str]) -> None:
         told.wipe()
         print(f"halfstep: {text}", file=sys.stderr)
 
+    is_whole = True
     with Ingest(server) as ingest, told:
         for number, folder in enumerate(found):
             told(number, len(found))
-            sent = send_run(
-                folder,
-                ingest,
-                say,
-                time.sleep,
-                with_checkpoints=options.checkpoints,
-                delete=options.delete,
-            )
+            try:
+                sent = send_run(
+                    folder,
+                    ingest,
+                    say,
+                    time.sleep,
+                    with_checkpoints=options.checkpoints,
+                    delete=options.delete,
+                )
+            except (ApiError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+                if isinstance(error, ApiError) and error.status in (0, 401):  # with all folders
+                    raise
+                sent = Sent(None, is_over=False, problems=(_problem(error),))
             told.wipe()
+            is_whole = is_whole and not sent.problems
             if options.json:
                 print(json.dumps({"folder": str(folder), **sent._asdict()}), flush=True)
             else:
-                more = "" if sent.is_over else "; it has not ended yet"
-                print(f"{folder}: {sent.page or 'not sent'}{more}", flush=True)
+                print(f"{folder}: {_in_a_line(sent)}", flush=True)
+    if not is_whole:
+        sys.exit(1)
+
+
+def _problem(error: Exception) -> str:
+    """Return in a line why a folder was not sent."""
+    is_spoken = isinstance(error, ApiError | OSError) or type(error) is ValueError
+    return " ".join((str(error) if is_spoken else f"{type(error).__name__}: {error}").split())
+
+
+def _in_a_line(sent: Sent) -> str:
+    is_waited_for = not sent.is_over and (sent.page or not sent.problems)
+    more = ["it has not ended yet"] if is_waited_for else []
+    return "; ".join([sent.page or "not sent", *more, *sent.problems])
 
 
 def projects(words: list[str]) -> None:

@@ -1,79 +1,255 @@
-"""How the end of somebody's process is noticed, whichever it is, without changing it.
+"""Detects how the process ends, whichever way that is, without changing it.
 
-At exit, by an exception or a SIGTERM that nobody else handles, a callback is told, and what would
-have happened happens.
+A return, an exception, `sys.exit`, `os._exit`, SIGTERM or SIGHUP, the end of a child of
+multiprocessing: a callback receives the outcome, then what would have happened happens. Nothing in
+a process sees a SIGKILL, an abort or a segmentation fault: of those the uploader reports that the
+process is gone.
 """
 
 import atexit
+import ctypes
 import os
 import signal
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+#: Modules that a pool's worker is in while it waits, and the functions of theirs that wait.
+POOLS, WORKERS = (
+    ("multiprocessing.", "concurrent.futures.", "threading"),
+    {
+        "worker",
+        "_process_worker",
+    },
+)
+
+OnEnd: TypeAlias = Callable[[str, str | None, int | None], None]
 
 
 class Ending:
-    """Calls `on_end(status, traceback)`, unless it is cancelled.
+    """Calls `on_end(status, error, exit_code)`, unless it is cancelled.
 
-    held: above 0 a SIGTERM waits, until `terminate` is called because it is due.
+    status: finished, failed or terminated. error: a traceback, or the text of `sys.exit`.
+    exit_code: negative for a signal, None if the script may go on.
+    held: above 0 a signal waits, until `terminate` is called because it is due.
     """
 
-    def __init__(self, on_end: Callable[[str, str | None], None]) -> None:
+    def __init__(self, on_end: OnEnd, exit_code_file: Path) -> None:
+        """exit_code_file: gets one byte, the exit code, where Python cannot say it in time."""
         self.held, self.is_due = 0, False
-        self._on_end = on_end
+        self._on_end, self._exit_code_file = on_end, exit_code_file
         self._is_cancelled = False
-        self._excepthook: Callable[..., Any] = sys.excepthook
-        sys.excepthook = self._uncaught
+        self._pid, self._thread = os.getpid(), threading.current_thread()
+        self._exit: _Exit | None = None  # that ended the interpreter
+        self._last_exit: Callable[[], _Probe | None] = lambda: None
+        self._signal, self._is_idle = signal.SIGTERM, False
+        self._hooks: list[tuple[Any, str, Any, Any]] = []
+        self._hook(sys, "excepthook", self._uncaught)
+        self._hook(threading, "excepthook", self._uncaught_in_thread)
+        self._hook(sys, "exit", self._sys_exit)
+        self._hook(os, "_exit", self._os_exit)
         atexit.register(self._exits)
-        self._has_signal = _is_main() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if self._has_signal:
-            signal.signal(signal.SIGTERM, self._terminated)
+        self._child_end = _at_end_of_child(self._child_ends)
+        self._signals = [number for number in SIGNALS if _is_main() and _is_default(number)]
+        for number in self._signals:
+            signal.signal(number, self._terminated)
 
     def cancel(self) -> None:
-        """Put everything back as it was, where nobody has put something else."""
+        """Put everything back as it was, except where other code has put something else."""
         self._is_cancelled = True
         atexit.unregister(self._exits)
-        if sys.excepthook == self._uncaught:
-            sys.excepthook = self._excepthook
-        if self._has_signal and _is_main() and signal.getsignal(signal.SIGTERM) == self._terminated:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._child_end:
+            self._child_end.cancel()
+        for owner, name, ours, before in self._hooks:
+            if getattr(owner, name) == ours:
+                setattr(owner, name, before)
+        for number in self._signals if _is_main() else ():
+            if signal.getsignal(number) == self._terminated:
+                signal.signal(number, signal.SIG_DFL)
 
     def raised(
-        self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException],
+        error: BaseException | None,
+        trace: TracebackType | None,
+        exit_code: int | None = None,
     ) -> None:
-        """Tell of an exception that ends the run, unless it is somebody's wish to end it."""
-        if isinstance(error, SystemExit) and not error.code:
-            self._on_end("finished", None)
+        """Report an exception that ends the run; exit_code: if it ends the process, too."""
+        if isinstance(error, SystemExit):
+            self._exited(_exit_of(error))
             return
         text = "".join(traceback.format_exception(kind, error, trace))
-        self._on_end("terminated" if issubclass(kind, KeyboardInterrupt) else "failed", text)
+        status = "terminated" if issubclass(kind, KeyboardInterrupt) else "failed"
+        self._on_end(status, text, exit_code)
 
     def terminate(self) -> None:
-        """Tell of the signal, and die of it as one would have without us."""
+        """Report the signal, and die of it as the process would have without us."""
         self.is_due = False
         if not self._is_cancelled:
-            self._on_end("terminated", None)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+            self._on_end("finished" if self._is_idle else "terminated", None, -self._signal)
+        signal.signal(self._signal, signal.SIG_DFL)
+        os.kill(os.getpid(), self._signal)
+
+    @property
+    def is_child(self) -> bool:
+        """Whether this is a child of multiprocessing."""
+        return self._child_end is not None
+
+    def _hook(self, owner: Any, name: str, ours: Any) -> None:
+        self._hooks.append((owner, name, ours, getattr(owner, name)))
+        setattr(owner, name, ours)
+
+    def _before(self, owner: Any, name: str) -> Any:
+        return next(hook[3] for hook in self._hooks if hook[:2] == (owner, name))
 
     def _exits(self) -> None:
-        self._on_end("finished", None)
+        """Run at the interpreter's exit."""
+        probe = self._last_exit()  # a cycle of references may keep it
+        ended = self._exit or (probe.ended if probe else None)
+        self._exited(ended)
+        if ended is None:
+            _write_exit_code_at_exit(self._exit_code_file)
+
+    def _exited(self, ended: "_Exit | None") -> None:
+        code = ended.exit_code if ended else 0
+        self._on_end("failed" if code else "finished", ended.text if ended else None, code)
+
+    def _child_ends(self) -> None:
+        """Run at the end of a child of multiprocessing, while what it raised is being handled."""
+        kind, error, trace = sys.exc_info()
+        if kind is None:
+            self._exited(None)
+        else:
+            self.raised(kind, error, trace, 1)
 
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if not self._is_cancelled:
-            self.raised(kind, error, trace)
-        self._excepthook(kind, error, trace)
+        if not self._is_cancelled and not hasattr(sys, "ps1"):  # a prompt outlives it
+            is_interrupt = issubclass(kind, KeyboardInterrupt)
+            self.raised(kind, error, trace, -signal.SIGINT if is_interrupt else 1)
+        self._before(sys, "excepthook")(kind, error, trace)
 
-    def _terminated(self, _number: int, _frame: FrameType | None) -> None:
-        if self.held:  # in the midst of our own work, which is soon done
+    def _uncaught_in_thread(self, raised: threading.ExceptHookArgs) -> None:
+        """End the run if it is the thread that began it; the process goes on."""
+        is_own = raised.thread is self._thread and not issubclass(raised.exc_type, SystemExit)
+        if is_own and not self._is_cancelled:
+            self.raised(raised.exc_type, raised.exc_value, raised.exc_traceback)
+        self._before(threading, "excepthook")(raised)
+
+    def _sys_exit(self, *code: Any) -> None:
+        try:
+            self._before(sys, "exit")(*code)
+        except SystemExit as error:
+            if not self._is_cancelled and _is_main():
+                error.__dict__["_halfstep"] = probe = _Probe(_exit_of(error), self._ends_by)
+                self._last_exit = weakref.ref(probe)
+            raise
+
+    def _ends_by(self, ended: "_Exit") -> None:
+        self._exit = ended
+
+    def _os_exit(self, status: int) -> None:
+        if isinstance(status, int) and os.getpid() == self._pid and not self._is_cancelled:
+            code = _truncated(status)
+            self._on_end("failed" if code else "finished", None, code)
+        self._before(os, "_exit")(status)
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        self._signal, self._is_idle = signal.Signals(number), _is_idle(frame)
+        if self.held:  # during our own work, which is soon done
             self.is_due = True
         else:
             self.terminate()
+
+
+class _Exit(NamedTuple):
+    """What a SystemExit makes of a process. text: a traceback, a message, or None."""
+
+    exit_code: int
+    text: str | None
+
+
+class _Probe:
+    """Attached to a SystemExit: reports it if it ended the interpreter, and was not caught.
+
+    A caught one is freed while a frame of Python runs, the interpreter's last one is not.
+    """
+
+    def __init__(self, ended: _Exit, report: Callable[[_Exit], None]) -> None:
+        self.ended, self._report = ended, report
+
+    def __del__(self) -> None:
+        try:
+            sys._getframe(1)
+        except ValueError:
+            self._report(self.ended)
+
+
+def _exit_of(error: SystemExit) -> _Exit:
+    """Return the exit code that Python makes of it; with its text, or what it was raised for."""
+    code = error.code
+    if code is None or isinstance(code, int):
+        exit_code, text = _truncated(code or 0), None
+    else:
+        exit_code, text = 1, str(code)
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if exit_code and cause is not None and not isinstance(cause, SystemExit | GeneratorExit):
+        trace = "".join(traceback.format_exception(cause))
+        text = f"{trace}{text}" if text else trace
+    return _Exit(exit_code, text if exit_code else None)
+
+
+def _truncated(code: int) -> int:
+    """Return an exit code as the system has it, of 8 bits; Python exits with 255 if it is huge."""
+    return code & 0xFF if -(2**63) <= code < 2**63 else 255
+
+
+def _write_exit_code_at_exit(path: Path) -> None:
+    """Have the C library write the exit code into a file, one byte, as the last act of the process.
+
+    `raise SystemExit(3)` and `exit(3)` end Python without a hook that learns the code.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "on_exit"):  # only glibc has it
+        return
+    libc.fopen.restype = ctypes.c_void_p
+    if file := libc.fopen(os.fsencode(path), b"wb"):
+        stream = ctypes.c_void_p(file)
+        libc.setbuf(stream, None)
+        libc.on_exit(libc.fputc, stream)  # which is called with the exit code and the stream
+
+
+def _at_end_of_child(callback: Callable[[], None]) -> Any:
+    """Call back at the end of a child of multiprocessing, where atexit is not run.
+
+    Returns what cancels it; None in any other process.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or process.parent_process() is None:
+        return None
+    from multiprocessing.util import Finalize
+
+    return Finalize(None, callback, exitpriority=0)
+
+
+def _is_idle(frame: FrameType | None) -> bool:
+    """Return whether a signal interrupted a pool's worker that waits for a task."""
+    while frame and (module := frame.f_globals.get("__name__", "")).startswith(POOLS):
+        if frame.f_code.co_name in WORKERS and module != "threading":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_default(number: signal.Signals) -> bool:
+    return signal.getsignal(number) is signal.SIG_DFL
 
 
 def _is_main() -> bool:

@@ -98,6 +98,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
+def cleaned(text: str) -> str:
+    """Return a text that every database and UTF-8 can hold: NUL and lone surrogates are escaped."""
+    text = text if text.isascii() else text.encode(errors="backslashreplace").decode()
+    return text.replace("\0", "\\x00")
+
+
 def _fault(value: Any, rule: Rule, path: str) -> str | None:
     if isinstance(rule, Plain):
         return None if rule.holds(value) else f"{path} is {shown(value)}; allowed: {rule.allowed}"

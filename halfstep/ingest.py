@@ -18,6 +18,7 @@ import httpx2
 
 from halfstep.answers import ApiError, content, naming, spoken
 from halfstep.credentials import Credentials
+from halfstep.spool import plain
 
 PIECE_BYTES = 4 * 2**20  # which the server takes at once
 PATIENCE_SECONDS = 15.0  # with a connection on which nothing moves
@@ -81,7 +82,7 @@ class Ingest:
     def open(self, described: Mapping[str, Any]) -> Recorded:
         """Say which attempt of which run is to come. described: as the server's API has it."""
         with spoken():
-            told = self._send("POST", "/api/v1/ingest", json=described)
+            told = self._send("POST", "/api/v1/ingest", json=plain(described))
             place = Place(told["sequence"], told["offset"])
             return Recorded(told["run"], told["attempt"], place, told["page"])
 
@@ -107,9 +108,10 @@ class Ingest:
 
     def end(self, recorded: Recorded, outcome: Mapping[str, Any]) -> None:
         """Say how the attempt ended. outcome: as its file in the run's folder has it."""
-        ended = {name: outcome[name] for name in ("status", "step", "error")}
+        names = ("status", "step", "error", "exit_code", "lost_bytes")
+        ended = {name: outcome.get(name) for name in names}
         with spoken():
-            self._send("POST", f"{_address(recorded)}/end", json=ended)
+            self._send("POST", f"{_address(recorded)}/end", json=plain(ended))
 
     def _put(
         self, address: str, query: Query, data: bytes, headers: Mapping[str, str]

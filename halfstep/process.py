@@ -30,3 +30,12 @@ def started(pid: int) -> int | None:
 def lives(pid: int, since: int | None) -> bool:
     """Tell whether this very process goes on; since: when it began, as `started` says."""
     return since is not None and started(pid) == since
+
+
+def pid_space() -> str | None:
+    """Return in which boot and PID namespace this process's PIDs are valid; None: unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return None

@@ -6,6 +6,7 @@
                    checkpoints/step-00000400/<name>
                    outcome-<attempt>.json      how it ended; none: it has not, or nobody could say
                    uploaded.json               what has reached a server for good; see sending.py
+                   writer.lock                 held by the process that writes the run
                    uploader.lock, .log         who sends it, and what that one has said
                    last-step                   where attempts came to whose spool was deleted
 
@@ -29,8 +30,8 @@ from typing import Any
 
 from halfstep import process, redaction
 from halfstep.attempt_files import AttemptFiles
-from halfstep.events import LARGEST_WHOLE, shown
-from halfstep.spool import Position, SpoolReader, json_safe, spool_files
+from halfstep.events import shown
+from halfstep.spool import Position, SpoolReader, plain, spool_files
 
 FORMAT = 1
 #: Where runs lie if nobody says. A script beside a folder of our own name may import that.
@@ -55,21 +56,26 @@ def open_run(
     tags: Sequence[str] = (),
     secret: str | None = None,
     say: Callable[[str], None] = lambda _: None,
+    claim: Callable[[Path], bool] = lambda _: True,
 ) -> AttemptFiles:
     """Make a run's folder, or find that of `run`, and note a new attempt in it.
 
     config: of one that is there it replaces what it names.  secret: what is hidden wherever it
-    stands.  say: told a line if there is no such run.
+    stands.  say: told a line if there is no such run.  claim: returns False if another process
+    writes the run in this folder. Raises RunIsWritten.
     """
     resume = folder / RESUME
     if run is None and resume.is_file():
         run = resume.read_text().strip() or None
     place, written = _place(folder, name, run), {}
+    is_free = claim(place)
     if (place / "run.json").exists():
         written = read_run(place)
     elif run is not None:
         say(f"there is no run {shown(run)} in {folder}: this is a new one")
     attempts = written.get("attempts", [])
+    if not is_free or (attempts and _is_written(place, attempts[-1])):
+        raise RunIsWritten(place, attempts[-1] if attempts else {})
     numbers = [attempt["attempt"] for attempt in attempts]
     files = AttemptFiles(place, max([*numbers, *_spooled(place)], default=0) + 1)
     described: dict[str, Any] = {
@@ -83,16 +89,39 @@ def open_run(
         "started": _now(),
     } | written
     if config is not None:
-        told = redaction.without(as_config(config), secret)
+        told = redaction.without(config, secret)
         described["config"] = {**(described["config"] or {}), **told}
     described["attempts"] = [*attempts, _attempt(files.attempt, secret)]
     write_json(place / "run.json", described)
     return files
 
 
+class RunIsWritten(Exception):
+    """Another process writes the run; the message names it, and what to do."""
+
+    def __init__(self, place: Path, attempt: Mapping[str, Any]) -> None:
+        who = f"process {attempt.get('pid', '(unknown)')} on {attempt.get('host', 'some host')}"
+        super().__init__(
+            f"{who} is writing the run in {place}; allowed: one process at a time. "
+            "Give this one another `run` or `name`"
+        )
+
+
+def _is_written(place: Path, attempt: Mapping[str, Any]) -> bool:
+    """Return whether another process that lives here has not ended its attempt."""
+    is_ours = attempt.get("pid") == os.getpid()
+    ended = AttemptFiles(place, attempt["attempt"]).outcome.exists()
+    return not is_ours and not ended and lives(attempt)
+
+
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return what run.json says."""
-    run: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    """Return what run.json says. Raises ValueError if it is damaged."""
+    try:
+        run: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"run.json is damaged: {error}") from error
+    if not isinstance(run, dict):
+        raise ValueError(f"run.json is damaged: it holds {shown(run)}; allowed: an object")
     return run
 
 
@@ -105,9 +134,7 @@ def described_in(folder: Path) -> dict[str, Any]:
 def configure(folder: Path, config: object, secret: str | None = None) -> None:
     """Write a run's configuration anew. secret: is hidden wherever it is."""
     described = read_run(folder)
-    write_json(
-        folder / "run.json", described | {"config": redaction.without(as_config(config), secret)}
-    )
+    write_json(folder / "run.json", described | {"config": redaction.without(config, secret)})
 
 
 def last_step(files: AttemptFiles) -> int:
@@ -158,37 +185,68 @@ def remember_last_step(folder: Path, step: int) -> None:
     temporary.replace(folder / LAST_STEP)
 
 
-def write_outcome(files: AttemptFiles, status: str, step: int, error: str | None = None) -> None:
-    """Write how the attempt ended. status: finished, failed, terminated or vanished.
+def write_outcome(
+    files: AttemptFiles,
+    status: str,
+    step: int,
+    error: str | None = None,
+    exit_code: int | None = None,
+) -> None:
+    """Write how the attempt ended. status: finished, failed, terminated, interrupted or vanished.
 
-    error: its traceback.
+    error: its traceback, or another text.  exit_code: of its process, negative for a signal; None
+    if that went on, or it is not known.
     """
-    outcome = {"status": status, "step": step, "error": error, "ended": _now()}
-    write_json(files.outcome, outcome)
+    outcome = {"status": status, "step": step, "error": error, "exit_code": exit_code}
+    write_json(files.outcome, outcome | {"ended": _now()})
+
+
+def read_outcome(files: AttemptFiles, *, lives: bool = False) -> dict[str, Any] | None:
+    """Return how the attempt ended, with its exit code; None: it has not, as far as is known yet.
+
+    lives: its process does. Raises ValueError if the file is damaged.
+    """
+    try:
+        outcome: dict[str, Any] = json.loads(files.outcome.read_text())
+    except FileNotFoundError:
+        return None
+    if outcome["status"] == "finished" and files.exit_code.exists():
+        code = files.exit_code.read_bytes()
+        if not code and lives:
+            return None
+        if code and code[0]:
+            return outcome | {"status": "failed", "exit_code": code[0]}
+    return outcome
+
+
+def is_here(attempt: Mapping[str, Any]) -> bool:
+    """Return whether this process sees the PIDs that the attempt's process saw.
+
+    False in another container, on another machine and after a reboot, even with one host name.
+    """
+    space = process.pid_space()
+    return space is not None and attempt.get("pid_space") == space
+
+
+def lives(attempt: Mapping[str, Any]) -> bool:
+    """Return whether the process of an attempt, as run.json describes it, lives here."""
+    return is_here(attempt) and process.lives(attempt.get("pid", 0), attempt.get("pid_started"))
+
+
+def is_dead(attempt: Mapping[str, Any]) -> bool:
+    """Return whether the process of an attempt is known to be gone."""
+    return (
+        is_here(attempt)
+        and attempt.get("pid_started") is not None
+        and not process.lives(attempt["pid"], attempt["pid_started"])
+    )
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file that is there whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(json_safe(content), indent=2, allow_nan=False))
+    temporary.write_text(json.dumps(plain(content), indent=2, allow_nan=False))
     temporary.replace(path)
-
-
-def as_config(value: Any) -> Any:
-    """Return a configuration as JSON has it: of a dictionary, namespace, dataclass or the like."""
-    if isinstance(value, int) and abs(value) > LARGEST_WHOLE:  # which a browser would round
-        return shown(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): as_config(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [as_config(each) for each in value]
-    if hasattr(value, "model_dump"):  # pydantic
-        return as_config(value.model_dump())
-    if hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
-        return as_config({k: each for k, each in vars(value).items() if not k.startswith("_")})
-    return str(value)
 
 
 def is_called(place: Path, name: str) -> bool:
@@ -244,6 +302,7 @@ def _attempt(number: int, secret: str | None) -> dict[str, Any]:
         "host": platform.node(),
         "pid": os.getpid(),
         "pid_started": process.started(os.getpid()),
+        "pid_space": process.pid_space(),
         "command": redaction.command(sys.argv, secret),
         "folder": str(Path.cwd()),
         "versions": {"python": platform.python_version(), **_versions()},

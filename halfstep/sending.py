@@ -7,6 +7,7 @@ The server alone knows where it stands, and is asked again after every trouble. 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.credentials import Unreadable
 from halfstep.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
 from halfstep.ingest import PIECE_BYTES, FilePlace, Ingest, Place, Recorded
-from halfstep.run_folder import read_run, write_json
-from halfstep.spool import Event, file_events, spool_of
+from halfstep.run_folder import lives, read_outcome, read_run, write_json
+from halfstep.spool import Event, file_events, lost_bytes, spool_of
 
 REMEMBERED = "uploaded.json"
 MOST_TAGS = 50
@@ -39,6 +40,7 @@ class RunSending:
         self.folder, self._ingest, self._say = folder, ingest, say
         self._with_checkpoints = with_checkpoints
         self._sendings: dict[int, AttemptSending] = {}
+        self._damaged: dict[int, str] = {}
 
     def send(self) -> None:
         """Send what is there now. Raises ApiError; then call it again to go on."""
@@ -49,13 +51,33 @@ class RunSending:
                 self._sendings[number] = AttemptSending(
                     AttemptFiles(self.folder, number),
                     _described(run, attempt),
+                    partial(lives, attempt),
                     self._ingest,
                     self._say,
                     is_last=attempt is run["attempts"][-1],
                     with_checkpoints=self._with_checkpoints,
                 )
-            self._sendings[number].describe(_described(run, attempt))
-            self._sendings[number].send()
+            try:
+                self._sendings[number].describe(_described(run, attempt))
+                self._sendings[number].send()
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                if attempt is run["attempts"][-1]:
+                    raise
+                self._damaged[number] = f"attempt {number} is damaged, and not sent: {error}"
+                self._say(f"{self.folder}: {self._damaged[number]}")
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be sent, a line each."""
+        lost = {number: sending.lost_bytes for number, sending in self._sendings.items()}
+        return [
+            *self._damaged.values(),
+            *(
+                f"{size:,} damaged bytes in the spool of attempt {number} are lost"
+                for number, size in lost.items()
+                if size
+            ),
+        ]
 
     def use_stored_token(self) -> None:
         """Go on with what `halfstep login` has stored for this server since, if anything."""
@@ -88,15 +110,19 @@ class AttemptSending:
         self,
         files: AttemptFiles,
         described: Mapping[str, Any],
+        lives: Callable[[], bool],
         ingest: Ingest,
         say: Say,
         *,
         is_last: bool,
         with_checkpoints: bool,
     ) -> None:
+        """lives: returns whether the process that writes the attempt lives on this machine."""
         self.recorded: Recorded | None = None
         self.is_sent = False
+        self.lost_bytes = 0  # of its spool, known once it is over
         self._files, self._described, self._ingest, self._say = files, described, ingest, say
+        self._lives = lives
         self._is_last, self._with_checkpoints = is_last, with_checkpoints
         self._is_over = False  # it has ended, and the server knows; or wants no more of it
         self._place = Place(0, 0)
@@ -128,13 +154,15 @@ class AttemptSending:
     def _send(self) -> None:
         recorded = self.recorded or self._open()
         # Read before the spool: once it is there, nothing more is spooled.
-        outcome = self._outcome()
+        outcome = read_outcome(self._files, lives=self._lives())
         while self._send_piece(recorded):
             pass
         self._send_files(recorded)
         if outcome is not None:
             error = outcome["error"] and outcome["error"][-TEXT_CHARACTERS:]  # what was raised
-            self._ingest.end(recorded, {**outcome, "error": error})
+            spool = spool_of(self._files.spool, self._files.attempt)
+            self.lost_bytes = sum(lost_bytes(path) for _, path in spool)
+            self._ingest.end(recorded, {**outcome, "error": error, "lost_bytes": self.lost_bytes})
             self._is_over = True
         self.is_sent = True
         if self._is_over or not self._is_last:
@@ -225,13 +253,6 @@ class AttemptSending:
             self._say(f"{path} is not taken: {error}")
 
     # ---- What the folder says ------------------------------------------------------------------
-
-    def _outcome(self) -> Mapping[str, Any] | None:
-        try:
-            outcome: Mapping[str, Any] = json.loads(self._files.outcome.read_text())
-        except FileNotFoundError:
-            return None
-        return outcome
 
     def _remembered(self) -> dict[str, Any]:
         try:

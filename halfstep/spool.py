@@ -99,6 +99,8 @@ MAGIC, VERSION = b"HSSPOOL\x00", 1
 FILE_HEADER = struct.Struct("<8sH6x")
 FRAME_HEADER = struct.Struct("<IB3xI")
 STEPS, EVENT, TIMED_STEPS = 1, 2, 3
+FRAME_KIND = re.compile(rb"[\x01-\x03]\x00\x00\x00")  # from byte 4 of a frame
+WINDOW_BYTES, MOST_CHECKED = 2**22, 2**26
 FILE_NAME = re.compile(r"[0-9]{1,10}-[0-9]{1,10}\.spool")
 
 STEP_DTYPE = np.dtype(
@@ -296,17 +298,28 @@ class SpoolPart:
 
     def __init__(self, part: bytes, offset: int) -> None:
         self._file, self.offset = io.BytesIO(part), offset
-        if offset == 0 and _has_header(self._file, "the part"):
+        self._part, self._start = part, offset
+        is_damaged = part[: len(MAGIC)] != MAGIC and next_frame(part, 0) is not None
+        if offset == 0 and not is_damaged and _has_header(self._file, "the part"):
             self.offset = FILE_HEADER.size
 
     def poll(self, limit_bytes: int = 2**20, *, limit_items: float = math.inf) -> list[Item]:
         """Return the next whole frames, of about `limit_bytes` and at most `limit_items`; an empty
-        list is the end.
+        list is the end. Damaged bytes that a whole frame follows are one Unrecordable.
         """
         items: list[Item] = []
+        self._file.seek(self.offset - self._start)  # a damaged frame was read past
         stop = self.offset + limit_bytes
         self.offset = _take_frames(self._file, self.offset, stop, items, limit_items)
-        return items
+        return items or self._skip_damage()
+
+    def _skip_damage(self) -> list[Item]:
+        following = next_frame(self._part, self.offset - self._start)
+        if following is None:
+            return []
+        before, self.offset = self.offset, self._start + following
+        size = self.offset - before
+        return [Unrecordable(f"{size:,} damaged bytes of the spool, from byte {before:,}", 0, b"")]
 
 
 def spool_files(folder: Path) -> list[Path]:
@@ -333,6 +346,60 @@ def file_events(path: Path, offset: int) -> Iterator[tuple[Event, int]]:
                     yield event, file.tell()
 
 
+def next_frame(data: bytes, start: int) -> int | None:
+    """Return where the next whole, unharmed frame begins; None if there is none.
+
+    Gives up after MOST_CHECKED bytes under checksums, which only bytes made for it come to.
+    """
+    checked = 0
+    for match in FRAME_KIND.finditer(data, start + 4):
+        begin = match.start() - 4
+        if begin + FRAME_HEADER.size > len(data):
+            return None
+        length, kind, checksum = FRAME_HEADER.unpack_from(data, begin)
+        payload = begin + FRAME_HEADER.size
+        if payload + length > len(data):
+            continue
+        checked += length
+        if checked > MOST_CHECKED:
+            return None
+        if checksum == _checksum(kind, data[payload : payload + length]):
+            return begin
+    return None
+
+
+def lost_bytes(path: Path) -> int:
+    """Return how many bytes of a complete spool file are damaged.
+
+    A last frame that is cut short is none of them: its process was killed while it wrote.
+    """
+    with path.open("rb") as file:
+        lost = 0 if file.read(FILE_HEADER.size) == FILE_HEADER.pack(MAGIC, VERSION) else 1
+        if lost:
+            file.seek(0)
+            lost = next_frame(file.read(WINDOW_BYTES), 0) or path.stat().st_size
+            file.seek(lost)
+        while True:
+            begin = file.tell()
+            if _next_frame(file):
+                continue
+            file.seek(begin)
+            rest = file.read(WINDOW_BYTES)
+            following = next_frame(rest, 0)
+            if following is None:
+                return lost + (0 if _is_cut_short(rest) else path.stat().st_size - begin)
+            lost += following
+            file.seek(begin + following)
+
+
+def _is_cut_short(rest: bytes) -> bool:
+    if len(rest) < FRAME_HEADER.size:
+        return True
+    length, kind, _ = FRAME_HEADER.unpack_from(rest)
+    is_header = kind in (STEPS, EVENT, TIMED_STEPS) and rest[5:8] == bytes(3)
+    return is_header and len(rest) - FRAME_HEADER.size < length <= events.EVENT_BYTES
+
+
 def frame(kind: int, payload: bytes) -> bytes:
     """Return a payload as a spool file holds it."""
     return FRAME_HEADER.pack(len(payload), kind, _checksum(kind, payload)) + payload
@@ -354,6 +421,20 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [json_safe(item) for item in value]
     return value
+
+
+def plain(value: Any) -> Any:
+    """Return the value as json_safe does, with each text as every database and UTF-8 can hold it.
+
+    File names need not be UTF-8: Python has lone surrogates in place of their other bytes.
+    """
+    if isinstance(value, str):
+        return events.cleaned(value)
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return json_safe(value)
 
 
 def _checksum(kind: int, payload: bytes) -> int:

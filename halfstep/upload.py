@@ -1,15 +1,14 @@
 """Sending later: runs that lie in folders, whole or half, once or once more."""
 
-import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from halfstep import uploader
 from halfstep.answers import ApiError
 from halfstep.attempt_files import AttemptFiles
 from halfstep.ingest import Ingest
-from halfstep.run_folder import last_step, read_run, remember_last_step
+from halfstep.run_folder import is_dead, last_step, read_run, remember_last_step
 from halfstep.sending import RunSending
 from halfstep.spool import spool_of
 
@@ -17,17 +16,24 @@ TRIES = 6  # at a server that is away, for about half a minute
 
 
 class Sent(NamedTuple):
-    """page: where the run is to be seen; None: nothing of it was wanted.  is_over: it has ended."""
+    """page: where the run is to be seen; None: nothing of it was wanted.  is_over: it has ended.
+
+    problems: what could not be sent, a line each.
+    """
 
     page: str | None
     is_over: bool
+    problems: tuple[str, ...] = ()
 
 
 def run_folders(folder: Path) -> list[Path]:
     """Return the folders of runs at or below a folder, but for what lies within a run's."""
     if (folder / "run.json").is_file():
         return [folder]
-    below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    try:
+        below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    except PermissionError:  # whoever sends it reports why it cannot be read
+        return [folder]
     return [run for each in below for run in run_folders(each)]
 
 
@@ -50,13 +56,16 @@ def upload(
             say(f"{folder} is being sent by the uploader of its training")
             return Sent(None, is_over=False)
         sending = RunSending(folder, ingest, say, with_checkpoints=with_checkpoints)
+        for files in _attempts(folder):
+            _close_if_dead(files)
         _send(sending, wait)
         over = [files for files in _attempts(folder) if _is_over(files)]
         if delete:
             for files in over:
                 if sending.is_sent(files.attempt):
                     _delete_spool(files)
-        return Sent(sending.page, is_over=len(over) == len(_attempts(folder)))
+        is_over = len(over) == len(_attempts(folder))
+        return Sent(sending.page, is_over, tuple(sending.problems))
 
 
 def _send(sending: RunSending, wait: Callable[[float], None]) -> None:
@@ -78,12 +87,20 @@ def _attempts(folder: Path) -> list[AttemptFiles]:
 
 def _is_over(files: AttemptFiles) -> bool:
     """Tell whether an attempt writes no more; one of another machine may, unless it says so."""
-    [written] = [
-        each for each in read_run(files.folder)["attempts"] if each["attempt"] == files.attempt
-    ]
-    is_here = written["host"] == platform.node()
-    training = uploader.Training(files, written["pid"], written.get("pid_started"))
-    return files.outcome.exists() or (is_here and not training.lives())
+    return files.outcome.exists() or is_dead(_written(files))
+
+
+def _close_if_dead(files: AttemptFiles) -> None:
+    """Write down that an attempt's process is gone; it may live on in another container."""
+    written = _written(files)
+    if is_dead(written):
+        uploader.Training(files, written["pid"], written["pid_started"]).close()
+
+
+def _written(files: AttemptFiles) -> dict[str, Any]:
+    """Return what run.json says of an attempt."""
+    attempts: list[dict[str, Any]] = read_run(files.folder)["attempts"]
+    return next(attempt for attempt in attempts if attempt["attempt"] == files.attempt)
 
 
 def _delete_spool(files: AttemptFiles) -> None:

@@ -110,8 +110,11 @@ class Training:
         self.has_died = threading.Event()
 
     def is_over(self) -> bool:
-        """Tell whether the attempt writes no more."""
-        return not self.lives() or self.files.outcome.exists()
+        """Return whether the attempt writes no more, and how it ended is known if it ever is."""
+        from halfstep.run_folder import read_outcome
+
+        lives = self.lives()  # before its outcome, which it writes last
+        return not lives or read_outcome(self.files, lives=lives) is not None
 
     def lives(self) -> bool:
         """Tell whether the process lives."""

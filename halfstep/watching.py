@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import sys
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,14 +26,24 @@ from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.credentials import Credentials, Unreadable
 from halfstep.ending import Ending
-from halfstep.events import shown
+from halfstep.events import cleaned, shown
 from halfstep.logged import as_scalar, file_of, is_number
+from halfstep.notebook import Cells
 from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
-from halfstep.run_folder import came_to, configure, is_called, open_run, slug, write_outcome
+from halfstep.run_folder import (
+    RunIsWritten,
+    came_to,
+    configure,
+    is_called,
+    open_run,
+    slug,
+    write_outcome,
+)
 from halfstep.saying import in_a_line, say
 from halfstep.spool import BadEvent, Event, Steps
 from halfstep.unheard import Unheard
+from halfstep.writer_lock import WriterLock
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -81,7 +92,7 @@ def watch(
     norms of each layer's gradients; headroom_every: between looks at each module's largest numbers.
     """
     global _active
-    if _active is not None:
+    if _active is not None and not _active._is_superseded(run, name):
         _active._called_again(run, name)
         _active.add(*modules)
         return _active
@@ -104,6 +115,7 @@ def watch(
             say(f"watching; this is run {queued.files.folder.name} of the queue")
             return _active
         server = None if chosen == "offline" else _server(url, token)
+        lock = WriterLock()
         files = open_run(
             arguments.folder(folder),
             name=arguments.label("name", name),
@@ -113,14 +125,19 @@ def watch(
             tags=arguments.tags(tags),
             secret=server.token if server else token,
             say=say,
+            claim=lock.claim,
         )
         _active = Watch(
             files,
             optimizers=arguments.optimizers(optimizers),
             scaler=arguments.scaler(scaler),
             server=server,
+            lock=lock,
             every=every,
         )
+    except RunIsWritten as error:
+        say(f"not watching: {error}")
+        return Watch(None)
     except Exception as error:
         say(f"cannot watch, and the script goes on without: {type(error).__name__}: {error}")
         return Watch(None)
@@ -143,6 +160,7 @@ class Watch:
         scaler: "GradScaler | None" = None,
         server: Credentials | None = None,
         queued: QueuedRun | None = None,
+        lock: WriterLock | None = None,
         every: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         """files: where it is written; None: nothing is watched, and every method does nothing.
@@ -154,6 +172,7 @@ class Watch:
         self.page: str | None = None  # where it is to be seen, once the server has answered
         self._server = server
         self._queued = queued
+        self._lock = lock or WriterLock()
         self._is_on = False
         self._has_ended = files is None
         if files is None:
@@ -173,7 +192,9 @@ class Watch:
         self._looked_at = clock()
         self._revivals = 0
         self._complaints: set[str] = set()
-        self._ending = Ending(self._end)
+        self._ending = Ending(self._process_ends, files.exit_code)
+        self._cells = Cells(self._cell_raised)
+        self._cell_end: tuple[int, str, str] | None = None  # its step, as _end has them the others
         self._taps.arm()
         self._is_on = True
 
@@ -322,7 +343,7 @@ class Watch:
             self._revive()
 
     def _configure(self, config: object) -> None:
-        told = arguments.config(config)
+        told = arguments.config(config, self._complain)
         if not self._queued:
             configure(self._written.folder, told, self.secret)
             return
@@ -344,15 +365,16 @@ class Watch:
         if not isinstance(values, Mapping):
             self._complain(f"log was told {shown(values)}; allowed: a dictionary of values by name")
             return
+        self._cell_end = None
         for name, value in values.items():
             try:
                 if not isinstance(name, str) or not name.strip():
                     what = f"its name is {in_a_line(name)}; allowed: {arguments.LABEL}"
                     self._complain(f"a value is not logged: {what}")
                 elif is_number(value):
-                    self._log_number(name, value, step)
+                    self._log_number(cleaned(name), value, step)
                 else:
-                    self._log_file(name, value, step)
+                    self._log_file(cleaned(name), value, step)
             except Exception as error:  # of a figure, a table: whatever made them raises in here
                 self._complain(f"{str(name)[:100]} is not logged: {error}")
         if clock() - self._flushed_at > FLUSH_SECONDS:
@@ -384,7 +406,8 @@ class Watch:
             self._complain(f"{path} is no file, and not registered as a checkpoint")
             return
         folder = Path("checkpoints") / f"step-{self.step:08}"
-        place = self._inside(folder if kind == "checkpoint" else folder / slug(kind)) / path.name
+        place = self._inside(folder if kind == "checkpoint" else folder / slug(kind))
+        place /= cleaned(path.name)
         place.unlink(missing_ok=True)
         # What is sent or stored later, the script may have replaced by then.
         if upload or self._queued or not _linked(place, path):
@@ -464,11 +487,43 @@ class Watch:
         if ending.is_due and not ending.held:
             ending.terminate()
 
-    def _end(self, status: str, error: str | None) -> None:
-        if not self._has_ended:
-            self._protected(self._finish, status, error)
+    def _process_ends(self, status: str, error: str | None, exit_code: int | None) -> None:
+        if status == "finished":
+            self._end_after_cells(status, exit_code)
+        else:
+            self._end(status, error, exit_code)
 
-    def _finish(self, status: str, error: str | None) -> None:
+    def _end(self, status: str, error: str | None, exit_code: int | None = None) -> None:
+        if not self._has_ended:
+            self._protected(self._finish, status, error, exit_code)
+
+    def _is_superseded(self, *names: object) -> bool:
+        """End the run if a call of `watch` begins another; return whether it did.
+
+        A notebook's later cell does, and in a child of multiprocessing, a pool's next task say,
+        the name of another run.
+        """
+        if self._queued or self._has_ended:
+            return False
+        if self._cells.has_ended:
+            self._end_after_cells("interrupted")
+        elif self._ending.is_child and self._is_other(*names):
+            self._end("finished", None)
+        return self._has_ended
+
+    def _end_after_cells(self, status: str, exit_code: int | None = None) -> None:
+        """End as the last cell that trained did, if it raised."""
+        step, cell_status, error = self._cell_end or (-1, "", "")
+        if step == self.step:
+            self._end(cell_status, error, exit_code)
+        else:
+            self._end(status, None, exit_code)
+
+    def _cell_raised(self, error: BaseException) -> None:
+        status = "terminated" if isinstance(error, KeyboardInterrupt) else "failed"
+        self._cell_end = self.step, status, "".join(traceback.format_exception(error))
+
+    def _finish(self, status: str, error: str | None, exit_code: int | None) -> None:
         is_heard = self._is_on
         self._disarm()
         try:
@@ -477,7 +532,9 @@ class Watch:
             if is_heard:  # and else what ended the watching does so again
                 self._fail(problem)
         self._spool.close()
-        write_outcome(self._written, status, self.step, error)
+        write_outcome(self._written, status, self.step, error, exit_code)
+        self._lock.release()
+        self._ending.cancel()  # not before: a pool sends SIGTERM while its workers end
         if self._queued:
             self._queued.leave(self.step)
         self._revive()
@@ -510,15 +567,17 @@ class Watch:
         global _active
         self._has_ended, _active = True, None
         self._hear_no_more()
-        self._ending.cancel()
+        self._cells.forget()
 
     def _called_again(self, *names: object) -> None:
         """Say so where another run is wanted than the one that is watched."""
-        wanted = next((each for each in names if isinstance(each, str) and each), None)
-        if wanted is None or self._queued or not self._is_on:
-            return
-        if not is_called(self._written.folder, wanted):
+        if not self._queued and self._is_on and self._is_other(*names):
             self._complain(f"{self.folder} goes on; `finish()` ends it before another begins")
+
+    def _is_other(self, *names: object) -> bool:
+        """Return whether the first name that is given is another run's."""
+        wanted = next((name for name in names if isinstance(name, str) and name), None)
+        return wanted is not None and not is_called(self._written.folder, wanted)
 
     def _complain(self, text: str) -> None:
         """Say something once."""
@@ -530,6 +589,8 @@ class Watch:
 def _after_fork() -> None:
     """In a forked process, a loader's worker say: the run is its parent's."""
     if _active is not None:
+        _active._ending.cancel()
+        _active._lock.release()
         _active._disarm()
 
 

@@ -79,10 +79,17 @@ class Begun(Position):
 class End(BaseModel):
     """How an attempt's process ended."""
 
-    status: Literal["finished", "failed", "terminated", "vanished"]
+    status: Literal["finished", "failed", "terminated", "interrupted", "vanished"]
     step: Annotated[int, Field(ge=0, le=LARGEST_COUNT, description="The last one that it made")]
     error: Annotated[
         str | None, Field(max_length=TEXT_CHARACTERS, description="The traceback, if it raised")
+    ] = None
+    exit_code: Annotated[
+        int | None,
+        Field(ge=-255, le=255, description="Of its process, negative for a signal; null: unknown"),
+    ] = None
+    lost_bytes: Annotated[
+        int | None, Field(ge=0, le=LARGEST_COUNT, description="Damaged, of its spool")
     ] = None
 
 
@@ -198,7 +205,17 @@ async def send_file(
 @router.post("/{run_id}/{attempt}/end")
 def end(run_id: RowId, attempt: RowId, told: End, session: Db, sender: Sender) -> Told:
     """Say how an attempt's process ended. A later attempt may go on with the run."""
-    ingest.end(session, sender, run_id, attempt, told.status, step=told.step, error=told.error)
+    ingest.end(
+        session,
+        sender,
+        run_id,
+        attempt,
+        told.status,
+        step=told.step,
+        error=told.error,
+        exit_code=told.exit_code,
+        lost_bytes=told.lost_bytes or 0,
+    )
     return Told(run=run_id, status=told.status)
 
 

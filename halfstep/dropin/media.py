@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from halfstep.dropin.unserved import ignored, say_once
-from halfstep.logged import Counts
+from halfstep.logged import Counts, picture, pixels
 
 BINS = 64
 MOST_BINS = 512
@@ -16,7 +16,7 @@ MOST_BINS = 512
 class Image:
     """A picture: of Pillow, an array (H, W), (H, W, C), a tensor (C, H, W), a figure, or a file's.
 
-    Numbers from 0 to 1, or from -1 to 1, are spread over 0 to 255.
+    Numbers from 0 to 1, or from -1 to 1, are spread over 0 to 255; a batch is shown as a grid.
     """
 
     def __init__(
@@ -43,31 +43,26 @@ class Image:
         if isinstance(data, str | Path):
             import PIL.Image
 
-            with PIL.Image.open(data) as picture:
-                return picture.convert(self._mode or "RGB")
+            with PIL.Image.open(data) as image:
+                image.load()
+                return self._in_mode(image)
         if hasattr(data, "savefig"):  # matplotlib
             data.canvas.draw()
             return np.asarray(data.canvas.buffer_rgba(), np.uint8)
         if hasattr(data, "save") and hasattr(data, "mode"):
-            return data.convert(self._mode) if self._mode else data
+            return self._in_mode(data)
         is_tensor = hasattr(data, "detach")
         if is_tensor:
-            data = data.detach().cpu().numpy()
-        pixels = np.asarray(data)
-        if is_tensor and pixels.ndim == 3:
-            pixels = np.moveaxis(pixels, 0, -1)
-        return self._spread(pixels)
+            data = data.detach().cpu()
+            data = (data.float() if data.is_floating_point() else data).numpy()
+        array = np.asarray(data)
+        if is_tensor and array.ndim in (3, 4):
+            array = np.moveaxis(array, -3, -1)
+        return pixels(array, is_spread=self._normalize)
 
-    def _spread(self, pixels: Any) -> Any:
-        if pixels.dtype == np.uint8:
-            return pixels
-        numbers = pixels.astype(np.float32)
-        low, high = (float(numbers.min()), float(numbers.max())) if numbers.size else (0.0, 0.0)
-        if self._normalize and pixels.dtype.kind == "f" and low >= 0 and high <= 1:
-            numbers = numbers * 255
-        elif self._normalize and pixels.dtype.kind == "f" and low >= -1 and high <= 1:
-            numbers = (numbers + 1) / 2 * 255
-        return np.nan_to_num(numbers).clip(0, 255).astype(np.uint8)
+    def _in_mode(self, image: Any) -> Any:
+        converted = picture(image)
+        return converted.convert(self._mode) if self._mode else converted
 
 
 class Table:

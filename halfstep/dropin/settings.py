@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+from halfstep.config_values import as_config
 from halfstep.dropin.unserved import say_once, unraised
-from halfstep.run_folder import as_config
 
 
 class Entries(MutableMapping[str, Any]):

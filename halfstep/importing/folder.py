@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from halfstep.attempt_files import AttemptFiles
+from halfstep.config_values import as_config
 from halfstep.importing import media
 from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Damaged, Found, Media, Point
 from halfstep.logged import MOST_BYTES
-from halfstep.run_folder import FORMAT, as_config, slug, write_json, write_outcome
+from halfstep.run_folder import FORMAT, slug, write_json, write_outcome
 from halfstep.spool import (
     NONFINITE_LOSS,
     SKIPPED,

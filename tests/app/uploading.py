@@ -89,8 +89,10 @@ class Uploader:
             headers=self.headers,
         )
 
-    def end(self, status: str = "finished", step: int = 0, error: str | None = None) -> Any:
-        content = {"status": status, "step": step, "error": error}
+    def end(
+        self, status: str = "finished", step: int = 0, error: str | None = None, **more: Any
+    ) -> Any:
+        content = {"status": status, "step": step, "error": error, **more}
         return self.post(f"/{self.run}/{self.attempt}/end", content)
 
     def post(self, path: str, content: Any) -> httpx2.Response:

@@ -15,6 +15,7 @@ from halfstep.credentials import Credentials
 from halfstep.spool import FILE_HEADER, FRAME_HEADER
 
 PIECE_BYTES = 4 * 2**20
+OUTCOME = {"status", "step", "error", "exit_code", "lost_bytes"}
 
 
 class Problem(Exception):
@@ -105,7 +106,7 @@ class IngestServer:
         if what == "end":
             attempt.outcome = json.loads(body)
             assert attempt.outcome is not None
-            assert attempt.outcome.keys() == {"status", "step", "error"}
+            assert attempt.outcome.keys() == OUTCOME
             return {}
         if what.startswith("files/"):
             return self._put_file(attempt, unquote(what.removeprefix("files/")), query, body)

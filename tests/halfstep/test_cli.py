@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -13,6 +14,7 @@ from app.commands import STORAGE
 from app.user_command import USER
 from halfstep import __version__, cli
 from halfstep.alert_commands import ALERT
+from halfstep.client import Client
 from halfstep.commands import COMMANDS, RUN
 from halfstep.shelf_commands import NOTE, PRESET, RETENTION
 from halfstep.sweep_commands import SWEEP
@@ -96,6 +98,28 @@ def test_the_services_commands_are_known_without_it(monkeypatch: pytest.MonkeyPa
     told = r"`recipe` .* in a clone of Halfstep, pip install \./halfstep '\.\[worker\]'"
     with pytest.raises(SystemExit, match=told):
         cli.main(["recipe", "check", "mine.py"])
+
+
+@pytest.mark.parametrize(
+    "words", [["--sort", "-lr"], ["--sort=-lr"], ["--limit", "5", "--sort", "-lr", "status:failed"]]
+)
+def test_runs_are_sorted_downwards_by_a_word_with_a_dash(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """argparse takes such a word for an option; a real option behind --sort is one still."""
+    asked: list[str] = []
+
+    def run_page(_self: Client, _filter: str, *, sort: str, limit: int) -> dict[str, Any]:
+        asked.append(sort)
+        return {"runs": [], "notes": []}
+
+    monkeypatch.setattr(Client, "run_page", run_page)
+    monkeypatch.setenv("HALFSTEP_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HALFSTEP_TOKEN", "token")
+    RUN["list"](words)
+    assert asked == ["-lr"]
+    with pytest.raises(SystemExit):
+        RUN["list"](["--sort", "--limit", "5"])
 
 
 def test_unknown_command_is_named() -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,10 +20,11 @@ from halfstep import credentials, process, sending, uploader, watching
 from halfstep.answers import ApiError
 from halfstep.attempt_files import AttemptFiles
 from halfstep.credentials import Credentials
+from halfstep.events import cleaned
 from halfstep.ingest import Ingest
 from halfstep.run_folder import configure, last_step, open_run, read_run, write_json, write_outcome
 from halfstep.sending import RunSending
-from halfstep.spool import EVENT, STEP_DTYPE, SpoolWriter, frame
+from halfstep.spool import EVENT, STEP_DTYPE, SpoolWriter, frame, lost_bytes
 from halfstep.upload import TRIES, run_folders
 from halfstep.upload import upload as send_run
 from tests import warm
@@ -95,6 +96,11 @@ def spooled(files: AttemptFiles) -> dict[int, bytes]:
 def arrived(site: IngestServer, files: AttemptFiles) -> Attempt:
     """Return what the server has of an attempt."""
     return site.runs[read_run(files.folder)["id"]].attempts[files.attempt]
+
+
+def ended(status: str, step: int) -> dict[str, Any]:
+    """Return what the server is told of an end without an error."""
+    return {"status": status, "step": step, "error": None, "exit_code": None, "lost_bytes": 0}
 
 
 def only_run(site: IngestServer) -> Run:
@@ -207,7 +213,7 @@ def test_a_run_arrives_whole(site: IngestServer, tmp_path: Path) -> None:
     assert len(attempt.spool) > 2
     assert attempt.spool == spooled(writer.files)
     assert attempt.files == {"artifacts/step-00000200/a.txt": b"hello"}
-    assert attempt.outcome == {"status": "finished", "step": 300, "error": None}
+    assert attempt.outcome == ended("finished", 300)
 
 
 @pytest.mark.parametrize("fault", ["500", "page", "cut", "cut after"])
@@ -417,8 +423,7 @@ def test_a_death_without_a_word_is_told_once_all_is_sent(
     uploading.kill()
     uploading.end()
     assert arrived(site, writer.files).spool == spooled(writer.files)
-    vanished = {"status": "vanished", "step": 300, "error": None}
-    assert arrived(site, writer.files).outcome == vanished
+    assert arrived(site, writer.files).outcome == ended("vanished", 300)
     again = Writer(tmp_path)
     assert again.files.attempt == 2
     send(site, again.steps().finish().files)
@@ -433,7 +438,7 @@ def test_a_death_after_the_last_word_is_none_of_its_own(
     uploading = following(site, writer.files)
     uploading.kill()
     uploading.end()
-    assert arrived(site, writer.files).outcome == {"status": "finished", "step": 100, "error": None}
+    assert arrived(site, writer.files).outcome == ended("finished", 100)
 
 
 def test_a_server_that_comes_and_goes_gets_everything(
@@ -547,7 +552,12 @@ def test_upload_sends_all_runs_below_a_folder(site: IngestServer, tmp_path: Path
     )
     assert all(arrived(site, files).spool == spooled(files) for files in runs)
     told = [json.loads(line) for line in upload(site, tmp_path, "--json").stdout.splitlines()]
-    assert told[0] == {"folder": str(runs[0].folder), "page": f"{site.url}/runs/7", "is_over": True}
+    assert told[0] == {
+        "folder": str(runs[0].folder),
+        "page": f"{site.url}/runs/7",
+        "is_over": True,
+        "problems": [],
+    }
 
 
 def test_upload_says_what_has_not_ended_and_what_is_at_work(
@@ -594,6 +604,149 @@ def test_upload_says_why_it_cannot(site: IngestServer, tmp_path: Path) -> None:
     with Ingest(away) as ingest, pytest.raises(ApiError, match="the server does not answer"):
         send_run(files.folder, ingest, print, waited.append)
     assert len(waited) == TRIES - 1
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[AttemptFiles], None]] = {
+    "run.json is cut": lambda files: _replace(files.folder / "run.json", b'{"id": '),
+    "run.json is empty": lambda files: _replace(files.folder / "run.json", b""),
+    "run.json is a list": lambda files: _replace(files.folder / "run.json", b"[]"),
+    "run.json lacks all": lambda files: _replace(files.folder / "run.json", b"{}"),
+    "run.json is no UTF-8": lambda files: _replace(files.folder / "run.json", b"\xff\xfe"),
+    "run.json is too deep": lambda files: _replace(files.folder / "run.json", b"[" * 10**5),
+    "attempts are texts": lambda files: write_json(
+        files.folder / "run.json", read_run(files.folder) | {"attempts": ["a"]}
+    ),
+    "outcome is cut": lambda files: _replace(files.outcome, b"{"),
+    "outcome lacks all": lambda files: _replace(files.outcome, b"{}"),
+    "spool is a folder": lambda files: (files.spool / "1-9.spool").mkdir(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_upload_reports_each_folder_and_goes_on_after_a_damaged_one(
+    site: IngestServer, tmp_path: Path, damage: str
+) -> None:
+    """In a line each; the exit code says that one of them was not sent."""
+    first, bad, last = (Writer(tmp_path, name).steps().finish().files for name in "abc")
+    DAMAGES[damage](bad)
+    done = upload(site, tmp_path)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, len(lines)) == (1, 3), done.stderr
+    for line, files in zip(lines, (first, bad, last), strict=True):
+        assert line.startswith(f"{files.folder}: ")
+        assert ("not sent; " in line) == (files is bad)
+    assert "Traceback" not in done.stderr
+    for files in (first, last):
+        assert arrived(site, files).spool == spooled(files)
+        assert arrived(site, files).outcome is not None
+
+
+def test_upload_goes_on_after_a_run_that_the_server_refuses(
+    site: IngestServer, tmp_path: Path
+) -> None:
+    """Its answer is about this one only."""
+    files = [Writer(tmp_path, name).steps().finish().files for name in "ab"]
+    site.faults = ["422"]
+    done = upload(site, tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[0].startswith(f"{files[0].folder}: not sent; ")
+    assert arrived(site, files[1]).spool == spooled(files[1])
+
+
+@pytest.mark.parametrize(
+    "text", ["caf\udce9", "nul\0", "\ud83d", "\udc80" * 3], ids=["latin", "nul", "high", "low"]
+)
+def test_lone_surrogates_are_escaped_wherever_they_stand(
+    site: IngestServer, tmp_path: Path, text: str
+) -> None:
+    """In names, tags, configurations, names of metrics and texts; each run is sent."""
+    with halfstep.watch(
+        folder=tmp_path,
+        name=f"a{text}",
+        project=f"p{text}",
+        tags=[f"t{text}"],
+        config={text: text, "list": [{text: text}]},
+        mode="offline",
+    ) as watch:
+        watch.log({f"m{text}": 1.0, f"n{text}": f"said {text}"})
+    Writer(tmp_path, "z").steps().finish()
+    done = upload(site, tmp_path)
+    assert done.returncode == 0, done.stderr
+    escaped = cleaned(text)
+    run = next(run for run in site.runs.values() if run.described["name"].startswith("a"))
+    assert run.described["name"] == f"a{escaped}"
+    assert run.described["tags"] == [f"t{escaped}"]
+    assert run.described["config"] == {escaped: escaped, "list": [{escaped: escaped}]}
+    assert len(site.runs) == 2
+
+
+def test_a_run_whose_process_is_dead_has_failed_when_it_is_sent(
+    site: IngestServer, tmp_path: Path
+) -> None:
+    """Of another PID namespace, boot or machine it is unknown, and the run goes on."""
+    writer = Writer(tmp_path).steps()
+    described = read_run(writer.files.folder)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        attempt = described["attempts"][0] | {
+            "pid": other.pid,
+            "pid_started": process.started(other.pid),
+        }
+        write_json(writer.files.folder / "run.json", described | {"attempts": [attempt]})
+        assert "it has not ended yet" in upload(site, tmp_path).stdout  # it lives
+        other.kill()
+    for elsewhere in ({"pid_space": "another"}, {"pid_space": None}, {"pid_started": None}):
+        away = described | {"attempts": [attempt | elsewhere]}
+        write_json(writer.files.folder / "run.json", away)
+        assert "it has not ended yet" in upload(site, tmp_path).stdout
+    assert arrived(site, writer.files).outcome is None
+    write_json(writer.files.folder / "run.json", described | {"attempts": [attempt]})
+    assert upload(site, tmp_path).stdout.endswith("/runs/7\n")
+    outcome = arrived(site, writer.files).outcome
+    assert outcome is not None
+    assert (outcome["status"], outcome["step"]) == ("vanished", 100)
+
+
+def _flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("place", ["first", "last", "header", "length"])
+def test_damaged_bytes_of_a_spool_are_reported(
+    site: IngestServer, tmp_path: Path, place: str
+) -> None:
+    """By the line of the run, to the server and by the exit code; a cut last frame is none."""
+    writer = Writer(tmp_path).steps(2).finish()
+    path = writer.files.spool / "1-0.spool"
+    content = path.read_bytes()
+    half = (len(content) - 16) // 2
+    at = {"first": 40, "last": 16 + half + 40, "header": 0, "length": 16 + 3}[place]
+    path.write_bytes(_flipped(content, at))
+    lost = 16 if place == "header" else half
+    if place == "header":
+        assert lost_bytes(path) == lost
+        return
+    done = upload(site, tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.endswith(f"; {lost:,} damaged bytes in the spool of attempt 1 are lost\n")
+    outcome = arrived(site, writer.files).outcome
+    assert outcome is not None
+    assert outcome["lost_bytes"] == lost
+
+
+def test_a_last_frame_that_is_cut_is_no_damage(site: IngestServer, tmp_path: Path) -> None:
+    """A process that is killed while it writes leaves one."""
+    writer = Writer(tmp_path).steps(2).finish()
+    path = writer.files.spool / "1-0.spool"
+    content = path.read_bytes()
+    for size in range(len(content) - 300, len(content) + 1, 7):
+        path.write_bytes(content[:size])
+        assert lost_bytes(path) == 0
+    assert upload(site, tmp_path).returncode == 0
 
 
 def test_upload_with_a_refused_token_ends_at_once(site: IngestServer, tmp_path: Path) -> None:

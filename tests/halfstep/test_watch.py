@@ -526,8 +526,6 @@ UNLOGGED: list[tuple[dict[Any, Any], str]] = [
         {"word": np.array("abc")},
         "word is not logged: it is array('abc', dtype='<U3'); allowed: a n",
     ),
-    ({"text": "a\udc80"}, "text is not logged: it has '\\udc80'; allowed: text without lone surr"),
-    ({"rows": [{"a": "\udc80"}]}, "rows is not logged: it has '\\udc80'; allowed: text without lo"),
     (
         {" \n": 1.0},
         r"a value is not logged: its name is ' \n'; allowed: text without NUL and lone ",
@@ -800,7 +798,7 @@ def test_a_wrong_argument_ends_no_script(
 
 @pytest.mark.parametrize(
     ("argument", "told"),
-    [("folder", 5), ("run", 7), ("run", ""), ("run", " "), ("run", "r" * 201), ("run", "a\0")],
+    [("folder", 5), ("run", 7), ("run", ""), ("run", " "), ("run", "r" * 201)],
 )
 def test_where_it_is_written_is_not_guessed(
     tmp_path: Path,
@@ -936,7 +934,7 @@ WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
         lambda watch: watch.add(torch.optim.SGD([torch.zeros(1)])),
         "it was told the optimizer SGD; allowed: optimizers=[…]",
     ),
-    "configure": (lambda watch: watch.configure(endless()), "RecursionError: "),
+    "configure": (lambda watch: watch.configure([1]), "it is [1]; allowed: a dictionary"),
     "resume": (
         lambda watch: watch.resume("abc"),
         "its step is 'abc'; allowed: a whole number from 0",
@@ -951,12 +949,6 @@ WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
     "checkpoint": (lambda watch: watch.checkpoint(None), "TypeError: "),
     "checkpoint, its kind": (lambda watch: watch.checkpoint(__file__, kind=5), "TypeError: "),
 }
-
-
-def endless() -> dict[str, Any]:
-    config: dict[str, Any] = {}
-    config["itself"] = config
-    return config
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -1109,10 +1101,10 @@ main(globals()[sys.argv[2]])
     ("end", "code", "status", "error"),
     [
         ("returns", 0, "finished", None),
-        ("exits", 3, "finished", None),
+        ("exits", 3, "failed", None),
         ("raises", 1, "failed", "KeyError: 'broken'"),
         ("terminated", -signal.SIGTERM, "terminated", None),
-        ("own_handler", 7, "finished", None),
+        ("own_handler", 7, "failed", None),
         ("forks", 0, "finished", None),
         ("loads", 0, "finished", None),
     ],

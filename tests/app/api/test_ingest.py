@@ -21,7 +21,7 @@ from db.database import Database
 from db.settings import Settings
 from db.storage import mismatches, open_store
 from db.tables import Checkpoint, Metric, Run, Status, Step, User, WatchedAttempt
-from halfstep.spool import EVENT, FILE_HEADER, MAGIC, STEPS, VERSION, frame
+from halfstep.spool import EVENT, FILE_HEADER, MAGIC, STEP_DTYPE, STEPS, VERSION, frame
 from tests.app.uploading import Uploader, described, write_token
 from tests.db.telemetry_made import make_events, make_metric, make_steps
 from tests.spool_made import spool_anything
@@ -107,6 +107,46 @@ def test_a_piece_that_is_sent_again_changes_nothing(uploader: Uploader, database
         assert problem["offset"] == len(content)
     assert uploader.begin().json()["offset"] == len(content)
     assert steps_of(database) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("place", ["header", "first", "second", "length", "checksum"])
+def test_damaged_bytes_cost_their_frame_only(
+    uploader: Uploader, database: Database, script: TestClient, place: str
+) -> None:
+    """What follows is recorded, and the run's log names the bytes; repeated, it changes nothing."""
+    uploader.begin()
+    content = bytearray(spool_steps(uploader, 2, 3, 4))
+    second = 16 + 12 + 2 * STEP_DTYPE.itemsize
+    at = {"header": 3, "first": 40, "second": second + 30, "length": second + 2}
+    content[at.get(place, second + 9)] ^= 0x55
+    answer = uploader.put(bytes(content))
+    assert (answer.status_code, answer.json()["offset"]) == (200, len(content))
+    lost = {"header": [], "first": [1, 2]}.get(place, [3, 4, 5])
+    assert steps_of(database) == [step for step in range(1, 10) if step not in lost]
+    with database.reading() as session:
+        [line] = [
+            line.text for line in series.log_lines(session, 1, most=50) if "damaged" in line.text
+        ]
+    begin, size = {"header": (0, 16), "first": (16, second - 16)}.get(
+        place, (second, 12 + 3 * STEP_DTYPE.itemsize)
+    )
+    assert f"{size:,} damaged bytes of the spool, from byte {begin:,}" in line
+    assert uploader.begin().json()["offset"] == len(content)
+
+
+def test_an_end_reports_the_bytes_that_were_lost(
+    uploader: Uploader, database: Database, script: TestClient
+) -> None:
+    """In the run's log, once."""
+    uploader.begin()
+    spool_steps(uploader, 2)
+    uploader.send()
+    for _ in range(2):
+        assert uploader.end("finished", step=2, lost_bytes=1234).status_code == 200
+    with database.reading() as session:
+        lines = [line.text for line in series.log_lines(session, 1, most=50)]
+    assert sum("1,234 bytes of its spool were damaged" in line for line in lines) == 1
+    assert script.get("/api/v1/runs/1").json()["status"] == "finished"
 
 
 def test_the_next_file_begins_at_its_start(uploader: Uploader, database: Database) -> None:

@@ -1,0 +1,35 @@
+"""The cells of a notebook, as IPython runs them: which process of theirs goes on between them."""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+
+class Cells:
+    """The cells that end while a run is watched; outside of IPython there are none."""
+
+    def __init__(self, on_error: Callable[[BaseException], None]) -> None:
+        """on_error: called with the exception of each cell that raises one."""
+        self.has_ended = False  # the cell that began the run
+        self._on_error = on_error
+        self._shell = _shell()
+        if self._shell:
+            self._shell.events.register("post_run_cell", self._ran)
+
+    def forget(self) -> None:
+        """Receive no more."""
+        if self._shell:
+            with suppress(ValueError):  # it was registered already, or is no more
+                self._shell.events.unregister("post_run_cell", self._ran)
+
+    def _ran(self, result: Any = None) -> None:
+        self.has_ended = True
+        if error := getattr(result, "error_in_exec", None):
+            self._on_error(error)
+
+
+def _shell() -> Any:
+    """Return the shell of IPython that this process runs, or None."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython and hasattr(ipython, "get_ipython") else None
