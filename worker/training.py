@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from db import checkpoints, gangs, queue
 from db.storage import get_file
 from db.tables import Checkpoint, Status
+from halfstep import data_paths
 from halfstep.attempt_files import write_file
 from worker import gang, gpus, run_environment
 from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full
@@ -88,6 +89,9 @@ class Training:
         attempt = self._attempt
         env = {**gpus.environment(attempt.devices if attempt.is_cuda else [])}
         env |= {"OMP_NUM_THREADS": "1"} | attempt.temporary() | attempt.wall(self._read)
+        if attempt.settings.walls:
+            roots = (attempt.settings.data_roots, str(attempt.files.temporary))
+            env[data_paths.ROOTS] = os.pathsep.join(filter(None, roots))
         if attempt.user is not None:  # of the service's it has neither cache nor list of recipes
             env["HALFSTEP_DATA"] = str(attempt.files.temporary)
         argv, enclosure = attempt.enclosed(self._argv(), str(attempt.recipe_file or ""))
