@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 #: Of a run's files, those that rows name.
-FOLDERS = ("/checkpoints/", "/artifacts/")
+FOLDERS = ("/checkpoints/", "/artifacts/", "/log/")
 #: Rows that name a file of the store's.
 Stored = Checkpoint | Artifact
 #: A file goes to a bucket in parts, so many at once: 64 MiB of memory, however large it is.

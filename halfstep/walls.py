@@ -1,4 +1,4 @@
-"""The sandbox of a run's process, by Landlock: which files it may open and which processes it reaches.
+"""The sandbox of a run's process, by Landlock: the files and processes that it reaches.
 
 The process applies it before it loads any code of a recipe or a script. It takes no privilege, and
 all child processes inherit it. Everything is denied but what a rule allows:
@@ -107,12 +107,12 @@ class Wall:
                 _allow(ruleset, place, READ)
             for device in (found for name in DEVICES for found in DEV.glob(name)):
                 _allow(ruleset, device, DEVICE)
-            for each in (SHARED_MEMORY.resolve(), *map(Path, self.free)):
-                _allow(ruleset, each, ALL)
-            for each in (self.own, *self.shared):
-                _allow(ruleset, Path(each), WITHOUT_LINKS)
-            for each in self.read:
-                _allow(ruleset, Path(each), READ)
+            for folder in (str(SHARED_MEMORY.resolve()), *self.free):
+                _allow(ruleset, Path(folder), ALL)
+            for folder in (self.own, *self.shared):
+                _allow(ruleset, Path(folder), WITHOUT_LINKS)
+            for file in self.read:
+                _allow(ruleset, Path(file), READ)
         except OSError:
             os.close(ruleset)
             raise

@@ -15,6 +15,7 @@ from halfstep.walls import can_stand
 from worker import sandbox
 from worker.enclosure import Enclosure
 from worker.limits import RunGroup
+from worker.log_file import LogFile
 from worker.run_users import RunUser
 
 LOST_LEASE = "its lease could not be renewed"
@@ -39,7 +40,8 @@ class Attempt:
     name.  recipe_file: where its source lies, if that is known.  started_at: the run's first start,
     by halfstep.clock.  remark: adds a line to the run's log.  keep_up: renews the lease while
     something takes long.  check_wanted: the same, and raises if the attempt is not to begin any
-    more.  user: that it has to itself, if it has one.  group: its cgroup, if it has one.
+    more.  user: that it has to itself, if it has one.  group: its cgroup, if it has one.  log: all
+    that it prints.
     """
 
     settings: Settings
@@ -58,6 +60,7 @@ class Attempt:
     check_wanted: Callable[[], None]
     user: RunUser | None = None
     group: RunGroup | None = None
+    log: LogFile | None = None
 
     def temporary(self) -> dict[str, str]:
         """Make the run's own folder of temporary files, and return the variables that name it: of a

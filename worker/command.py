@@ -74,7 +74,7 @@ class Command:
             ours = run_environment.of_commands() | self._attempt.wall()
             argv, enclosure = self._attempt.enclosed(argv, *self._places)
             environment = ours | deferred(self._environment) | enclosure
-            return Child(argv, environment, hidden=self._hidden)
+            return Child(argv, environment, self._hidden, self._attempt.log)
         except OSError as error:  # its variables are more than Linux takes, say
             raise CannotStart(f"it cannot be started: {error}", fault="settings") from error
 

@@ -25,6 +25,7 @@ from db.tables import COMMAND
 from halfstep.clock import clock
 from halfstep.events import shown
 from halfstep.spool import Position, SpoolReader, Unrecordable, frame, spool_files
+from worker.log_file import LogFile, compress, forget_part
 from worker.samples import SystemMonitor
 from worker.uploads import Uploads, files_of
 
@@ -93,6 +94,7 @@ class Recorder:
         self._sample_due = 0.0
         self._policy: dict[str, Any] = {}
         self.fault: str | None = None  # why the run has to end: what was told could not be recorded
+        self.log = LogFile(self._folder, attempt)
         with database.reading() as session:
             last = series.log_lines(session, run_id, most=1)
             newest = telemetry.newest_attempt(session, run_id, attempt)
@@ -119,6 +121,7 @@ class Recorder:
     def remark(self, text: str) -> None:
         """Add a line of our own to the run's log."""
         self._recording.remark(text)
+        self.log.remark(text)
 
     def flush(
         self,
@@ -169,6 +172,10 @@ class Recorder:
             for line in take_lines():
                 recording.log(line)
             self._collect()
+            for part in self.log.complete_parts():
+                event = wait_for(partial(compress, part, self._folder), meanwhile)
+                self.log.take(part)
+                recording.artifacts.append(event)
             self._has_sent_off = False
         if not self._has_sent_off:
             self._send_off(meanwhile)
@@ -194,6 +201,8 @@ class Recorder:
             if path.parent.name.startswith("step-"):  # of shards, the last of which this may be
                 with suppress(OSError):
                     path.parent.rmdir()
+        for event in recording.artifacts:
+            forget_part(event, self._folder)
         self._stored.clear()
         recording.forget()
         # Of what waits for a bucket whoever goes on after a crash has to read again.

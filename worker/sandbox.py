@@ -124,7 +124,7 @@ def executed(settings: Settings, recipe_files: Iterable[str] = ()) -> list[Path]
     code = [place for each in specs for place in each.submodule_search_locations or ()]
     recipes = [place for each in recipe_files for place in (each, str(Path(each).parent))]
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    places = [*python, *code, *recipes, *path, str(Path(sys.executable).parent), os.getcwd()]
+    places = [*python, *code, *recipes, *path, str(Path(sys.executable).parent), str(Path.cwd())]
     data = (settings.data / each for each in (".", "runs", "recipes.json", "server.json"))
     found = [
         *(Path(each).absolute() for each in places if each),

@@ -23,9 +23,9 @@ MOST_FILES = 100  # of a folder, that reading is tried of
 def can_write(path: str) -> bool:
     """Return whether a file, or one in a folder, can be written, or made where there is none."""
     place = Path(path)
-    while not os.path.exists(place):  # nor where it may not be looked for
+    while not _is(place.exists):
         place = place.parent
-    if not os.path.isdir(place):
+    if not _is(place.is_dir):
         return _opens(place, os.O_WRONLY)
     created = place / NAME
     if not _opens(created, os.O_WRONLY | os.O_CREAT | os.O_EXCL):
@@ -37,8 +37,8 @@ def can_write(path: str) -> bool:
 def can_read(path: str) -> bool:
     """Return whether a file, or one in a folder, can be opened; names may be listed."""
     place = Path(path)
-    files = islice(place.rglob("*"), MOST_FILES) if os.path.isdir(place) else [place]
-    return any(_opens(each, os.O_RDONLY) for each in files if os.path.isfile(each))
+    files = islice(place.rglob("*"), MOST_FILES) if _is(place.is_dir) else [place]
+    return any(_opens(each, os.O_RDONLY) for each in files if _is(each.is_file))
 
 
 def can_connect(path: str) -> bool:
@@ -49,6 +49,14 @@ def can_connect(path: str) -> bool:
         except OSError:
             return False
         return True
+
+
+def _is(question: Callable[[], bool]) -> bool:
+    """Return the answer of a path; False where the user may not even look."""
+    try:
+        return question()
+    except OSError:
+        return False
 
 
 def _opens(path: Path, flags: int) -> bool:

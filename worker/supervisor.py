@@ -68,7 +68,7 @@ class Supervisor:
         self.files = AttemptFiles(self.folder, attempt)
         self.store = open_store(settings)
         self.recorder = (
-            NodeLog(database, run_id, attempt, node)
+            NodeLog(settings, database, run_id, attempt, node)
             if node
             else Recorder(settings, database, self.store, run_id, attempt)
         )
@@ -178,6 +178,7 @@ class Supervisor:
                 check_wanted=self._check_wanted,
                 user=self.user,
                 group=self.group,
+                log=self.recorder.log,
             )
             kind = Command if run.source == COMMAND else Training
             self.work: Command | Training = kind(attempt, session)
@@ -221,6 +222,7 @@ class Supervisor:
             code = child.exit_code()
             if code is not None:
                 child.finish_listening()
+                self.recorder.log.close()
                 self.has_lost_lease = self.has_lost_lease or clock() > self.lease["kill"]
             try:
                 if not is_told:

@@ -97,7 +97,8 @@ class Training:
         argv, enclosure = attempt.enclosed(self._argv(), str(attempt.recipe_file or ""))
         if attempt.run.nodes > 1:
             env |= gang.environment(attempt.settings)
-        return Child(argv, run_environment.of_recipes(attempt.settings) | env | enclosure)
+        environment = run_environment.of_recipes(attempt.settings) | env | enclosure
+        return Child(argv, environment, log=attempt.log)
 
     def obey(self, wishes: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
         """Pass on what people want."""

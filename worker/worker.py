@@ -412,6 +412,7 @@ class Worker:
             with self.database.writing() as session:
                 queue.renew(session, run_id, attempt, self.settings.lease_seconds)
 
+        recorder.log.close()
         while not recorder.flush(meanwhile=renew):
             pass
         if recorder.fault:

@@ -33,9 +33,7 @@ class WorkerState(BaseModel):
     offers_commands: Annotated[bool, Field(description="Whether it runs command lines")]
     walls_stand: Annotated[
         bool,
-        Field(
-            description="Whether the sandbox of its runs held when the worker probed it at its start"
-        ),
+        Field(description="Whether the sandbox of its runs held when the worker probed it"),
     ]
     walls: Annotated[
         dict[str, str],

@@ -162,7 +162,7 @@ def test_a_run_writes_nothing_that_other_processes_execute(
         others = site.data / "runs" / str(first)
         plan = {
             "data": str(site.data),
-            "cwd": os.getcwd(),
+            "cwd": str(Path.cwd()),
             "made": [str(project / "torch.py"), str(others / "spool" / "9-0.spool")],
             "opened": [str(project / "attack.py"), str(others / "job-1.json")],
             "read": [str(home / ".aws/credentials"), str(home / ".config/halfstep/login.json")],
