@@ -22,8 +22,8 @@ from db.tables import Status
 from halfstep.attempt_files import AttemptFiles, write_file
 from halfstep.clock import clock
 from worker.attempt import LOST_LEASE, Ending
-from worker.log_file import LogFile, compress, forget_part
-from worker.recorder import wait_for
+from worker.log_file import LogFile, forget_part, published
+from worker.waiting import wait_for
 
 #: After an outage of the database others have so long to renew their leases, as we had.
 GRACE_SECONDS = 5.0
@@ -118,18 +118,17 @@ class NodeLog:
 
     def _publish(self, meanwhile: Callable[[], None]) -> bool:
         """Publish complete parts of the log; tell whether there was none. Raises Fenced."""
-        parts = self.log.complete_parts()
-        for part in parts:
-            event = wait_for(partial(compress, part, self._folder), meanwhile)
+        has_parts = False
+        for event in published(self.log, self._folder, self.remark, meanwhile):
+            has_parts = True
             path = self._folder / event["path"]
             key = path.relative_to(self._settings.data).as_posix()
             store = open_store(self._settings)
             wait_for(partial(put_file, store, key, path), meanwhile)
             with self._database.writing() as session:
                 artifacts.publish(session, self._run_id, self._attempt, event, key)
-            self.log.take(part)
             forget_part(event, self._folder)
-        return not parts
+        return not has_parts
 
     def _take(self, lines: list[dict[str, Any]]) -> None:
         told = {"attempt": self._attempt}

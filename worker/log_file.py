@@ -11,10 +11,13 @@ import hashlib
 import os
 import shutil
 import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from db.artifacts import LOG
+from worker.waiting import wait_for
 
 #: After so many bytes, uncompressed, a part is complete.
 PART_BYTES = 64 * 2**20
@@ -107,6 +110,24 @@ class LogFile:
 
     def _mark(self) -> bytes:
         return f"[halfstep: {self._missing_bytes:,} bytes are missing: {self._fault}]\n".encode()
+
+
+def published(
+    log: LogFile, folder: Path, remark: Callable[[str], None], meanwhile: Callable[[], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield the events of complete parts. One that a full disk cannot take compressed stays there.
+
+    meanwhile: called now and then while a part is compressed.
+    """
+    for part in log.complete_parts():
+        try:
+            event = wait_for(partial(compress, part, folder), meanwhile)
+        except OSError as error:
+            log.take(part)
+            remark(f"the log stays in {part}, which cannot be downloaded: {error}")
+            continue
+        log.take(part)
+        yield event
 
 
 def compress(part: Path, folder: Path) -> dict[str, Any]:

@@ -4,12 +4,11 @@ import errno
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import obstore
 from obstore.store import ObjectStore
@@ -25,14 +24,12 @@ from db.tables import COMMAND
 from halfstep.clock import clock
 from halfstep.events import shown
 from halfstep.spool import Position, SpoolReader, Unrecordable, frame, spool_files
-from worker.log_file import LogFile, compress, forget_part
+from worker.log_file import LogFile, forget_part, published
 from worker.samples import SystemMonitor
 from worker.uploads import Uploads, files_of
+from worker.waiting import wait_for
 
 SAMPLE_SECONDS = 2.0
-WAITING_SECONDS = 0.4
-
-Done = TypeVar("Done")
 
 
 class CannotRecord(Exception):
@@ -49,22 +46,6 @@ def in_short(error: Exception) -> str:
     """Name an error and what it says, without the statement that a database's has beside it."""
     said = str(error.orig if isinstance(error, DBAPIError) else error)
     return f"{type(error).__name__}: {shown(said.partition(chr(10))[0])}"
-
-
-def wait_for(work: Callable[[], Done], meanwhile: Callable[[], None]) -> Done:
-    """Return what `work` returns, which may take minutes; call `meanwhile` until then.
-
-    Files on their way to or from a bucket must not keep a lease from being renewed.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        working = pool.submit(work)
-        while True:
-            try:
-                return working.result(timeout=WAITING_SECONDS)
-            except TimeoutError:
-                if working.done():  # it was the work that timed out
-                    raise
-                meanwhile()
 
 
 class Recorder:
@@ -172,10 +153,8 @@ class Recorder:
             for line in take_lines():
                 recording.log(line)
             self._collect()
-            for part in self.log.complete_parts():
-                event = wait_for(partial(compress, part, self._folder), meanwhile)
-                self.log.take(part)
-                recording.artifacts.append(event)
+            parts = published(self.log, self._folder, recording.remark, meanwhile)
+            recording.artifacts += parts
             self._has_sent_off = False
         if not self._has_sent_off:
             self._send_off(meanwhile)

@@ -33,10 +33,11 @@ from worker.child import Child
 from worker.command import Command
 from worker.gang import Gang, NodeLog, as_told, close, judged
 from worker.limits import RunGroup
-from worker.recorder import CannotRecord, Recorder, may_pass, wait_for
+from worker.recorder import CannotRecord, Recorder, may_pass
 from worker.run_users import NoneFree, RunUser
 from worker.samples import SystemMonitor
 from worker.training import Training, retention
+from worker.waiting import wait_for
 
 #: How often the spool is looked at: a step is on the page within half a second.
 TICK_SECONDS = 0.05

@@ -18,8 +18,8 @@ from worker import gang, gpus, run_environment
 from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full
 from worker.child import Child
 from worker.environment import Started
-from worker.recorder import wait_for
 from worker.starting_weights import bring_weights
+from worker.waiting import wait_for
 
 STOPPED = "its worker was stopped"
 #: What a training said of its end, and what becomes of the run.
