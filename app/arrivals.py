@@ -16,7 +16,7 @@ from db import ingest
 from db.database import Database
 from db.errors import Invalid, Misplaced, StorageUnreachable
 from db.settings import Settings
-from db.storage import open_store, put_file
+from db.storage import is_full, open_store, put_file, storage_full
 from db.tables import User
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ def take_file(
     """Add a piece; return how much there is. A whole file is checked, and stored for good.
 
     Raises Misplaced if the piece does not begin where the file ends, Invalid if it is too long or
-    the whole has another hash; StorageUnreachable if disk or bucket fail.
+    the whole has another hash; StorageUnreachable if disk or bucket fail,
+    StorageFull if they have no room.
     """
     if _is_stored(database, file):
         return file.size_bytes
@@ -56,6 +57,8 @@ def take_file(
     except (OSError, obstore.exceptions.BaseError) as error:
         # Where it is and why it fails is for the operator, not for whoever sends.
         logger.warning("%s: %s", part, error)
+        if is_full(error):
+            raise storage_full(settings.data, file.size_bytes - offset) from error
         raise StorageUnreachable from error
 
 

@@ -7,6 +7,7 @@ signed for some minutes.
 
 import logging
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import obstore
@@ -16,7 +17,7 @@ from obstore.store import ObjectStore
 
 from app.auth import SignedIn
 from app.context import Db, TheSettings
-from app.file_names import artifact_name, file_name
+from app.file_names import artifact_name, file_name, log_name
 from app.parameters import RowId, RunId
 from db import artifacts, checkpoints, runs
 from db.errors import NotFound, StorageUnreachable
@@ -89,6 +90,38 @@ def download_artifact(
         "X-Content-Type-Options": "nosniff",
     }
     return _send(request, settings, row, artifact_name(run, row), headers)
+
+
+LOG_PATH = "/runs/{run_id}/log/download"
+
+
+@router.get(LOG_PATH, response_class=Response, tags=["runs"])
+def download_log(
+    run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedIn
+) -> StreamingResponse:
+    """Download all that a run has printed, compressed by gzip: its complete parts, one by one.
+
+    Of a run in training the last part, of 64 MiB at most, is not complete yet.
+    """
+    run, rows = runs.get(session, run_id), artifacts.log_files(session, run_id)
+    if not rows:
+        text = "has no log file: it has printed nothing, or its first part is not complete yet."
+        raise NotFound(f"Run {run_id} {text}")
+    store = open_store(settings, retry_seconds=RETRY_SECONDS)
+    for row in rows:
+        _check(store, row)
+    headers = {
+        "Cache-Control": "no-store",
+        "Content-Disposition": f'attachment; filename="{log_name(run)}"',
+        "Content-Length": str(sum(row.size_bytes for row in rows)),
+    }
+    chunks = (chunk for row in rows for chunk in _whole(store, row.key))
+    return StreamingResponse(chunks, headers=headers, media_type="application/gzip")
+
+
+def _whole(store: ObjectStore, key: str) -> Iterator[bytes]:
+    for chunk in obstore.get(store, key).stream(min_chunk_size=CHUNK_BYTES):
+        yield bytes(chunk)
 
 
 def _send(

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sqlite3
 from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
@@ -68,6 +69,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     secrets.Unreadable: 500,
     errors.DatabaseUnreachable: 503,
     errors.StorageUnreachable: 503,
+    errors.StorageFull: 507,
 }
 #: What pydantic says for those who program; of these more for those who type.
 IN_WORDS = {
@@ -199,6 +201,9 @@ def _on_database_error(request: Request, error: Exception) -> Response:
 def _without_database(request: Request, error: BaseException | None) -> Response:
     # Where the database is and why it is silent is for the operator, not for strangers.
     logger.warning("%s %s: %s", request.method, request.url.path, error)
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        text = "The disk that holds the database is full. Nothing was changed; free space on it."
+        return _answer(request, 507, text, _code(errors.StorageFull))
     text = "The database does not answer. Nothing was changed; try again."
     return _answer(request, 503, text, _code(errors.DatabaseUnreachable))
 

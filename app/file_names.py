@@ -28,11 +28,20 @@ def artifact_name(run: Run | RunSummary, row: Artifact) -> str:
     return f"{_stem(run, row)}-{_without_specials(row.name)}"
 
 
+def log_name(run: Run | RunSummary) -> str:
+    """Return a name that says the run: digits-fp16-run12-log.txt.gz."""
+    return f"{_stem_of_run(run)}-log.txt.gz"
+
+
 def _stem(run: Run | RunSummary, row: Checkpoint | Artifact) -> str:
+    return f"{_stem_of_run(run)}-step{row.step}"
+
+
+def _stem_of_run(run: Run | RunSummary) -> str:
     if run.source != RECIPE:
-        return f"{_without_specials(run.name).strip('-.')[:60] or 'run'}-run{run.id}-step{row.step}"
+        return f"{_without_specials(run.name).strip('-.')[:60] or 'run'}-run{run.id}"
     recipe = _without_specials(run.recipe).strip("-.") or "run"
-    return f"{recipe}-{run.precision}-run{run.id}-step{row.step}"
+    return f"{recipe}-{run.precision}-run{run.id}"
 
 
 def _without_specials(name: str) -> str:

@@ -71,8 +71,8 @@ def memory(size_bytes: float) -> str:
     return f"{float(f'{value:.3g}'):g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
 
 
-#: Codes for a terminal's colours and cursor; log.js takes them out too.
-_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
+#: Codes for a terminal's colours, cursor, links and titles; log.js takes them out too.
+_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|[@-Z\\-_])")
 
 
 def printed(text: str) -> str:

@@ -86,7 +86,9 @@ _TABLE: dict[str, str] = {
         api.diagnosis.get_findings api.diagnosis.get_histograms api.diagnosis.get_layer_norms
         api.diagnosis.get_headroom api.diagnosis.get_replays api.diagnosis.get_artifacts
     """,
-    Right.DOWNLOAD: "downloads.download downloads.download_artifact api.export.export_rows",
+    Right.DOWNLOAD: """
+        downloads.download downloads.download_artifact downloads.download_log
+        api.export.export_rows""",
     Right.SUBMIT: """
         pages.actions.go_on pages.comparison.queue_comparison
         api.runs.go_on api.comparison.compare

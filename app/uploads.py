@@ -19,7 +19,7 @@ from db import uploads
 from db.database import Database
 from db.errors import Invalid, StorageUnreachable
 from db.settings import Settings
-from db.storage import open_store, put_file
+from db.storage import is_full, open_store, put_file, storage_full
 from halfstep.run_settings import UPLOAD
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class Upload:
         self._name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[-NAME_CHARACTERS:].lstrip("-.")
         self._settings = settings
         self._check_size(declared_bytes)
+        self._declared_bytes = declared_bytes
         self._size, self._digest, self._head = 0, hashlib.sha256(), b""
         self._path = settings.data / uploads.FOLDER / "incoming" / uuid.uuid4().hex
 
@@ -69,7 +70,10 @@ class Upload:
             self._path.unlink(missing_ok=True)
         if isinstance(error, OSError | obstore.exceptions.BaseError):
             # Where it is and why it fails is for the operator, not for whoever sends.
-            logger.warning("the upload %s: %s", self._name, error)
+            logger.warning("the upload %s in %s: %s", self._name, self._path.parent, error)
+            if is_full(error):
+                needed = max(self._declared_bytes, self._size)
+                raise storage_full(self._settings.data, needed) from error
             raise StorageUnreachable from error
 
     def add(self, piece: bytes) -> None:

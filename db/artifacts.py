@@ -1,4 +1,6 @@
-"""Files that recipes leave after an evaluation, and what was found out about runs and steps."""
+"""Files that recipes leave after an evaluation, files of the log, and what was found out about
+runs and steps.
+"""
 
 from collections.abc import Collection
 from typing import Any
@@ -10,6 +12,10 @@ from db.errors import NotFound
 from db.paging import Page, page
 from db.queue import held
 from db.tables import Artifact, Diagnosis
+
+#: Names of the files that hold what a run has printed begin so, and no artifact's of a recipe.
+LOG = "log/"
+IS_LOG = Artifact.name.startswith(LOG)
 
 
 def publish(session: Session, run_id: int, attempt: int, event: dict[str, Any], key: str) -> None:
@@ -33,20 +39,26 @@ def publish(session: Session, run_id: int, attempt: int, event: dict[str, Any], 
 
 def newest(session: Session, run_id: int, *, most: int) -> list[Artifact]:
     """List a run's last artifacts, newest step first."""
-    query = select(Artifact).where(Artifact.run_id == run_id)
+    query = select(Artifact).where(Artifact.run_id == run_id, ~IS_LOG)
     query = query.order_by(Artifact.step.desc(), Artifact.name).limit(most)
     return list(session.scalars(query))
 
 
+def log_files(session: Session, run_id: int) -> list[Artifact]:
+    """List the files of a run's log, in the order in which they were printed."""
+    query = select(Artifact).where(Artifact.run_id == run_id, IS_LOG)
+    return list(session.scalars(query.order_by(Artifact.name)))
+
+
 def count(session: Session, run_id: int) -> int:
     """Return how many artifacts a run has."""
-    query = select(func.count()).select_from(Artifact).where(Artifact.run_id == run_id)
+    query = select(func.count()).select_from(Artifact).where(Artifact.run_id == run_id, ~IS_LOG)
     return session.scalars(query).one()
 
 
 def page_of_run(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
     """Return a page of a run's artifacts, newest step first."""
-    query = select(Artifact).where(Artifact.run_id == run_id)
+    query = select(Artifact).where(Artifact.run_id == run_id, ~IS_LOG)
     key = (Artifact.step, Artifact.id)
     return page(session, query, key, after=after, limit=limit, newest_first=True)
 

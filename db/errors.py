@@ -79,5 +79,9 @@ class StorageUnreachable(HalfstepError):
     """The storage of checkpoints and artifacts does not answer. Try again."""
 
 
+class StorageFull(HalfstepError):
+    """The disk that stores files has no room; the message has the bytes needed and free."""
+
+
 class DatabaseUnreachable(HalfstepError):
     """The database does not answer."""

@@ -12,7 +12,7 @@ from obstore.store import ObjectStore
 from sqlalchemy import ColumnElement, and_, delete, exists, false, func, not_, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from db import checkpoints, labels, runs
+from db import artifacts, checkpoints, labels, runs
 from db.database import Database, now
 from db.run_bin import DAY_SECONDS
 from db.storage import delete_files
@@ -79,7 +79,8 @@ def of_run(session: Session, run: Run, rules: Rules) -> Pruning:
     if PINNED in labels.tags_of(run) or checkpoints.started_from(session, run.id):
         return Pruning(run.id, run.name, [], 0, 0, 0)
     rows = _old_checkpoints(session, run, rules)
-    has_old_log = rules.log_days is not None and _is_older(session, run.ended_at, rules.log_days)
+    has_old_log = _has_old_log(session, run, rules)
+    log_files = artifacts.log_files(session, run.id) if has_old_log else []
     lines, samples = (
         (session.scalar(select(func.count()).where(table.run_id == run.id)) or 0)
         if has_old_log
@@ -90,7 +91,7 @@ def of_run(session: Session, run: Run, rules: Rules) -> Pruning:
         run_id=run.id,
         name=run.name,
         steps=sorted({row.step for row in rows}),
-        stored_bytes=sum(row.stored_bytes for row in rows),
+        stored_bytes=sum(row.stored_bytes for row in [*rows, *log_files]),
         log_lines=lines,
         samples=samples,
     )
@@ -103,7 +104,9 @@ def prune(database: Database, store: ObjectStore, run_id: int, rules: Rules) -> 
         found = of_run(session, run, rules)
         if not found:
             return found
-        rows = _old_checkpoints(session, run, rules)
+        rows: list[Checkpoint | Artifact] = [*_old_checkpoints(session, run, rules)]
+        if _has_old_log(session, run, rules):
+            rows += artifacts.log_files(session, run_id)
         keys = {row.key for row in rows if row.is_stored}
         for row in rows:
             session.delete(row)
@@ -128,6 +131,10 @@ def _has_old(rules: Rules) -> Iterator[ColumnElement[bool]]:
         is_old = Run.ended_at < now() - rules.log_days * DAY_SECONDS
         of_run = (exists().where(table.run_id == Run.id) for table in (LogLine, SystemSample))
         yield and_(is_old, or_(*of_run))
+
+
+def _has_old_log(session: Session, run: Run, rules: Rules) -> bool:
+    return rules.log_days is not None and _is_older(session, run.ended_at, rules.log_days)
 
 
 def _is_older(session: Session, moment: float | None, days: float) -> bool:

@@ -79,8 +79,9 @@ class Recording:
 
     def log(self, line: dict[str, Any]) -> None:
         """Add a line to the run's log."""
-        self._last_line += 1
-        self.pending.log_lines.append({"number": self._last_line, "attempt": self._attempt, **line})
+        numbered = {**line, "attempt": self._attempt}
+        self._last_line = telemetry.number_line(numbered, self._last_line)
+        self.pending.log_lines.append(numbered)
 
     def remark(self, text: str) -> None:
         """Add a line of our own to the run's log."""

@@ -1,5 +1,6 @@
 """Settings that server and worker share, from HALFSTEP_* environment variables."""
 
+import os
 import re
 import shlex
 from ipaddress import ip_network
@@ -129,7 +130,15 @@ class Settings(BaseSettings):
         str,
         Field(
             description="Folders below which recipes of this worker may be told to read, by "
-            "os.pathsep; empty: anywhere but in the system's and the service's own"
+            "os.pathsep; empty: anywhere but in the system's and the service's own, and with "
+            "HALFSTEP_WALLS in the run's own folder only"
+        ),
+    ] = ""
+    write_roots: Annotated[
+        str,
+        Field(
+            description="With HALFSTEP_WALLS, folders that runs of this worker may write besides "
+            "their own, by os.pathsep; empty: none"
         ),
     ] = ""
     run_environment: Annotated[
@@ -390,6 +399,12 @@ class Settings(BaseSettings):
     def weights_folders(self) -> list[Path]:
         """Return the folders below which a run may name weights."""
         named = filter(None, map(str.strip, self.weights.split(",")))
+        return [Path(each).expanduser().resolve() for each in named]
+
+    @property
+    def write_folders(self) -> list[Path]:
+        """Return the folders outside of its own that a run in the sandbox may write."""
+        named = filter(None, self.write_roots.split(os.pathsep))
         return [Path(each).expanduser().resolve() for each in named]
 
     @property

@@ -1,8 +1,10 @@
 """Where checkpoints and artifacts are kept: the data folder by default, a bucket by URL."""
 
+import errno
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from db.database import Database
-from db.errors import Invalid
+from db.errors import Invalid, StorageFull
 from db.settings import Settings
 from db.tables import ACTIVE, Artifact, Checkpoint, Run
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 #: Of a run's files, those that rows name.
-FOLDERS = ("/checkpoints/", "/artifacts/")
+FOLDERS = ("/checkpoints/", "/artifacts/", "/log/")
 #: Rows that name a file of the store's.
 Stored = Checkpoint | Artifact
 #: A file goes to a bucket in parts, so many at once: 64 MiB of memory, however large it is.
@@ -68,6 +70,19 @@ def why(error: Exception) -> str:
     """Return what a store said, in its own words if it had any, on one line."""
     said = re.search(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)</Message>", str(error))
     return ": ".join(said.groups()) if said else str(error).partition("\n")[0]
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error of a disk or a store means that there is no room left."""
+    number = getattr(error, "errno", None)
+    return number in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)
+
+
+def storage_full(folder: Path, needed: int) -> StorageFull:
+    """Return the error of a file that does not fit on the disk of a folder, with sizes in bytes."""
+    free = shutil.disk_usage(folder).free
+    text = f"The disk that stores files is full: {needed:,} bytes are needed, {free:,} are free."
+    return StorageFull(f"{text} Ask the operator to free space, then send the file again.")
 
 
 def put_file(store: ObjectStore, key: str, path: Path) -> None:

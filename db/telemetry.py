@@ -56,6 +56,11 @@ OUTLAST = (SPIKE, "failed_diagnosis", "obeyed", "length")
 WORKLOAD = ("examples", "tokens", "flops", "peak_flops", "device")
 
 
+#: Of a run's log, the lines that the database keeps: the first, and those that came last.
+FIRST_LINES, MOST_LINES = 1_000, 50_000
+LINES_A_LOOK = 5_000  # lines between two looks whether there are more
+
+
 @dataclass
 class Flush:
     """What one transaction records. steps: structured arrays with the fields STEP_COLUMNS."""
@@ -75,8 +80,22 @@ def number_lines(
     """Number lines after those that the run's log has by now. Raises Fenced."""
     held(session, run_id, attempt)
     newest = select(func.max(LogLine.number)).where(LogLine.run_id == run_id)
-    for number, line in enumerate(lines, (session.scalar(newest) or 0) + 1):
-        line["number"] = number
+    last = session.scalar(newest) or 0
+    for line in lines:
+        last = number_line(line, last)
+
+
+def number_line(line: dict[str, Any], last: int) -> int:
+    """Number a line after the last one, and return its number; of a gap, its last line's."""
+    line["number"] = last + 1
+    if "lines" not in line:
+        return last + 1
+    line["text"] = _gap(last + 1, last + int(line["lines"]))
+    return last + int(line["lines"])
+
+
+def _gap(first: int, last: int) -> str:
+    return f"[lines {first:,} to {last:,} are in the file of the log only]"
 
 
 def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
@@ -90,9 +109,26 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
         _summarise(run, steps)
         run.skipped = pyramid.count_skips(connection, run_id)
     _record_events(connection, run, flush.events)
-    _upsert(connection, LogLine, [{"run_id": run_id, **line} for line in flush.log_lines])
+    _record_lines(connection, run_id, flush.log_lines)
     _upsert(connection, SystemSample, [{"run_id": run_id, **row} for row in flush.samples])
     run.revision += 1
+
+
+def _record_lines(connection: Connection, run_id: int, lines: list[dict[str, Any]]) -> None:
+    """Write lines of the log; of many the oldest go, and a line with their numbers stays."""
+    columns = ("number", "attempt", "time", "stream", "text")
+    rows = [{"run_id": run_id, **{name: line[name] for name in columns}} for line in lines]
+    _upsert(connection, LogLine, rows)
+    if not rows or rows[0]["number"] // LINES_A_LOOK == rows[-1]["number"] // LINES_A_LOOK:
+        return
+    of_run = select(LogLine.number).where(LogLine.run_id == run_id)
+    oldest = of_run.order_by(LogLine.number.desc()).offset(MOST_LINES).limit(1)
+    cut = connection.scalar(oldest)
+    if cut is not None and cut > FIRST_LINES:
+        mine = (LogLine.run_id == run_id, LogLine.number > FIRST_LINES, LogLine.number <= cut)
+        connection.execute(delete(LogLine).where(*mine))
+        mark = {**rows[0], "number": cut, "stream": "halfstep", "text": _gap(FIRST_LINES + 1, cut)}
+        _upsert(connection, LogLine, [mark])
 
 
 def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None:

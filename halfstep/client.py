@@ -15,8 +15,9 @@ numpy arrays.
 
 import hashlib
 import time
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from email.message import Message
 from pathlib import Path
@@ -42,6 +43,8 @@ AWAY_SECONDS = 300.0  # for a server that is away while something is waited for
 LONGEST_PAUSE_SECONDS = 30.0  # between two tries meanwhile
 STORING_SECONDS = 600.0  # for a server that takes gigabytes to a bucket
 PIECE_BYTES = 1 << 20
+LOG_LINES_A_PAGE = 5000  # as many as the server lists at once
+GZIP = 16 + zlib.MAX_WBITS  # of zlib, gzip's format
 MOST_RUNS = 200  # that the server lists at once
 MOST_POINTS = 5000  # of a line, that the server thins out
 
@@ -356,13 +359,25 @@ class Client(AlertCalls, ShelfCalls):
         """Return the lines of a run's log, oldest first. last: so many at most, up to 5,000."""
         if last is not None:
             return list(self._get(f"/api/v1/runs/{run_id}/log", {"limit": last})["log"])
-        lines: list[dict[str, Any]] = []
-        query: dict[str, Any] | None = {}
+        pages: list[list[dict[str, Any]]] = []
+        query: dict[str, Any] | None = {"limit": LOG_LINES_A_PAGE}
         while query is not None:
             page = self._get(f"/api/v1/runs/{run_id}/log", query)
-            lines = page["log"] + lines
-            query = {"before": page["next"]} if page["next"] is not None else None
-        return lines
+            pages.append(page["log"])
+            is_last = page["next"] is None
+            query = None if is_last else {"limit": LOG_LINES_A_PAGE, "before": page["next"]}
+        return [line for page in reversed(pages) for line in page]
+
+    def log_text(self, run_id: int) -> Iterator[bytes]:
+        """Yield all that a run has printed, in pieces; of a run in training its complete parts.
+
+        Raises ApiError, of status 404 if there is no file of its log.
+        """
+        with spoken(), self._http.stream("GET", f"/runs/{run_id}/log/download") as answer:
+            if answer.is_error:
+                answer.read()
+                raise refusal(answer)
+            yield from _gunzipped(answer.iter_raw())
 
     def cancel(self, run_id: int) -> dict[str, Any]:
         """End a run; one that trains leaves a checkpoint first."""
@@ -687,3 +702,15 @@ def _command(
         "secrets": list(secrets),
         "parameters": {name: dict(rules) for name, rules in (schema or {}).items()},
     }
+
+
+def _gunzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Decompress files of gzip that follow each other."""
+    decompressor = zlib.decompressobj(GZIP)
+    for piece in pieces:
+        rest = piece
+        while rest:
+            yield decompressor.decompress(rest)
+            rest = decompressor.unused_data
+            if decompressor.eof:
+                decompressor = zlib.decompressobj(GZIP)

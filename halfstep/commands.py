@@ -160,13 +160,29 @@ def follow(words: list[str]) -> None:
 
 
 def log(words: list[str]) -> None:
-    """Print what a run has written to its log."""
+    """Print what a run has written to its log: once it has ended, all of it."""
     parser = parser_of("log", log)
     parser.add_argument("run", type=int)
     options = parser.parse_args(words)
     with Client() as client:
+        if not options.json and _print_log_file(client, options.run):
+            return
         for line in client.log(options.run):
             print(json.dumps(line) if options.json else line["text"])
+
+
+def _print_log_file(client: Client, run_id: int) -> bool:
+    """Print the files of an ended run's log; return whether there are any."""
+    if client.run(run_id)["ended_at"] is None:
+        return False
+    try:
+        for piece in client.log_text(run_id):
+            sys.stdout.buffer.write(piece)
+    except ApiError as error:
+        if error.status in (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.FORBIDDEN):
+            return False  # whoever may not download files sees the lines that the page shows
+        raise
+    return True
 
 
 def download(words: list[str]) -> None:

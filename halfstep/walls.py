@@ -1,21 +1,30 @@
-"""The wall around a run's process, by Landlock: what it may open, and whom it may touch.
+"""The sandbox of a run's process, by Landlock: the files and processes that it reaches.
 
-It is built from within, before any code of a recipe or a script is loaded, takes no privilege, and
-holds for all that the process starts. What the service keeps private cannot be opened from then on,
-save what the run is given of it; processes outside can be neither read, traced nor signalled.
-A rule of Landlock allows, and allows all that is below: so every place is allowed but those on the
-way to a private one, where its neighbours are, as they are at the time.
+The process applies it before it loads any code of a recipe or a script. It takes no privilege, and
+all child processes inherit it. Everything is denied but what a rule allows:
+
+- Writing: the run's own folders, folders that the operator has named, and a few devices. Nothing
+  that another process executes or reads as configuration can be written.
+- Reading: everything but private paths and devices. A rule covers all that is below a folder, so
+  the folders that lead to a private path have a rule for each entry that they hold at the time.
+
+Processes outside the sandbox can be neither read, traced nor, from Linux 6.12, signalled.
 """
 
 import ctypes
 import json
 import os
-from collections.abc import Iterable, MutableMapping
+import sys
+from collections.abc import Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 VARIABLE = "HALFSTEP_WALL"  # of a run's process; it is taken from there when the wall is built
+#: Prefix of variables that a user has set, until the sandbox stands: LD_PRELOAD, for one, would
+#: load code of the user's into the process that has yet to apply it.
+DEFERRED = "HALFSTEP_DEFERRED_"
 #: The first with all that a wall needs, Linux 6.2, and the first that holds signals off, 6.12.
 NEEDED_VERSION, WITH_SIGNALS = 3, 6
 
@@ -27,6 +36,15 @@ MAKE_SYM, REFER, TRUNCATE = 1 << 12, 1 << 13, 1 << 14
 ALL = (1 << 15) - 1 & ~READ_DIR
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
 READ = EXECUTE | READ_FILE
+DEVICE = READ_FILE | WRITE_FILE
+#: Nothing there leads a reader elsewhere: neither links nor files moved in from other folders.
+WITHOUT_LINKS = ALL & ~(MAKE_SYM | REFER)
+DEV, SHARED_MEMORY = Path("/dev"), Path("/dev/shm")  # noqa: S108 - not a temporary file
+#: Devices that runs may open: terminals, random numbers and accelerators. Never disks or memory.
+DEVICES = (
+    *("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"),
+    *("nvidia*", "dri", "kfd", "infiniband", "dxg", "accel"),
+)
 SCOPES = 1 | 2  # abstract sockets, signals
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38  # linux/prctl.h
 CAPABILITIES, CAPABILITY_VERSION = range(64), 0x20080522  # linux/capability.h
@@ -49,10 +67,12 @@ class _Beneath(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Wall:
-    """What a run's process can open of what is private, and what private is.
+    """What a run's process may open.
 
-    own: its folder, where it makes no links, which who reads the folder would follow; free: folders
-    within where it may.  shared: folders that all runs write to.  read: what it only reads.
+    private: paths that it may neither read nor write, but for those that the other fields name.
+    own: its folder, where it may make no symbolic links, which readers of the folder would follow.
+    free: folders where it may.  shared: folders that all runs write, without links.  read: private
+    paths that it may read.
     """
 
     private: list[str]
@@ -83,17 +103,31 @@ class Wall:
         size = ctypes.sizeof(attributes)
         ruleset = _called(CREATE_RULESET, ctypes.byref(attributes), size, 0)
         try:
-            for place in _around(map(Path, self.private)):
-                _allow(ruleset, place, ALL)
-            _allow(ruleset, Path(self.own), ALL & ~(MAKE_SYM | REFER))
-            for each in (*self.free, *self.shared):
-                _allow(ruleset, Path(each), ALL)
-            for each in self.read:
-                _allow(ruleset, Path(each), READ)
+            for place in _around([DEV, *map(Path, self.private)]):
+                _allow(ruleset, place, READ)
+            for device in (found for name in DEVICES for found in DEV.glob(name)):
+                _allow(ruleset, device, DEVICE)
+            for folder in (str(SHARED_MEMORY.resolve()), *self.free):
+                _allow(ruleset, Path(folder), ALL)
+            for folder in (self.own, *self.shared):
+                _allow(ruleset, Path(folder), WITHOUT_LINKS)
+            for file in self.read:
+                _allow(ruleset, Path(file), READ)
         except OSError:
             os.close(ruleset)
             raise
         return ruleset
+
+
+def deferred(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables under names that have no effect before `apply_deferred`."""
+    return {f"{DEFERRED}{name}": value for name, value in variables.items()}
+
+
+def apply_deferred(environment: MutableMapping[str, str]) -> None:
+    """Set the variables of `deferred` under their own names; the sandbox stands by now."""
+    for name in [name for name in environment if name.startswith(DEFERRED)]:
+        environment[name.removeprefix(DEFERRED)] = environment.pop(name)
 
 
 def enforce(rules: int) -> None:
@@ -137,7 +171,8 @@ def _around(private: Iterable[Path]) -> Iterable[Path]:
     leading = {folder for each in closed for folder in each.parents}
     for folder in leading - closed:
         if not any(each in closed for each in folder.parents):
-            yield from (each for each in folder.iterdir() if each not in closed | leading)
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                yield from (each for each in folder.iterdir() if each not in closed | leading)
 
 
 def _allow(ruleset: int, place: Path, rights: int) -> None:
@@ -166,3 +201,17 @@ def _called(*arguments: object) -> int:
 
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Go on in the sandbox as the program that the command line names."""
+    wall = Wall.taken(os.environ)
+    if wall is None:
+        sys.exit(f"{VARIABLE} is not set; allowed: what Wall.variable returns")
+    wall.build()
+    apply_deferred(os.environ)
+    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - what follows is what the worker wrote
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -251,6 +252,7 @@ def _become(job: Job, streams: list[int]) -> NoReturn:
         os.chdir(job["cwd"])
         os.environ.clear()
         os.environ.update(job["env"])
+        tempfile.tempdir = None  # it goes by TMPDIR, which is another now
         _seed()
         sys.path[0] = job["cwd"]
         setproctitle(" ".join(job["argv"]))

@@ -1,11 +1,15 @@
 """Files that are whole or not there: written under another name, synced, then given their own."""
 
+import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+#: Of errors, that a disk or a quota has no room left.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 PIECE_BYTES = 16 * 2**20  # of a file on its way to other machines
 
 
@@ -18,20 +22,41 @@ class SavedFile(NamedTuple):
 
 
 def write_whole(path: Path, write: Callable[[Any], None]) -> SavedFile:
-    """Let `write` fill a binary file, which then appears under its name with all of its bytes."""
+    """Let `write` fill a binary file, which then appears under its name with all of its bytes.
+
+    Raises OSError; on a full disk with the folder, the bytes needed and the bytes free.
+    """
     temporary = path.with_name(f".{path.name}.partial")
+    hashing = None
     try:
         with temporary.open("wb") as file:
             hashing = HashingFile(file)
             write(hashing)
+            hashing.check()
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-    except Exception:
+    except Exception as error:
         temporary.unlink(missing_ok=True)  # on a full disk others need the room
+        if hashing and is_full(error):
+            raise disk_full(path, hashing.size_bytes) from error
         raise
     publish(temporary, path)
     return SavedFile(path, size, hashing.sha256.hexdigest())
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether an error means that a disk, or a quota on it, has no room left."""
+    return isinstance(error, OSError) and error.errno in FULL
+
+
+def disk_full(path: Path, needed: int) -> OSError:
+    """Return the error of a file that does not fit, with the bytes needed and free."""
+    free = shutil.disk_usage(path.parent).free
+    text = f"{os.strerror(errno.ENOSPC)} in {path.parent}: {path.name} needs {needed:,} bytes"
+    return OSError(
+        errno.ENOSPC, f"{text}, {free:,} are free. Free space, or keep fewer checkpoints"
+    )
 
 
 def checksum(path: Path) -> str:
@@ -56,17 +81,35 @@ def sync_folder(path: Path) -> None:
 
 
 class HashingFile:
-    """Passes writes on to a file and keeps their SHA-256, so that nothing is read again."""
+    """Passes writes on to a file and keeps their SHA-256, so that nothing is read again.
+
+    On a full disk the rest is only counted, so that `check` knows how large the file would be:
+    torch would turn an error raised within a write into one of its own, without the reason.
+    """
 
     def __init__(self, file: Any) -> None:
         self._file = file
+        self._error: OSError | None = None
         self.sha256 = hashlib.sha256()
+        self.size_bytes = 0
 
     def write(self, data: bytes) -> int:
         """Write and hash."""
-        self.sha256.update(data)
-        self._file.write(data)
+        self.size_bytes += len(data)
+        if self._error is None:
+            self.sha256.update(data)
+            try:
+                self._file.write(data)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._error = error
         return len(data)
+
+    def check(self) -> None:
+        """Raise the error of a disk that became full."""
+        if self._error:
+            raise self._error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)

@@ -30,7 +30,15 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from trainer import checkpoint
 from trainer.checkpoint import FORMAT_OF_SHARDS, Make
-from trainer.files import PIECE_BYTES, HashingFile, SavedFile, publish, sync_folder, write_whole
+from trainer.files import (
+    PIECE_BYTES,
+    HashingFile,
+    SavedFile,
+    disk_full,
+    publish,
+    sync_folder,
+    write_whole,
+)
 from trainer.shards import is_shard, local
 
 #: What stands in a state for a tensor that lies in shards: {STANDS_FOR: its name}.
@@ -209,8 +217,12 @@ class _HashingFiles(FileSystem):
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
         with super().create_stream(path, mode) as file:
-            self.written[Path(path)] = HashingFile(file)
-            yield self.written[Path(path)]
+            self.written[Path(path)] = hashing = HashingFile(file)
+            yield hashing
+            try:
+                hashing.check()
+            except OSError as error:
+                raise disk_full(Path(path), hashing.size_bytes) from error
 
 
 class _Reader(FileSystemReader):

@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +11,12 @@ from obstore.store import ObjectStore
 from db.settings import Settings
 from db.tables import Run, Status
 from halfstep.attempt_files import AttemptFiles
-from halfstep.walls import Wall, can_stand
+from halfstep.walls import can_stand
+from worker import sandbox
 from worker.enclosure import Enclosure
 from worker.limits import RunGroup
-from worker.run_users import RunUser, hidden
+from worker.log_file import LogFile
+from worker.run_users import RunUser
 
 LOST_LEASE = "its lease could not be renewed"
 
@@ -39,7 +40,8 @@ class Attempt:
     name.  recipe_file: where its source lies, if that is known.  started_at: the run's first start,
     by halfstep.clock.  remark: adds a line to the run's log.  keep_up: renews the lease while
     something takes long.  check_wanted: the same, and raises if the attempt is not to begin any
-    more.  user: that it has to itself, if it has one.  group: its cgroup, if it has one.
+    more.  user: that it has to itself, if it has one.  group: its cgroup, if it has one.  log: all
+    that it prints.
     """
 
     settings: Settings
@@ -58,6 +60,7 @@ class Attempt:
     check_wanted: Callable[[], None]
     user: RunUser | None = None
     group: RunGroup | None = None
+    log: LogFile | None = None
 
     def temporary(self) -> dict[str, str]:
         """Make the run's own folder of temporary files, and return the variables that name it: of a
@@ -65,10 +68,13 @@ class Attempt:
         """
         folder = self.files.temporary
         folder.mkdir(mode=0o700, exist_ok=True)
+        variables = {"TMPDIR": str(folder)}
+        if self.settings.walls:
+            variables |= sandbox.caches(folder)
         if self.user is None:
-            return {"TMPDIR": str(folder)}
+            return variables
         name = f"run-{self.user.number}"
-        return {"TMPDIR": str(folder), "HOME": str(folder), "USER": name, "LOGNAME": name}
+        return {**variables, "HOME": str(folder), "USER": name, "LOGNAME": name}
 
     def lent(self, path: str) -> str:
         """Return where the run can read a file that is another's: of its own user's, a copy."""
@@ -90,36 +96,23 @@ class Attempt:
         enclosure = Enclosure(group=str(self.group.folder) if self.group else "")
         if self.user is not None:
             self.user.own(self.files.folder)
-            ours = str(Path(__file__).parents[1])  # a checkout, where we are installed from one
-            needed = (str(self.settings.data), sys.prefix, ours, *filter(None, reads))
             enclosure = replace(
                 enclosure,
                 user=self.user.number,
                 temporary=str(self.files.temporary),
-                places=hidden(needed),
+                places=sandbox.hidden_places(self.settings, *reads),
                 processes=self.settings.run_processes,
             )
-        start = [sys.executable, "-I", "-m", "worker.enclosure"]
-        return [*start, *argv], enclosure.variable()
+        return [*sandbox.ENCLOSED, *argv], enclosure.variable()
 
-    def wall(self, read: Sequence[str] = ()) -> dict[str, str]:
-        """Return the variable that has the run's process wall itself off, if it can and shall.
+    def wall(self, read: Sequence[str] = (), free: Sequence[Path] = ()) -> dict[str, str]:
+        """Return the variable that has the run's process apply its sandbox, if it can and shall.
 
-        read: private files that it may read, besides those of its folder.
+        read, free: as `sandbox.wall` has them.
         """
-        settings, files = self.settings, self.files
-        if not (settings.walls and can_stand()):
+        if not (self.settings.walls and can_stand()):
             return {}
-        cache = settings.data / "cache"
-        cache.mkdir(exist_ok=True)
-        wall = Wall(
-            private=[str(each) for each in settings.private_paths],
-            own=str(files.folder),
-            free=[str(each) for each in (files.temporary, files.work) if each.is_dir()],
-            shared=[str(cache)],
-            read=[str(settings.data / "recipes.json"), *read],
-        )
-        return wall.variable()
+        return sandbox.wall(self.settings, self.files, read, free).variable()
 
 
 @dataclass(frozen=True)

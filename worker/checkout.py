@@ -7,6 +7,9 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from halfstep.walls import deferred
+from worker.sandbox import START
+
 WAIT_SECONDS = 0.4
 #: Nobody is there to answer, no other protocol reads files or runs programs, and what crawls at
 #: less than 1 kB/s for a minute is given up.
@@ -31,6 +34,7 @@ def check_out(
     environment: Mapping[str, str],
     meanwhile: Callable[[], None],
     user: int | None = None,
+    sandbox: Callable[[Path], Mapping[str, str]] = lambda _folder: {},
 ) -> str:
     """Make the folder hold this commit with its submodules; return its whole name.
 
@@ -38,19 +42,24 @@ def check_out(
 
     One that is there already, from an earlier attempt, stays as it is, with what the script has
     left in it. meanwhile: called now and then; what it raises ends git.  user: whose it is then.
+    sandbox: returns the variable of the sandbox in which git writes a folder, if it runs in one.
     Raises CannotCheckOut, OSError.
     """
 
     local = "always" if url.startswith("file:") else "never"
 
-    def git(*words: str) -> str:
-        return _git(words, OPTIONS | {"protocol.file.allow": local}, environment, meanwhile)
+    def git(*words: str, user: int | None = None) -> str:
+        options = OPTIONS | {"protocol.file.allow": local}
+        return _git(words, options, environment, meanwhile, user, sandboxed)
 
+    sandboxed = sandbox(folder)
     if not folder.exists():
         # A name of our own: the git of a supervisor that was killed may still be at its work.
         for left in folder.parent.glob(f".{folder.name}.*.partial"):
             shutil.rmtree(left, ignore_errors=True)
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+        partial.mkdir()
+        sandboxed = sandbox(partial)
         git("clone", "--quiet", "--no-checkout", "--", url, str(partial))
         # A branch may have a name that looks like a commit's.
         try:
@@ -63,7 +72,7 @@ def check_out(
         git("-C", str(partial), "submodule", "--quiet", "update", "--init", "--recursive")
         partial.rename(folder)
     elif user is not None:  # what its script has left there is nothing for root to look into
-        return _git(("-C", str(folder), "rev-parse", "HEAD"), OPTIONS, environment, meanwhile, user)
+        return git("-C", str(folder), "rev-parse", "HEAD", user=user)
     return git("-C", str(folder), "rev-parse", "HEAD")
 
 
@@ -72,13 +81,18 @@ def _git(
     settings: Mapping[str, str],
     environment: Mapping[str, str],
     meanwhile: Callable[[], None],
-    user: int | None = None,
+    user: int | None,
+    sandboxed: Mapping[str, str],
 ) -> str:
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    argv = ["git", *options, *words]
+    environment = {**environment, **ENVIRONMENT}
+    if sandboxed:  # the user's variables may name programs, as GIT_CONFIG_* do
+        argv, environment = [*START, *argv], {**sandboxed, **deferred(environment)}
     try:
         process = subprocess.Popen(
-            ["git", *options, *words],
-            env={**environment, **ENVIRONMENT},
+            argv,
+            env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             stdout=subprocess.PIPE,

@@ -15,6 +15,7 @@ from db.tables import Status
 from halfstep import command_line, queued_run, redaction
 from halfstep.attempt_files import write_file
 from halfstep.clock import clock
+from halfstep.walls import deferred
 from worker import gpus, run_environment
 from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full
 from worker.checkout import CannotCheckOut, check_out
@@ -70,9 +71,10 @@ class Command:
         files = self._attempt.files
         argv = [sys.executable, "-I", "-m", "worker.keeper", str(files.folder), str(files.attempt)]
         try:
-            wall = self._attempt.wall()
+            ours = run_environment.of_commands() | self._attempt.wall()
             argv, enclosure = self._attempt.enclosed(argv, *self._places)
-            return Child(argv, self._environment | wall | enclosure, hidden=self._hidden)
+            environment = ours | deferred(self._environment) | enclosure
+            return Child(argv, environment, self._hidden, self._attempt.log)
         except OSError as error:  # its variables are more than Linux takes, say
             raise CannotStart(f"it cannot be started: {error}", fault="settings") from error
 
@@ -173,6 +175,7 @@ class Command:
                 self._environment,
                 attempt.check_wanted,
                 user=attempt.user.number if attempt.user else None,
+                sandbox=lambda folder: attempt.wall(free=[folder]),
             )
         except CannotCheckOut as error:
             raise CannotStart(str(error), fault="settings") from error

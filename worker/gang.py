@@ -7,19 +7,23 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
 from sqlalchemy import make_url
 
-from db import gangs, queue, telemetry
+from db import artifacts, gangs, queue, telemetry
 from db.database import Database
 from db.errors import Invalid
 from db.settings import Settings
+from db.storage import open_store, put_file
 from db.tables import Status
 from halfstep.attempt_files import AttemptFiles, write_file
 from halfstep.clock import clock
 from worker.attempt import LOST_LEASE, Ending
+from worker.log_file import LogFile, forget_part, published
+from worker.waiting import wait_for
 
 #: After an outage of the database others have so long to renew their leases, as we had.
 GRACE_SECONDS = 5.0
@@ -73,10 +77,18 @@ class Gang:
 
 
 class NodeLog:
-    """Records what a node beside the first one has to tell: the lines that its ranks print."""
+    """Records what a node beside the first one has to tell: the lines that its ranks print.
 
-    def __init__(self, database: Database, run_id: int, attempt: int, node: int) -> None:
-        self._database, self._run_id, self._attempt = database, run_id, attempt
+    All of it is kept in files of the run, as the first node's is.
+    """
+
+    def __init__(
+        self, settings: Settings, database: Database, run_id: int, attempt: int, node: int
+    ) -> None:
+        self._settings, self._database = settings, database
+        self._run_id, self._attempt = run_id, attempt
+        self._folder = settings.run_folder(run_id, node)
+        self.log = LogFile(self._folder, attempt, node)
         self._node = node
         self._pending: list[dict[str, Any]] = []
         self.fault: str | None = None  # it tells nothing that could not be recorded
@@ -94,8 +106,9 @@ class NodeLog:
         """Write what is new; tell whether there was nothing. Raises Fenced."""
         if not self._pending:
             self._take(take_lines())
+        is_published = self._publish(meanwhile)
         if not self._pending:
-            return True
+            return is_published
         run_id, attempt, lines = self._run_id, self._attempt, self._pending
         with self._database.writing() as session:
             telemetry.number_lines(session, run_id, attempt, lines)
@@ -103,10 +116,24 @@ class NodeLog:
         self._pending = []
         return False
 
+    def _publish(self, meanwhile: Callable[[], None]) -> bool:
+        """Publish complete parts of the log; tell whether there was none. Raises Fenced."""
+        has_parts = False
+        for event in published(self.log, self._folder, self.remark, meanwhile):
+            has_parts = True
+            path = self._folder / event["path"]
+            key = path.relative_to(self._settings.data).as_posix()
+            store = open_store(self._settings)
+            wait_for(partial(put_file, store, key, path), meanwhile)
+            with self._database.writing() as session:
+                artifacts.publish(session, self._run_id, self._attempt, event, key)
+            forget_part(event, self._folder)
+        return not has_parts
+
     def _take(self, lines: list[dict[str, Any]]) -> None:
         told = {"attempt": self._attempt}
         self._pending += [
-            line | told | {"text": f"[node {self._node}] {line['text']}"} for line in lines
+            line | told | {"text": f"[node {self._node}] {line.get('text', '')}"} for line in lines
         ]
 
 

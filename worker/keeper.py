@@ -24,7 +24,7 @@ import psutil
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.process import end_with_parent
-from halfstep.walls import Wall
+from halfstep.walls import Wall, apply_deferred
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LOOK_SECONDS = 0.2
@@ -125,6 +125,7 @@ def main() -> None:
     supervisor_pid = int(os.environ.pop("HALFSTEP_PARENT_PID"))
     if wall := Wall.taken(os.environ):
         wall.build()
+    apply_deferred(os.environ)
     _end_as(Keeper(files, supervisor_pid).run())
 
 

@@ -4,12 +4,11 @@ import errno
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import obstore
 from obstore.store import ObjectStore
@@ -25,15 +24,14 @@ from db.tables import COMMAND
 from halfstep.clock import clock
 from halfstep.events import shown
 from halfstep.spool import Position, SpoolReader, Unrecordable, frame, spool_files
+from worker.log_file import LogFile, forget_part, published
 from worker.samples import SystemMonitor
 from worker.uploads import Uploads, files_of
+from worker.waiting import wait_for
 
 SAMPLE_SECONDS = 2.0
-WAITING_SECONDS = 0.4
 #: Frames of steps and events in one transaction: about 50 ms of SQLite's write lock.
 TRANSACTION_ITEMS = 1000
-
-Done = TypeVar("Done")
 
 
 class CannotRecord(Exception):
@@ -50,22 +48,6 @@ def in_short(error: Exception) -> str:
     """Name an error and what it says, without the statement that a database's has beside it."""
     said = str(error.orig if isinstance(error, DBAPIError) else error)
     return f"{type(error).__name__}: {shown(said.partition(chr(10))[0])}"
-
-
-def wait_for(work: Callable[[], Done], meanwhile: Callable[[], None]) -> Done:
-    """Return what `work` returns, which may take minutes; call `meanwhile` until then.
-
-    Files on their way to or from a bucket must not keep a lease from being renewed.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        working = pool.submit(work)
-        while True:
-            try:
-                return working.result(timeout=WAITING_SECONDS)
-            except TimeoutError:
-                if working.done():  # it was the work that timed out
-                    raise
-                meanwhile()
 
 
 class Recorder:
@@ -95,6 +77,7 @@ class Recorder:
         self._sample_due = 0.0
         self._policy: dict[str, Any] = {}
         self.fault: str | None = None  # why the run has to end: what was told could not be recorded
+        self.log = LogFile(self._folder, attempt)
         with database.reading() as session:
             last = series.log_lines(session, run_id, most=1)
             newest = telemetry.newest_attempt(session, run_id, attempt)
@@ -121,6 +104,7 @@ class Recorder:
     def remark(self, text: str) -> None:
         """Add a line of our own to the run's log."""
         self._recording.remark(text)
+        self.log.remark(text)
 
     def flush(
         self,
@@ -171,6 +155,8 @@ class Recorder:
             for line in take_lines():
                 recording.log(line)
             self._collect()
+            parts = published(self.log, self._folder, recording.remark, meanwhile)
+            recording.artifacts += parts
             self._has_sent_off = False
         if not self._has_sent_off:
             self._send_off(meanwhile)
@@ -196,6 +182,8 @@ class Recorder:
             if path.parent.name.startswith("step-"):  # of shards, the last of which this may be
                 with suppress(OSError):
                     path.parent.rmdir()
+        for event in recording.artifacts:
+            forget_part(event, self._folder)
         self._stored.clear()
         recording.forget()
         # Of what waits for a bucket whoever goes on after a crash has to read again.

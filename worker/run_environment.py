@@ -4,6 +4,7 @@ import os
 
 from db.settings import Settings
 from halfstep import data_paths
+from worker import sandbox
 
 #: Of the worker's own environment, what a command gets; all else it has to state.
 OF_COMMANDS = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ", "LANG", "LANGUAGE", "TMPDIR"}
@@ -38,7 +39,7 @@ def of_recipes(settings: Settings) -> dict[str, str]:
         **_proxies(),
         "HALFSTEP_DATA": str(settings.data),
         data_paths.ROOTS: settings.data_roots,
-        data_paths.PRIVATE: os.pathsep.join(map(str, settings.private_paths)),
+        data_paths.PRIVATE: os.pathsep.join(map(str, sandbox.private_paths(settings))),
     }
 
 

@@ -11,7 +11,7 @@ from db.storage import get_file
 from db.tables import Checkpoint
 from halfstep.data_paths import SYSTEM
 from worker.attempt import Attempt, CannotStart
-from worker.recorder import wait_for
+from worker.waiting import wait_for
 
 
 def wanted_weights(config: dict[str, Any]) -> dict[str, Any]:

@@ -33,10 +33,11 @@ from worker.child import Child
 from worker.command import Command
 from worker.gang import Gang, NodeLog, as_told, close, judged
 from worker.limits import RunGroup
-from worker.recorder import CannotRecord, Recorder, may_pass, wait_for
+from worker.recorder import CannotRecord, Recorder, may_pass
 from worker.run_users import NoneFree, RunUser
 from worker.samples import SystemMonitor
 from worker.training import Training, retention
+from worker.waiting import wait_for
 
 #: How often the spool is looked at: a step is on the page within half a second.
 TICK_SECONDS = 0.05
@@ -68,7 +69,7 @@ class Supervisor:
         self.files = AttemptFiles(self.folder, attempt)
         self.store = open_store(settings)
         self.recorder = (
-            NodeLog(database, run_id, attempt, node)
+            NodeLog(settings, database, run_id, attempt, node)
             if node
             else Recorder(settings, database, self.store, run_id, attempt)
         )
@@ -178,6 +179,7 @@ class Supervisor:
                 check_wanted=self._check_wanted,
                 user=self.user,
                 group=self.group,
+                log=self.recorder.log,
             )
             kind = Command if run.source == COMMAND else Training
             self.work: Command | Training = kind(attempt, session)
@@ -221,6 +223,7 @@ class Supervisor:
             code = child.exit_code()
             if code is not None:
                 child.finish_listening()
+                self.recorder.log.close()
                 self.has_lost_lease = self.has_lost_lease or clock() > self.lease["kill"]
             try:
                 if not is_told:

@@ -12,13 +12,14 @@ from sqlalchemy.orm import Session
 from db import checkpoints, gangs, queue
 from db.storage import get_file
 from db.tables import Checkpoint, Status
+from halfstep import data_paths
 from halfstep.attempt_files import write_file
 from worker import gang, gpus, run_environment
 from worker.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full
 from worker.child import Child
 from worker.environment import Started
-from worker.recorder import wait_for
 from worker.starting_weights import bring_weights
+from worker.waiting import wait_for
 
 STOPPED = "its worker was stopped"
 #: What a training said of its end, and what becomes of the run.
@@ -88,12 +89,16 @@ class Training:
         attempt = self._attempt
         env = {**gpus.environment(attempt.devices if attempt.is_cuda else [])}
         env |= {"OMP_NUM_THREADS": "1"} | attempt.temporary() | attempt.wall(self._read)
+        if attempt.settings.walls:
+            roots = (attempt.settings.data_roots, str(attempt.files.temporary))
+            env[data_paths.ROOTS] = os.pathsep.join(filter(None, roots))
         if attempt.user is not None:  # of the service's it has neither cache nor list of recipes
             env["HALFSTEP_DATA"] = str(attempt.files.temporary)
         argv, enclosure = attempt.enclosed(self._argv(), str(attempt.recipe_file or ""))
         if attempt.run.nodes > 1:
             env |= gang.environment(attempt.settings)
-        return Child(argv, run_environment.of_recipes(attempt.settings) | env | enclosure)
+        environment = run_environment.of_recipes(attempt.settings) | env | enclosure
+        return Child(argv, environment, log=attempt.log)
 
     def obey(self, wishes: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
         """Pass on what people want."""

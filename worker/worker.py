@@ -33,8 +33,7 @@ from db.storage import check_store, open_store
 from db.tables import RunNode, Status
 from halfstep.output import say
 from halfstep.process import close_to_others
-from halfstep.walls import can_stand
-from worker import gang, limits, run_users
+from worker import gang, limits, run_users, sandbox
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
 from worker.lost_runs import LostRuns
 from worker.offering import Offer, Offering
@@ -187,6 +186,12 @@ class Worker:
         self.recipes = workers.recipe_names(offer["recipes"])
         self.device_memory_bytes = workers.device_memory_bytes(offer["devices"])
         self.precisions = workers.precisions(offer["devices"])
+        walls = self._walls(len(offer["devices"]))
+        files = {
+            each[key] for each in offer["recipes"] for key in ("file", "source") if key in each
+        }
+        if obstacle := self._sandbox_obstacle(files):
+            walls["sandbox"] = obstacle
         with self.database.writing() as session:
             worker = workers.register(
                 session,
@@ -194,14 +199,24 @@ class Worker:
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 offers_commands=self.settings.commands,
-                walls_stand=self.settings.walls and can_stand(),
-                walls=self._walls(len(offer["devices"])),
+                walls_stand=self.settings.walls and "sandbox" not in walls,
+                walls=walls,
                 only_run_id=self.only,
                 **offer,
             )
             self.id = worker.id
         offered = [*_names(offer), *(["commands"] if self.settings.commands else [])]
         _say(f"{self.name} offers {len(offer['devices'])} x {cpu['name']}: {', '.join(offered)}")
+
+    def _sandbox_obstacle(self, recipe_files: set[str]) -> str:
+        """Return why the sandbox that the settings ask for does not hold; "" if it does."""
+        if not self.settings.walls:
+            return ""
+        users = self.without.get("HALFSTEP_RUN_USERS", self.settings.run_users)
+        settings = self.settings.model_copy(update={"run_users": users})
+        if found := sandbox.obstacle(settings, recipe_files):
+            _say(f"the sandbox does not hold: {found}")
+        return found
 
     def _walls(self, devices: int) -> dict[str, str]:
         """Return of what the settings ask for why it does not stand, "" if it does; supervisors are
@@ -397,6 +412,7 @@ class Worker:
             with self.database.writing() as session:
                 queue.renew(session, run_id, attempt, self.settings.lease_seconds)
 
+        recorder.log.close()
         while not recorder.flush(meanwhile=renew):
             pass
         if recorder.fault:

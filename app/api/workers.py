@@ -33,12 +33,13 @@ class WorkerState(BaseModel):
     offers_commands: Annotated[bool, Field(description="Whether it runs command lines")]
     walls_stand: Annotated[
         bool,
-        Field(description="Whether its runs can neither open what is private nor see processes"),
+        Field(description="Whether the sandbox of its runs held when the worker probed it"),
     ]
     walls: Annotated[
         dict[str, str],
         Field(
-            description="users, memory, processes, cpus, if asked for: '' or why it does not stand"
+            description="users, memory, processes, cpus, if asked for: '' or why it does not "
+            "stand; sandbox, if it does not hold: which place a run could write, or why not"
         ),
     ]
     drained_at: Annotated[float | None, Field(description="Since when it takes nothing more")]

@@ -94,6 +94,7 @@ def show_run(
         labels_mark=labels_mark(run),
         metrics=windows.measured(session, run_id),
         comparison=comparison.of_group(session, run.group_id, settings) if run.group_id else None,
+        log_bytes=sum(file.size_bytes for file in artifacts.log_files(session, run_id)),
         log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),
         config=run.whole_config,
         meant=run.settings,

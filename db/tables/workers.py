@@ -24,8 +24,9 @@ class Worker(Table):
     who offers what is asked often.  precisions, device_memory_bytes: what every device has, for
     the same reason
     offers_commands: whether its operator lets people run command lines there
-    walls_stand: whether its runs can open nothing that is private, nor look into other processes
-    walls: of what else its settings ask for, users and limits, "" or why it does not stand there
+    walls_stand: whether the sandbox of its runs held when the worker probed it at its start
+    walls: of what else its settings ask for, users and limits, "" or why it does not stand there;
+    sandbox: why it does not hold, if it was asked for
     only_run_id: of one that a cluster started, the run that it is for.  placement: of one that
     trains nothing itself, but asks that cluster for workers
     drained_at: since when it is to take nothing more.  drain_stops: nor to go on with what it has

@@ -1,5 +1,6 @@
 """The client and its commands, against a real server."""
 
+import gzip
 import hashlib
 import json
 import math
@@ -15,7 +16,7 @@ import httpx2
 import pytest
 from sqlalchemy import select
 
-from db import accounts, checkpoints, projects, queue, runs
+from db import accounts, artifacts, checkpoints, projects, queue, runs
 from db.database import Database
 from db.settings import Settings
 from db.tables import Checkpoint, LogLine, Run, Status, User
@@ -809,3 +810,27 @@ def test_the_document_has_every_method_of_the_client() -> None:
     }.items():
         lines = [line for line in text.splitlines() if f"halfstep {group} " in line]
         assert [name for name in commands if not re.search(rf"\b{name}\b", "".join(lines))] == []
+
+
+def test_a_log_of_100_mb_is_printed_whole_from_its_files(
+    settings: Settings, address: str, token: str, database: Database, running: Run
+) -> None:
+    """Part after part, once the run has ended; a run without files has the lines of the page."""
+    lines = [f"line {number} {'x' * 90}\n".encode() for number in range(1_000_000)]
+    whole = b"".join(lines)
+    with database.writing() as session:
+        for number, half in enumerate((lines[:500_000], lines[500_000:]), 1):
+            name = f"log/attempt-0001-{number:06}.txt.gz"
+            path = settings.run_folder(running.id) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(gzip.compress(b"".join(half), 1))
+            size, key = path.stat().st_size, path.relative_to(settings.data).as_posix()
+            event = {"step": 0, "name": name, "size_bytes": size, "sha256": ""}
+            artifacts.publish(session, running.id, 1, event, key)
+        queue.end(session, running.id, 1, Status.FINISHED)
+    command = [sys.executable, "-m", "halfstep.cli", "run", "log", str(running.id)]
+    environment = os.environ | {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    printed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout
+    assert hashlib.sha256(printed).digest() == hashlib.sha256(whole).digest()
+    with Client(address, token) as client:
+        assert client.artifacts(running.id) == []

@@ -2,10 +2,12 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -17,9 +19,10 @@ from tests import warm
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
 from tests.trainer.test_process import write_job
 from trainer import checkpoint
-from trainer.files import checksum
+from trainer.files import checksum, write_whole
 from trainer.ranks import Control
 from trainer.train import train
+from trainer.weights import write_weights
 
 EVERY_5 = {"training": {"steps": 20}, "checkpoints": {"every_steps": 5}}
 
@@ -175,3 +178,34 @@ def test_what_is_saved_is_not_read_back_to_be_hashed(run_loop, tmp_path):
     assert after - read_before < 2**20
     checksum(tmp_path / "step-00000004.pt")
     assert bytes_read() - after >= 2**26
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("name", ["state.pt", "weights.safetensors"])
+def test_a_full_disk_names_folder_and_sizes(small_disk, name):
+    """In place of torch's own error: the folder, the bytes needed and those free."""
+    state = {"weight": torch.zeros(3 * 2**20)}  # 12 MiB, in the middle of which it is full
+    write = partial(torch.save, state)
+    if name.endswith("safetensors"):
+        write = partial(write_weights, state)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        write_whole(small_disk / name, write)
+    assert raised.value.errno == errno.ENOSPC
+    said = re.search(
+        rf"in {small_disk}: {name} needs ([\d,]+) bytes, ([\d,]+) are free", str(raised.value)
+    )
+    needed, free = (int(each.replace(",", "")) for each in said.groups())
+    assert 12 * 2**20 < needed < 13 * 2**20
+    assert 3 * 2**20 < free <= 4 * 2**20
+    assert list(small_disk.iterdir()) == []

@@ -14,9 +14,9 @@ from db.tables import RunNode, Status, User
 from tests.app.conftest import offer_digits, start_run
 from tests.site import Site
 from worker import recorder, supervisor
-from worker.recorder import wait_for
 from worker.supervisor import Supervisor
 from worker.training import retention
+from worker.waiting import wait_for
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from socket import create_connection
 from typing import Any
@@ -201,3 +203,22 @@ def test_the_command_uploads_what_a_run_starts_from(
     for wrong in (("digits", "--weights", str(tmp_path)), ("--command", "ls", *words[:2])):
         refused = halfstep("run", "submit", *wrong, **environment)
         assert "allowed is a file, for a recipe" in refused.stderr
+
+
+@pytest.fixture
+def small_disk(settings: Settings) -> Iterator[Path]:
+    """A data folder on a file system of 256 KiB."""
+    settings.data.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(settings.data)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    yield settings.data
+    subprocess.run(["umount", "--lazy", str(settings.data)], check=True)
+
+
+def test_an_upload_that_meets_a_full_disk_says_so(small_disk: Path, script: TestClient) -> None:
+    """With the bytes needed and free, and nothing is left of it."""
+    answer = script.put("/api/v1/uploads/net.pt", content=BODY)
+    assert (answer.status_code, answer.json()["code"]) == (507, "storage_full")
+    assert f"{len(BODY):,} bytes are needed" in answer.json()["detail"]
+    assert files(small_disk) == []
