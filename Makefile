@@ -44,7 +44,7 @@ test-security: $(VENV)/.installed-test ## Send the whole API 40,000 requests tha
 	HALFSTEP_FUZZ_ROUNDS=20 $(BIN)/pytest tests/app/test_fuzz.py --numprocesses 2
 
 test-journeys: $(VENV)/.installed-test ## Run an operator's jobs on live installations, by the documented commands, on both databases
-	HALFSTEP_FAULTS=full $(BIN)/pytest tests/journeys --numprocesses 2
+	HALFSTEP_FAULTS=full $(BIN)/pytest tests/journeys tests/app/test_access_matrix.py --numprocesses 2
 
 test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes, then all workers and the browser on both databases; over an hour
 	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults tests/e2e tests/worker tests/app/test_commands.py tests/app/test_servers.py tests/examples
