@@ -335,8 +335,9 @@ def _of_names(query: Select[Any], name: ColumnElement[str], dialect: str) -> Sel
     if dialect == "sqlite":
         listed = func.json_each(bindparam("names", type_=JSON)).table_valued("value")
         return query.where(name.in_(select(listed.c.value)))
-    listed = func.unnest(bindparam("names", type_=ARRAY(Text))).table_valued("name").alias("listed")
-    each = query.where(name == listed.c.name).correlate(listed).offset(literal_column("0"))
+    names = func.unnest(bindparam("names", type_=ARRAY(Text))).table_valued("text")
+    listed = names.render_derived(name="listed")  # listed.name would be a cast to 63 bytes
+    each = query.where(name == listed.c.text).correlate(listed).offset(literal_column("0"))
     rows = each.lateral()
     return select(rows).select_from(listed.join(rows, true()))
 
