@@ -406,7 +406,7 @@ def test_a_tensor_or_an_array_of_one_number_is_that(
     ones = {"t": torch.ones(1, requires_grad=True), "tt": torch.ones(1, 1), "a": np.ones(1)}
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         watch.log(
-            ones | {"three": torch.ones(3), "none": np.ones(0), "deep": torch.ones(2, 2, 2, 2)}
+            ones | {"three": torch.ones(3), "none": np.ones(0), "deep": torch.ones(2, 2, 2, 2, 2)}
         )
         watch.loss(np.ones(1))  # type: ignore[arg-type]
     told = Written(tmp_path / "it").of("metric")
@@ -487,7 +487,7 @@ def test_what_cannot_be_shown_is_said_and_not_logged(
 
     monkeypatch.setattr("halfstep.logged.MOST_BYTES", 2**20)
     with halfstep.watch(folder=tmp_path, name="it") as watch:
-        watch.log({"shape": np.zeros((2, 2, 7), np.uint8), "type": np.zeros((2, 2), np.int64)})
+        watch.log({"shape": np.zeros((2, 2, 7), np.uint8), "type": np.full((2, 2), 1000)})
         watch.log({"long": "x" * 2**21, "figure": Broken()})
         watch.log({"bins": halfstep.Histogram([1.0], bins=0), "sound": halfstep.Audio([], rate=0)})
         watch.log({"good": 1.0})

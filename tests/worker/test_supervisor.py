@@ -13,7 +13,7 @@ from db.settings import Settings
 from db.tables import RunNode, Status, User
 from tests.app.conftest import offer_digits, start_run
 from tests.site import Site
-from worker import recorder, supervisor
+from worker import supervisor
 from worker.supervisor import Supervisor
 from worker.training import retention
 from worker.waiting import wait_for
@@ -23,7 +23,7 @@ from worker.waiting import wait_for
 def attempt(site: Site, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     """A supervisor of a claimed run, in this process, that has no patience."""
     monkeypatch.setattr(supervisor, "OUTAGE_SECONDS", 0.0)
-    monkeypatch.setattr(recorder, "WAITING_SECONDS", 0.01)
+    monkeypatch.setattr("worker.waiting.WAITING_SECONDS", 0.01)
     offer_digits(site.database)
     run = start_run(site.database, site.owner)
     settings = Settings(data=site.data, database_url=site.url)
