@@ -415,7 +415,7 @@ def test_a_tensor_or_an_array_of_one_number_is_that(
     _watching, *lines = capsys.readouterr().err.splitlines()
     for line, kind in zip(
         lines,
-        ["a tensor of shape (3,)", "an array of shape (0,)", "a tensor of shape (2, 2, 2, 2)"],
+        ["a tensor of shape (3,)", "an array of shape (0,)", "a tensor of shape (2, 2, 2, 2, 2)"],
         strict=True,
     ):
         assert f" is not logged: {kind} {allowed}" in line
