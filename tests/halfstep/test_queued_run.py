@@ -73,7 +73,7 @@ def test_a_script_of_wandbs_logs_to_the_queues_run(folder: Path) -> None:
 def test_what_a_script_is_configured_with_is_told_without_its_secrets(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Those that the queue gave it by name; what cannot be recorded is said, and ends nothing."""
+    """Those that the queue gave it by name; a text that is too long is cut, and ends nothing."""
     monkeypatch.setenv("HALFSTEP_SECRETS", "API_KEY,GONE")
     monkeypatch.setenv("API_KEY", "open-sesame")
     config = {"lr": 0.1, "key": "open-sesame", "data": {"path": Path("/data"), "sizes": (1, 2)}}
@@ -81,9 +81,10 @@ def test_what_a_script_is_configured_with_is_told_without_its_secrets(
     watch.configure({"text": "a" * 100_000})
     watch.configure("a text")
     watch.finish()
-    [told] = Written(folder).of("configured")
+    told, cut = Written(folder).of("configured")
+    assert cut["config"]["text"].startswith("a" * 1000)
     assert told["config"] == {"lr": 0.1, "key": "***", "data": {"path": "/data", "sizes": [1, 2]}}
-    assert "allowed: an object of plain JSON, of at most 100,000 char" in capfd.readouterr().err
+    assert "text is cut to 2,000 of 100,000 characters" in capfd.readouterr().err
 
 
 def test_several_trainings_of_one_script_go_on_from_each_other(folder: Path) -> None:
