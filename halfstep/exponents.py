@@ -67,7 +67,10 @@ class Exponents:
         for name, gradient in gradients:
             if gradient is None:
                 continue
-            for part in torch.split(elements(gradient.detach()).reshape(-1), CHUNK):
+            all_elements = elements(gradient.detach())
+            if all_elements.is_complex():
+                all_elements = torch.view_as_real(all_elements.resolve_conj())
+            for part in torch.split(all_elements.reshape(-1), CHUNK):
                 values = part.to(torch.float32)
                 values = values if inverse is None else values * inverse
                 exponents = (values.view(torch.int32) >> 23) & 0xFF

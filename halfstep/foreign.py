@@ -32,7 +32,7 @@ class Foreign:
 
     def loss(self, loss: Tensor) -> None:
         """Take a loss, before it is scaled; of several since the last step the mean is told."""
-        self._loop.scaled(self._as_scaler, loss)
+        self._loop.add_loss(loss)
 
     def gradients(
         self, parameters: Sequence[Any], scale: Tensor | float, rate: Tensor | float
@@ -43,23 +43,25 @@ class Foreign:
             group["params"] = list(parameters)
         group["lr"], self._scale = rate, _tensor(scale)
         optimizer = cast(Optimizer, self._optimizer)
-        self._loop.checked(self._as_scaler, optimizer)
+        self._loop.checked(self._as_scaler, None, optimizer)
 
     def decided(self, was_skipped: Tensor | bool) -> None:
         """Say whether the step was skipped; the scale is still the one that was used."""
         flag = _tensor(was_skipped)
         state = {"found_inf_per_device": {flag.device: flag}}
         self._per_optimizer_states = {id(self._optimizer): state}
+        if row := self._loop._open.get(id(self)):
+            row.stepped.add(id(self._optimizer))
         self._loop.updating(self._as_scaler)
 
     def updated(self, scale: Tensor | float) -> None:
         """Close the step: this is the scale of the next one."""
         self._scale = _tensor(scale)
-        self._loop.updated(self._as_scaler)
+        self._loop.updated(self._as_scaler, None)
 
     def leave_out(self, optimizer: Optimizer) -> None:
         """Hear nothing of an optimizer of torch's that works inside of the framework's."""
-        self._loop.under_scaler.add(id(optimizer))
+        self._loop.ignored.add(id(optimizer))
 
 
 class _Parameters:

@@ -5,6 +5,7 @@ Nothing in here waits for a device unless it says so. This module imports torch.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
 from typing import TypeAlias
 
 import torch
@@ -38,27 +39,55 @@ class Gradients:
         known = {parameter: name for parameter, name in names.items() if parameter in own}
         self.names = list((known | {p: n for p, n in own.items() if p not in known}).values())
         self.parameters = [*known, *(p for p in own if p not in known)]
-        self.device = self.parameters[0].device
+        self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        self.steps = 0  # that were measured
+        #: Positions of parameters that need a gradient and have not had one yet.
+        self.without_gradient = {i for i, p in enumerate(self.parameters) if p.requires_grad}
         is_half = any(p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters)
         self._dtype = torch.float32 if is_half else None  # of the norms; None: the gradients' own
-        self.groups = len(optimizer.param_groups)  # with more, it is another optimizer
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
         self._is_plain = all(
-            p.device == self.device and not hasattr(p, "to_local") for p in self.parameters
+            p.device == self.device and not hasattr(p, "to_local") and not p.is_complex()
+            for p in self.parameters
         )
         self._zero = torch.zeros((), device=self.device)
         self._is_on_host = self._zero.is_cpu
         self.no_norms = torch.zeros(len(self.names), device=self.device)  # of a step without it
 
+    def is_current(self) -> bool:
+        """Return whether the optimizer's groups have the parameters that they had."""
+        groups = self.optimizer.param_groups
+        return len(groups) == len(self._groups) and all(
+            len(group["params"]) == len(known) and all(map(is_, group["params"], known))
+            for group, known in zip(groups, self._groups, strict=True)
+        )
+
     def rate(self) -> float | Tensor:
-        """Return the learning rate of the first group: a tensor if only its device knows it."""
-        rate = self.optimizer.param_groups[0]["lr"]
+        """Return the first group's learning rate: NaN if it has none.
+
+        A tensor is returned only where the host cannot read it without waiting.
+        """
+        groups = self.optimizer.param_groups
+        rate = groups[0].get("lr") if groups else None
         if isinstance(rate, float) or (isinstance(rate, Tensor) and not rate.is_cpu):
             return rate
-        return float(rate)
+        try:
+            return float(rate)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError):  # None of an Adafactor with relative steps
+            return math.nan
+
+    def owns(self, parameter: object) -> bool:
+        """Return whether this is one of the optimizer's parameters."""
+        return any(map(is_, self.parameters, (parameter,) * len(self.parameters)))
 
     def measure(self, scale: Tensor | None = None) -> Measured | None:
         """Measure them; None if there are none. scale: what they are still multiplied by."""
         present = [g for p in self.parameters if (g := p.grad) is not None]
+        self.steps += 1
+        if self.without_gradient:
+            self.without_gradient = {
+                i for i in self.without_gradient if self.parameters[i].grad is None
+            }
         if not present:
             return None
         norms = self._norms(present)
@@ -81,7 +110,7 @@ class Gradients:
                 return torch._foreach_norm(gradients, dtype=self._dtype)
             except (NotImplementedError, RuntimeError):  # one is sparse, and so will be the next
                 self._is_plain = False
-        local = [local_elements(gradient) for gradient in gradients]
+        local = [summed_elements(gradient) for gradient in gradients]
         norms = torch._foreach_norm(local, dtype=self._dtype)
         # What the host reads has to be there.
         return [norm.to(self.device, non_blocking=not self._is_on_host) for norm in norms]
@@ -151,6 +180,26 @@ def local_elements(gradient: Tensor) -> Tensor:
     """Return what this device has of a gradient: a shard, the rows of a sparse one as they came."""
     local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return local._values() if local.is_sparse else local
+
+
+def summed_elements(gradient: Tensor) -> Tensor:
+    """Return what this device has of a gradient, duplicate rows of a sparse one summed.
+
+    Unlike `coalesce` on a GPU it does not wait: rows that are no sum's are zeros at the end.
+    """
+    local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    if local.is_complex() and not local.is_sparse:
+        return torch.view_as_real(local.resolve_conj())
+    if not local.is_sparse or local.is_coalesced() or not local._nnz():
+        return local_elements(gradient)
+    indices, values = local._indices(), local._values()
+    place = indices[0]
+    for size, index in zip(local.shape[1:], indices[1:], strict=False):
+        place = place * size + index
+    ordered, order = place.sort()
+    row = torch.zeros_like(ordered)
+    row[1:] = (ordered[1:] != ordered[:-1]).cumsum(0)
+    return torch.zeros_like(values).index_add_(0, row, values[order])
 
 
 def elements(gradient: Tensor) -> Tensor:

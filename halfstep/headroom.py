@@ -61,7 +61,7 @@ class Headroom:
 
     def begin(self, names: Mapping[nn.Module, str]) -> None:
         """Look at the step that comes. Raises Compiled."""
-        if _has_compiled():
+        if has_compiled():
             raise Compiled
         self._names, self._found, self._types = names, ({}, {}), {}
         self._hook = register_module_forward_hook(self._passed)
@@ -187,7 +187,7 @@ def _first_tensor(output: Any) -> Tensor | None:
     return None
 
 
-def _has_compiled() -> bool:
-    """Tell whether this process has compiled anything with torch.compile."""
+def has_compiled() -> bool:
+    """Return whether this process has compiled anything with torch.compile."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     return bool(frames and frames.FRAME_COUNTER)

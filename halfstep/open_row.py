@@ -18,19 +18,36 @@ class OpenRow:
     Optimizers go by their ids. A class of slots, for it is begun anew each step.
     """
 
-    __slots__ = ("counted", "found_inf", "losses", "measured", "number", "rate", "scale", "scaler")
+    __slots__ = (
+        "counted",
+        "direct",
+        "found_inf",
+        "has_replaced",
+        "loss",
+        "losses",
+        "measured",
+        "number",
+        "rate",
+        "scale",
+        "scaler",
+        "stepped",
+    )
 
     def __init__(self, scaler: GradScaler | None = None) -> None:
         self.scaler = scaler  # whose id stands for it: so it is kept alive
         self.number: int | None = None  # of the scaler, in the order in which they first updated
         self.scale: Value = 1.0
+        self.loss: Value = math.nan  # that was written last
+        self.has_replaced = False  # another scaler, which stepped the same optimizer
         self.counted: list[tuple[Exponents, Tensor]] = []  # in a step that is due
         self.clear()
 
     def clear(self) -> None:
         """Begin the next step."""
-        self.losses: list[Value] = []
+        self.losses: dict[int, list[Value]] = {}  # own ones of each optimizer
         self.measured: dict[int, Measured] = {}
+        self.stepped: set[int] = set()  # optimizers whose step the loop called
+        self.direct: set[int] = set()  # those that it stepped outside of their scaler
         self.found_inf: dict[int, Value] = {}
         self.rate: Value | None = None
 

@@ -58,6 +58,8 @@ class Ring:
         self._columns, self._device = columns, device
         self._started_at, self._on_arrival = started_at, on_arrival
         self._drained_at = clock()
+        #: Whether the newest row waits for the next one: a loop of this kind may add to it.
+        self.holds_last = False
         # What is known of a row, and its values.
         kept = [("known", "<f8", (KNOWN,)), ("values", "<f4", (scalars,))]
         self._layout = struct.Struct(f"<{KNOWN}d{scalars}f")
@@ -76,25 +78,34 @@ class Ring:
         """The open row, on its device."""
         return self._device_rows[self.number % RING_ROWS]
 
+    def is_here(self, number: int) -> bool:
+        """Return whether this row is closed, and not handed over yet."""
+        return self._sent <= number < self.number
+
     def close(
-        self, step: int, started: float, rate: float, waited_seconds: float | None = None
+        self,
+        step: int,
+        started: float,
+        rate: float,
+        waited_seconds: float | None = None,
+        ended: float | None = None,
     ) -> float:
         """End the open row, and hand over what is due; return when it ended, by perf_counter.
 
-        started: the step, by the same clock.  waited_seconds: of it, for data; None if nobody
-        knows.
+        started, ended: of the step, by the same clock; ended now if not given.  waited_seconds: of
+        it, for data; None if it is not known.
 
         On CUDA the host runs ahead of the device until the launch queue is full: a single time is
         how long queueing took, and the mean of many is the device's own pace.
         """
-        ended, now = time.perf_counter(), clock()
+        ended, now = time.perf_counter() if ended is None else ended, clock()
         waited_us = UNKNOWN_US if waited_seconds is None else waited_seconds * 1e6
         self._keep((step, now, ended - started, rate, waited_us))
         self.number += 1
         if self._sent != self._read:
             self._receive(wait=self.number - self._read == RING_ROWS)
         if self.number - self._sent >= DRAIN_ROWS or now - self._drained_at >= DRAIN_SECONDS:
-            self._send(now)
+            self._send(now, keep=int(self.holds_last))
         return ended
 
     def _keep(self, known: tuple[float, ...]) -> None:
@@ -122,21 +133,27 @@ class Ring:
             self._receive(wait=False)
             time.sleep(POLL_SECONDS)
 
-    def _send(self, now: float) -> None:
-        """Start to copy the rows not sent yet, unless the last copy is still under way."""
+    def _send(self, now: float, keep: int = 0) -> None:
+        """Start to copy the rows not sent yet, unless the last copy is still under way.
+
+        keep: how many of the newest stay.
+        """
         if self._pinned is not None and self._sent != self._read:
+            return
+        until = self.number - keep
+        if until < self._sent:
             return
         self._drained_at = now
         if self._pinned is None or self._arrived is None:
-            self._sent = self.number  # also of what a Ctrl-C broke off
+            self._sent = until  # also of what a Ctrl-C broke off
             self._hand_over()
             return
         # On the same stream as the steps: the rows are complete when the copy begins, and copied
         # before a later step can write over them.
-        for rows in _slices(self._sent, self.number):
+        for rows in _slices(self._sent, until):
             self._pinned[rows].copy_(self._device_ring[rows], non_blocking=True)
         self._arrived.record(torch.cuda.current_stream(self._device_ring.device))
-        self._sent = self.number
+        self._sent = until
 
     def _receive(self, *, wait: bool) -> None:
         if self._sent == self._read or self._pinned is None or self._arrived is None:

@@ -1,13 +1,14 @@
 """What the rows of a ring say: records of steps, and what the scaler did.
 
 row, fp32:  [loss, scale before, scale after, learning rate, found_inf ×O, total norm ×O,
-             clipped norm ×O, norm of each gradient ×P]
+             clipped norm ×O, own loss ×O if they are separate, norm of each gradient ×P]
             O optimizers, P parameters in the order of the optimizers, then of the modules;
             where the host writes rows, it holds the norms of gradients beside them, if they are due
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from halfstep.layers import Layers
 from halfstep.spool import (
     NONFINITE_LOSS,
     NORM_OVERFLOW,
+    NOT_STEPPED,
     SKIPPED,
     Event,
     Steps,
@@ -30,6 +32,19 @@ CLIP_EPSILON = 1e-6  # added to the norm by clip_grads_with_norm_
 Counts: TypeAlias = Mapping[int, tuple[int, int]]
 
 
+@dataclass
+class RowNotes:
+    """What the host knows of a row and the row does not hold."""
+
+    has_loss: bool = True
+    is_stepped: bool = True  # the loop stepped an optimizer
+    is_direct: bool = False  # it was stepped outside of its scaler: applied, whatever the flags say
+    #: Optimizers with a loss of their own, by position, where those of several differ.
+    own_losses: Sequence[int] = ()
+    #: The scale that the scaler before this one left, where the loop replaced it.
+    replaced: bool = False
+
+
 class Rows:
     """Reads rows in their order, and remembers the scale that the last one left."""
 
@@ -40,13 +55,17 @@ class Rows:
         max_grad_norm: float | None = None,
         layers_every: int = 0,
         has_rates: bool = False,
+        has_own_losses: bool = False,
     ) -> None:
         """optimizers: the names of each one's parameters, in forward order.
 
         max_grad_norm: what the norms were clipped to, if rows say nothing of it.  layers_every:
         every how many steps the norms of gradients are told; a GPU's rows always hold them.
         has_rates: the learning rate is the row's, for the host does not know it.
+        has_own_losses: a row holds the loss of each optimizer.
         """
+        self._has_own_losses = has_own_losses
+        self._notes: dict[int, RowNotes] = {}  # by row
         self._optimizers = optimizers
         self._max_grad_norm, self._has_rates = max_grad_norm, has_rates
         self._layers = Layers(name for names in optimizers.values() for name in names)
@@ -57,16 +76,18 @@ class Rows:
         self._scaler_of: dict[int, int] = {}  # by row, where it is not the first scaler's
         self._last_scales: dict[int, np.float32] = {}  # by scaler, after its last row
         self.skipped = 0  # steps in which any optimizer was skipped
+        self._replaced = self._raised = 0  # scalers by others, and those with a higher scale
+        self._has_nonfinite = False  # a step without a scaler was not finite
 
     @property
     def columns(self) -> int:
         """How many numbers a row has."""
-        return FOUND_INF + sum(3 + len(names) for names in self._optimizers.values())
+        return self.scalars + sum(map(len, self._optimizers.values()))
 
     @property
     def scalars(self) -> int:
         """How many of them are not norms of gradients."""
-        return FOUND_INF + 3 * len(self._optimizers)
+        return FOUND_INF + (3 + self._has_own_losses) * len(self._optimizers)
 
     @property
     def last_scale(self) -> float | None:
@@ -78,10 +99,19 @@ class Rows:
     def last_scale(self, scale: float | None) -> None:
         self._last_scales = {} if scale is None else {0: np.float32(scale)}
 
-    def relaid(self, optimizers: Mapping[str, list[str]], *, has_rates: bool) -> "Rows":
+    def relaid(
+        self, optimizers: Mapping[str, list[str]], *, has_rates: bool, has_own_losses: bool
+    ) -> "Rows":
         """Return what reads the rows of more optimizers, or of others, from here on."""
-        rows = Rows(optimizers, layers_every=self._layers_every, has_rates=has_rates)
+        rows = Rows(
+            optimizers,
+            layers_every=self._layers_every,
+            has_rates=has_rates,
+            has_own_losses=has_own_losses,
+        )
         rows._last_scales, rows.skipped = self._last_scales, self.skipped
+        rows._replaced, rows._raised = self._replaced, self._raised
+        rows._has_nonfinite = self._has_nonfinite
         return rows
 
     def is_for_layers(self, step: int) -> bool:
@@ -95,6 +125,10 @@ class Rows:
     def count(self, row: int, optimizer: str, counts: Counts) -> None:
         """Have the culprits of a row counted. row: its number."""
         self._counts.setdefault(row, {})[optimizer] = counts
+
+    def note(self, row: int) -> RowNotes:
+        """Return a row's notes, to be changed until it is read. row: its number."""
+        return self._notes.setdefault(row, RowNotes())
 
     def belongs(self, row: int, scaler: int) -> None:
         """Say whose scale a row holds, if not the first scaler's. row: its number."""
@@ -119,6 +153,7 @@ class Rows:
             events += self._events(first, rows, records)
         read = first + len(rows)
         if not is_uneventful:
+            self._notes = {row: each for row, each in self._notes.items() if row >= read}
             self._counts = {row: each for row, each in self._counts.items() if row >= read}
             self._scaler_of = {row: each for row, each in self._scaler_of.items() if row >= read}
         return events
@@ -149,6 +184,7 @@ class Rows:
         found_inf = rows[:, FOUND_INF : FOUND_INF + count]
         return bool(
             not self._scaler_of
+            and not self._notes
             and (scales == self._last_scales.get(0)).all()
             and not found_inf.any()
             and np.isfinite(rows[:, : FOUND_INF + 2 * count]).all()
@@ -162,21 +198,101 @@ class Rows:
         norms = rows[:, self.scalars :]  # (steps, P)
 
         # Finite gradients above about 1.8e19 have an infinite L2 norm; that is no skip.
+        notes = [self._notes.get(first + i, PLAIN) for i in range(len(rows))]
         overflows = (np.isinf(totals) & ~found_inf).any(axis=1)
-        flags = np.bitwise_or.reduce(np.where(found_inf, self._skip_flags, 0), axis=1)
-        flags |= np.where(np.isfinite(rows[:, LOSS]), 0, NONFINITE_LOSS)
+        is_kept = np.array([each.is_stepped and not each.is_direct for each in notes])
+        skipped = found_inf & is_kept[:, None]
+        flags = np.bitwise_or.reduce(np.where(skipped, self._skip_flags, 0), axis=1)
+        has_loss = np.array([each.has_loss for each in notes])
+        flags |= np.where(np.isfinite(rows[:, LOSS]) | ~has_loss, 0, NONFINITE_LOSS)
+        flags |= np.where([each.is_stepped for each in notes], 0, NOT_STEPPED)
         records["flags"] = flags | np.where(overflows, NORM_OVERFLOW, 0)
         self.skipped += int(np.count_nonzero(flags & SKIPPED))
 
         before, after = rows[:, SCALE], rows[:, SCALE_AFTER]
         left = self._left(first, before, after)
-        events: list[Event] = []
+        events: list[Event] = self._own(notes, rows, records)
+        events += self._replacements(notes, rows, records, left)
+        events += self._unscaled_culprits(first, rows, records, found_inf)
+        replaced = np.array([each.replaced for each in notes])
         for i in np.flatnonzero(found_inf.any(axis=1) | (left != before) | (before != after)):
-            if left[i] != before[i]:
+            if left[i] != before[i] and not replaced[i]:
                 events.append(_event("set", records[i], float(left[i]), float(before[i])))
             counts = self._counts.get(first + int(i), {})
             events += self._scaler_events(records[i], rows[i], found_inf[i], norms[i], counts)
         return events
+
+    def _own(
+        self, notes: Sequence[RowNotes], rows: NDArray[np.float32], records: Steps
+    ) -> list[Event]:
+        """Return each optimizer's own loss and norm as metrics, where they differ."""
+        count, names = len(self._optimizers), list(self._optimizers)
+        events: list[Event] = []
+        for i, note in enumerate(notes):
+            for place in note.own_losses:
+                values = {
+                    "loss": rows[i, FOUND_INF + 3 * count + place],
+                    "grad_norm": rows[i, FOUND_INF + count + place],
+                }
+                events += [
+                    {
+                        "event": "metric",
+                        "step": int(records["step"][i]),
+                        "name": f"{metric}/{names[place]}",
+                        "value": float(value),
+                        "elapsed_ms": int(records["elapsed_ms"][i]),
+                    }
+                    for metric, value in values.items()
+                ]
+        return events
+
+    def _replacements(
+        self,
+        notes: Sequence[RowNotes],
+        rows: NDArray[np.float32],
+        records: Steps,
+        left: NDArray[np.float32],
+    ) -> list[Event]:
+        """Report scalers in place of others, at doubled counts of them and of higher scales."""
+        events: list[Event] = []
+        for i, note in enumerate(notes):
+            if not note.replaced:
+                continue
+            before, after = float(left[i]), float(rows[i, SCALE])
+            self._replaced += 1
+            self._raised += after > before
+            is_due = _is_power_of_two(self._replaced)
+            if is_due or (after > before and _is_power_of_two(self._raised)):
+                step = int(records["step"][i])
+                scales = {"scale_before": before, "scale_after": after}
+                event = {"event": "scaler_replaced", "step": step, "count": self._replaced}
+                events.append(event | scales)
+        return events
+
+    def _unscaled_culprits(
+        self,
+        first: int,
+        rows: NDArray[np.float32],
+        records: Steps,
+        found_inf: NDArray[np.bool_],
+    ) -> list[Event]:
+        """Name the parameters of the first step without a scaler whose gradients are not finite."""
+        if self._has_nonfinite:
+            return []
+        count = len(self._optimizers)
+        totals = rows[:, FOUND_INF + count : FOUND_INF + 2 * count]
+        bad = ~np.isfinite(totals).all(axis=1) & ~found_inf.any(axis=1) & (rows[:, SCALE] == 1)
+        if not bad.any():
+            return []
+        self._has_nonfinite = True
+        i = int(np.flatnonzero(bad)[0])
+        counts, norms, culprits = self._counts.get(first + i, {}), rows[i, self.scalars :], []
+        for optimizer, names in self._optimizers.items():
+            own, norms = norms[: len(names)], norms[len(names) :]
+            if optimizer in counts or len(own):
+                culprits += _culprits(names, own, counts.get(optimizer))
+        step = int(records["step"][i])
+        return [{"event": "nonfinite", "kind": "nonfinite", "step": step, "culprits": culprits}]
 
     def _left(
         self, first: int, before: NDArray[np.float32], after: NDArray[np.float32]
@@ -221,6 +337,13 @@ class Rows:
             kind = "growth" if after > before else "backoff"
             events.append(_event(kind, record, before, after))
         return events
+
+
+PLAIN = RowNotes()
+
+
+def _is_power_of_two(count: int) -> bool:
+    return count & (count - 1) == 0
 
 
 def _culprits(

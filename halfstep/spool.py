@@ -66,7 +66,30 @@ of every field; what is not within them is not written, and read as Unrecordable
     poison      step, count, buffers: since the skip of that step these hold an inf or a NaN; of
                 many the first; each buffer is told of once; see poison.py
     schedule    step, advanced, skipped: of the steps skipped so far, in how many the learning-rate
-                schedule advanced nevertheless; see schedule.py
+                schedule advanced nevertheless; scheduler: the class whose steps were counted, null
+                where rates alone show it; see evidence/schedule.py
+    precision   step, dtype: of most matrix products and convolutions of a watched loop
+    origin      step, scale, direction "forward" | "backward", kind, operation, dtype, module,
+                source: where a number first was not finite in an armed step; see evidence/origin.py
+                kind, forward: "inputs", "weights" or "inside" of module, "outside" of all modules;
+                backward: "overflow" of half precision, "singular" gradient, "hidden" in an
+                activation, "elsewhere" than in this process's graph
+    bad_inputs  step, inputs [{"name", "inf", "nan"}]: variables of the loop, with a loss not finite
+    first_nonfinite  step, loss_nonfinite, culprits, finite: the first step of a loop without a
+                scaler that was not finite, after so many that were
+    direct_step step, count, optimizer, is_scaled: steps of an optimizer outside of its scaler
+    not_stepped step, count: updates of the scaler without a step
+    scaled_clip step, count, optimizer, max_norm: clips of gradients multiplied by the scale
+    bounded_norms  step, steps, norm: the norm times the scale was this in all of so many steps
+    uncleared   step, count, optimizer: backward passes that found the last skip's gradients, not
+                finite, where they were
+    scaler_replaced  step, scale_before, scale_after, count: another scaler, whose state was not
+                restored
+    no_gradient step, optimizer, parameters, count, of, steps: those without a gradient so far
+    no_step     step, passes: so many backward passes, and no optimizer stepped
+    no_inf_checks  step, method, optimizers, error: a scaler refused optimizers without gradients
+    fp16_gradients  step, count, parameters, error: a scaler refused gradients of type float16
+    adam_eps    step, optimizer, eps, count: an eps that is 0 in the type of so many parameters
     left_out    step, diagnosis, reason: one that is wanted, and that this run cannot have
     failed_diagnosis  step, diagnosis, error: one that raised, and is asked no more
 
@@ -121,12 +144,16 @@ UNKNOWN_US = -1  # a loop that is not ours tells nobody what it waits for
 #: Of records without data_us: the same bytes up to there.
 UNTIMED_DTYPE = np.dtype([(name, STEP_DTYPE[name]) for name in (STEP_DTYPE.names or ())[:-1]])
 SKIPPED, NONFINITE_LOSS, NORM_OVERFLOW = 1, 2, 4
+NOT_STEPPED = (
+    8  # the scaler was updated without a step of the optimizer: neither applied nor skipped
+)
+FLAGGED_OPTIMIZERS = 24
 ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps makes one for each event
 
 
 def optimizer_skipped(index: int) -> int:
-    """The flag that says that this optimizer, counted from 0 in the recipe's order, skipped."""
-    return 1 << (8 + index)
+    """Return the flag of a skip of this optimizer, counted from 0; 0 beyond the flags' bits."""
+    return 1 << (8 + index) if index < FLAGGED_OPTIMIZERS else 0
 
 
 Steps: TypeAlias = NDArray[np.void]

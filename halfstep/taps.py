@@ -1,9 +1,13 @@
-"""Where a training loop that is not ours is heard: methods of torch's classes, wrapped for a time.
+"""Wraps around torch's functions, by which a training loop is observed without its help.
 
-The truth of a step passes through these, whatever framework calls them: the loss through
-`GradScaler.scale`, gradients through `unscale_` (or `_check_inf_per_device`, for a fused optimizer
-that nobody unscaled), every optimizer's flag through `update`. Where no scaler lives there are
-`Tensor.backward` and the hook after an optimizer's step. This module imports torch.
+Every step passes through these, whatever framework calls them: `GradScaler.scale`, `unscale_` (or
+`_check_inf_per_device`, for a fused optimizer without `unscale_`), `step` and `update`; the one
+function by which every backward pass enters the engine; the hooks around an optimizer's step; the
+function in which `clip_grad_norm_` scales gradients; the steps of learning-rate schedulers.
+
+A wrap calls the listener before or after the original, with the same objects. It never iterates,
+copies or replaces an argument or a return value: an iterator passed to `scale` stays untouched.
+This module imports torch.
 """
 
 import functools
@@ -11,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import (
     _FrameAction,
@@ -18,123 +23,240 @@ from torch._C._dynamo.eval_frame import (
     set_code_exec_strategy,
 )
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
-Hear = Callable[..., None]
+#: Calls a function, and keeps what it raises from the training.
+Guard = Callable[..., None]
+ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
+CLIP = "_clip_grads_with_norm_"  # of torch.nn.utils.clip_grad
 
 
 class Listener(Protocol):
-    """Who is told. Each gets what the method was called with, the scaler first."""
+    """What the wraps call."""
 
-    under_scaler: set[int]  # ids of optimizers that a scaler steps: their own steps say nothing
-    on_scaler: Callable[[], None]  # to be called at the first scaler that is heard
+    def scaled(self, scaler: GradScaler, result: Any, outputs: Any) -> None:
+        """After `scaler.scale(outputs)`, which returned result."""
 
-    def scaled(self, scaler: GradScaler, outputs: Any) -> None:
-        """A loss was multiplied by the scale."""
+    def unscaled(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
+        """After `scaler.unscale_(optimizer)`."""
 
-    def unscaled(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """The gradients of an optimizer were divided by it, and checked."""
+    def checked(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
+        """After gradients were checked and left multiplied by the scale."""
 
-    def checked(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """They were checked alone."""
+    def step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Before `scaler.step(optimizer)`."""
+
+    def step_ends(self, scaler: GradScaler) -> None:
+        """After it, whether it returned or raised."""
+
+    def raised(self, scaler: GradScaler, method: str, error: Exception) -> None:
+        """After a method of the scaler raised."""
 
     def updating(self, scaler: GradScaler, new_scale: Any = None) -> None:
-        """The scale is about to change, and the flags to be forgotten."""
+        """Before `scaler.update(new_scale)` changes the scale and forgets the flags."""
 
-    def updated(self, scaler: GradScaler, new_scale: Any = None) -> None:
-        """It has changed."""
+    def updated(self, scaler: GradScaler, result: Any, new_scale: Any = None) -> None:
+        """After it."""
 
-    def propagated(self, loss: Tensor, *args: Any, **named: Any) -> None:
-        """A backward pass was made from here."""
+    def loaded(self, scaler: GradScaler) -> None:
+        """After `scaler.load_state_dict`."""
 
-    def stepped(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped."""
+    def backward_begins(self, roots: Any, arguments: tuple[Any, ...], accumulates: bool) -> None:
+        """Before a backward pass from roots. arguments: the engine's others."""
+
+    def backward_ends(self) -> None:
+        """After it, whether it returned or raised."""
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        """Before an optimizer's own step."""
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        """After it."""
+
+    def clipping(self, parameters: Any, max_norm: Any) -> None:
+        """Before gradients are scaled to a norm. parameters: the list that torch made."""
+
+    def clipped(self) -> None:
+        """After it."""
+
+    def schedule_steps(self, scheduler: LRScheduler) -> None:
+        """After the outermost `step` of a scheduler."""
 
 
-def _keep_from_compiler(function: Any, *, also_what_it_calls: bool = False) -> None:
+def _keep_from_compiler(function: Any, *, with_callees: bool = False) -> None:
     """Have a graph end before this function. As torch.compiler.disable, whose import is slow."""
     function._torchdynamo_disable = True
-    beyond = _FrameAction.SKIP if also_what_it_calls else _FrameAction.DEFAULT
+    beyond = _FrameAction.SKIP if with_callees else _FrameAction.DEFAULT
     strategy = _FrameExecStrategy(_FrameAction.SKIP, beyond)
     set_code_exec_strategy(function.__code__, strategy)
 
 
 class Taps:
-    """The wraps."""
+    """The wraps, from `arm` to `disarm`."""
 
-    def __init__(self, listener: Listener, guard: Callable[..., None]) -> None:
-        """guard: calls what it is given, and lets no error of ours reach the loop."""
-        _keep_from_compiler(getattr(guard, "__func__", guard), also_what_it_calls=True)
-        self._guard = guard
-        self._before: dict[str, Hear] = {"update": listener.updating}
-        self._after: dict[str, Hear] = {
-            "scale": listener.scaled,
-            "unscale_": listener.unscaled,
-            "_check_inf_per_device": listener.checked,
-            "update": listener.updated,
-            "backward": listener.propagated,
-        }
-        self._listener = listener
-        listener.on_scaler = self._leave_backward  # for the loss is what the scaler gets
-        self._wraps: list[tuple[type, str, Callable[..., Any], Callable[..., Any]]] = []
-        self._hook: Any = None
+    def __init__(self, listener: Listener, guard: Guard) -> None:
+        """guard: calls the listener, and lets no error of ours reach the loop."""
+        _keep_from_compiler(getattr(guard, "__func__", guard), with_callees=True)
+        self._guard, self._listener = guard, listener
+        self._is_armed = False
+        self._schedule_depth = 0
+        self._wraps: list[tuple[Any, str, Any, Any]] = []
+        self._hooks: list[Any] = []
 
     def arm(self) -> None:
         """Wrap them. A class that overrides a method has its own wrapped too."""
-        for owner in (GradScaler, *_sharded_scalers(), Tensor):
-            for name in {**self._before, **self._after}:
-                if name in vars(owner) and (owner is Tensor) == (name == "backward"):
-                    self._wrap(owner, name)
-        self._hook = register_optimizer_step_post_hook(self._after_step)
+        self._is_armed = True
+        listener = self._listener
+        for scaler in (GradScaler, *_sharded_scalers()):
+            self._wrap_scaler(scaler, "scale", after=listener.scaled)
+            self._wrap_scaler(scaler, "unscale_", after=listener.unscaled)
+            self._wrap_scaler(scaler, "_check_inf_per_device", after=listener.checked)
+            self._wrap_scaler(scaler, "step", before=listener.step_begins, ends=listener.step_ends)
+            self._wrap_scaler(scaler, "update", before=listener.updating, after=listener.updated)
+            self._wrap_scaler(scaler, "load_state_dict", ends=listener.loaded)
+        self._wrap_engine()
+        self._wrap_clip()
+        self.wrap_schedulers()
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
 
     def disarm(self) -> None:
-        """Undo it. Where somebody has wrapped ours meanwhile, ours stays and says nothing."""
-        for wrap in self._wraps:
-            _unwrap(*wrap)
+        """Undo it. A wrap that was itself wrapped meanwhile stays, and calls nothing."""
+        self._is_armed = False
+        for owner, name, original, wrapped in self._wraps:
+            if vars(owner).get(name) is wrapped:
+                setattr(owner, name, original)
         self._wraps.clear()
-        self._before.clear()
-        self._after.clear()
-        if self._hook is not None:
-            self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
-    def _wrap(self, owner: type, name: str) -> None:
-        original = vars(owner)[name]
-        guard, before, after = self._guard, self._before, self._after
-        is_heard_before = name in before
+    def wrap_schedulers(self) -> None:
+        """Wrap `step` of each class of schedulers that defines one and is not wrapped yet."""
+        wrapped = {wrap[0] for wrap in self._wraps}
+        for owner in _subclasses(LRScheduler):
+            if "step" in vars(owner) and owner not in wrapped:
+                self._wrap_scheduler(owner)
+
+    def _wrap_scaler(
+        self,
+        owner: type,
+        name: str,
+        *,
+        before: Callable[..., None] | None = None,
+        after: Callable[..., None] | None = None,
+        ends: Callable[..., None] | None = None,
+    ) -> None:
+        """Wrap a method. before, after: called with its arguments, after with its result too.
+
+        ends: called with the scaler alone, also where the method raised.
+        """
+        original = vars(owner).get(name)
+        if original is None:
+            return
+        guard, taps, raised = self._guard, self, self._listener.raised
 
         @functools.wraps(original)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_heard_before and name in before:
-                guard(before[name], this, *args, **kwargs)
-            result = original(this, *args, **kwargs)
-            if hear := after.get(name):
-                guard(hear, this, *args, **kwargs)
+            if not taps._is_armed:
+                return original(this, *args, **kwargs)
+            if before is not None:
+                guard(before, this, *args, **kwargs)
+            try:
+                result = original(this, *args, **kwargs)
+            except Exception as error:
+                guard(raised, this, name, error)
+                raise
+            finally:
+                if ends is not None:
+                    guard(ends, this)
+            if after is not None:
+                guard(after, this, result, *args, **kwargs)
             return result
 
+        self._put(owner, name, original, wrapped)
+
+    def _wrap_engine(self) -> None:
+        original = getattr(torch.autograd, ENGINE)
+        guard, taps, listener = self._guard, self, self._listener
+
+        @functools.wraps(original)
+        def wrapped(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            if not taps._is_armed:
+                return original(roots, *args, **kwargs)
+            guard(listener.backward_begins, roots, args, bool(kwargs.get("accumulate_grad")))
+            try:
+                return original(roots, *args, **kwargs)
+            finally:
+                guard(listener.backward_ends)
+
+        self._put(torch.autograd, ENGINE, original, wrapped)
+
+    def _wrap_clip(self) -> None:
+        original = getattr(clip_grad, CLIP)
+        guard, taps, listener = self._guard, self, self._listener
+
+        @functools.wraps(original)
+        def wrapped(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+            if not (taps._is_armed and isinstance(parameters, Tensor | list | tuple)):
+                return original(parameters, max_norm, *args, **kwargs)
+            guard(listener.clipping, parameters, max_norm)
+            result = original(parameters, max_norm, *args, **kwargs)
+            guard(listener.clipped)
+            return result
+
+        self._put(clip_grad, CLIP, original, wrapped)
+
+    def _wrap_scheduler(self, owner: type) -> None:
+        original = vars(owner)["step"]
+        guard, taps, listener = self._guard, self, self._listener
+
+        @functools.wraps(original)
+        def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
+            taps._schedule_depth += 1
+            try:
+                result = original(this, *args, **kwargs)
+            finally:
+                taps._schedule_depth -= 1
+            is_outermost = taps._is_armed and not taps._schedule_depth
+            if is_outermost and not getattr(this, "_is_initial", False):
+                guard(listener.schedule_steps, this)
+            return result
+
+        self._put(owner, "step", original, wrapped)
+
+    def _put(self, owner: Any, name: str, original: Any, wrapped: Any) -> None:
         _keep_from_compiler(wrapped)
         setattr(owner, name, wrapped)
         self._wraps.append((owner, name, original, wrapped))
 
-    def _leave_backward(self) -> None:
-        self._after.pop("backward", None)
-        for wrap in self._wraps:
-            if wrap[1] == "backward":
-                _unwrap(*wrap)
+    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._guard(self._listener.optimizer_begins, optimizer)
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if id(optimizer) not in self._listener.under_scaler:
-            self._guard(self._listener.stepped, optimizer)
+        self._guard(self._listener.optimizer_ends, optimizer)
 
+    _keep_from_compiler(_before_step)
     _keep_from_compiler(_after_step)
-
-
-def _unwrap(owner: type, name: str, original: Any, wrapped: Any) -> None:
-    if vars(owner)[name] is wrapped:
-        setattr(owner, name, original)
 
 
 def _sharded_scalers() -> list[type]:
     """FSDP1's own, if the script has loaded it: to import it takes a second."""
     module = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
     return [] if module is None else [module.ShardedGradScaler]
+
+
+def _subclasses(owner: type) -> list[type]:
+    found: list[type] = [owner]
+    for each in found:
+        below: list[type] = each.__subclasses__()
+        found += [one for one in below if one not in found]
+    return found

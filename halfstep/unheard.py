@@ -32,5 +32,8 @@ class Unheard:
     def disarm(self) -> None:
         """Undo nothing."""
 
+    def close(self) -> None:
+        """Close no step."""
+
     def end(self) -> None:
         """Likewise."""

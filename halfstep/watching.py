@@ -540,6 +540,7 @@ class Watch:
         self._revive()
 
     def _write_rest(self) -> None:
+        self._loop.close()
         if not self._loop.drain(PATIENCE_SECONDS):
             self._complain(f"the device did not answer within {PATIENCE_SECONDS:g} s")
         self._flush()

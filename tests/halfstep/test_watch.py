@@ -886,14 +886,14 @@ def test_an_error_of_ours_ends_no_loop(
 ) -> None:
     """It is one line, the wraps are gone, the weights are what they would have been."""
     bare = Script().train(steps=12)
-    measure, calls = halfstep.gradients.Gradients.measure, iter(range(100))
+    write, calls = halfstep.loop.Loop._write, iter(range(100))
 
     def failing(*arguments: Any) -> Any:
         if next(calls) == 5:
             raise OSError("no space\nleft")
-        return measure(*arguments)
+        return write(*arguments)
 
-    monkeypatch.setattr(halfstep.gradients.Gradients, "measure", failing)
+    monkeypatch.setattr(halfstep.loop.Loop, "_write", failing)
     watch = halfstep.watch(folder=tmp_path, name="it")
     watched = Script().train(watch.add, steps=12)
     watch.log({"a": 1})
@@ -915,7 +915,7 @@ def test_a_script_that_raises_after_an_error_of_ours_has_failed(
     def failing(*_: Any) -> Any:
         raise OSError("no space left")
 
-    monkeypatch.setattr(halfstep.gradients.Gradients, "measure", failing)
+    monkeypatch.setattr(halfstep.loop.Loop, "_write", failing)
 
     def script() -> None:
         with halfstep.watch(folder=tmp_path, name="it") as watch:

@@ -1,0 +1,315 @@
+"""Backward passes, and which optimizer's step each one belongs to.
+
+The losses of a step are those of the backward passes that changed the optimizer's gradients since
+they were last cleared. A pass is seen to change them by the version counters of two of its
+parameters' gradients, read before and after; nothing on the device is read. Where the weights moved
+between two passes without a step (LBFGS's closures, SAM's ascent), the first pass has the loss.
+This module imports torch.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+from weakref import ref
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from halfstep.open_row import Value, kept_loss
+
+#: A gradient's identity and its version counters; None where there is none.
+Mark: TypeAlias = tuple[int, int, int] | None
+INPUTS = 3  # of the engine's arguments after the roots: what gradients are taken of
+
+
+def mark(parameter: Tensor) -> Mark:
+    """Return what changes whenever a parameter's gradient does."""
+    gradient = parameter.grad
+    if gradient is None:
+        return None
+    # Accumulation moves the version of a DTensor's local tensor only, `zero_` its own only.
+    local = getattr(gradient, "_local_tensor", gradient)
+    return id(gradient), gradient._version, local._version
+
+
+class BackwardPass:
+    """One pass under way or done. losses: of its roots; None where a root's is not known."""
+
+    __slots__ = ("changed", "losses")
+
+    def __init__(self, losses: list[Value] | None) -> None:
+        self.losses = losses
+        self.changed: set[int] | None = None  # ids of named parameters, in the first iteration
+
+
+class OwnLosses:
+    """The losses of one optimizer's next step."""
+
+    __slots__ = ("_before", "_mark", "_probes", "_weights", "is_first", "losses", "of_grad", "took")
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.losses: list[Value] = []
+        self.of_grad: list[Value] = []  # of autograd.grad over its parameters
+        self.took: BackwardPass | None = None  # the pass in which it stepped
+        self.is_first = True  # no pass has changed its gradients since its step
+        self._weights = 0
+        self._before: list[Mark] = []
+        self._mark: list[Mark] | None = None
+        self._probes: list[Tensor] = []
+        self.choose(optimizer)
+
+    def choose(self, optimizer: Optimizer) -> None:
+        """Choose the parameters to look at: the first and the last one that has a gradient."""
+        able = [
+            p
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if isinstance(p, Tensor) and p.requires_grad
+        ]
+        having = [p for p in able if p.grad is not None] or able
+        self._probes = [having[0], having[-1]] if len(having) > 1 else having
+
+    def begins(self) -> bool:
+        """Note the gradients before a pass; return whether it re-evaluates a loss.
+
+        It does where the weights moved since the last pass, and no step was made.
+        """
+        if not self._probes:
+            return False
+        weights = self._probes[0]._version
+        self._before = now = [mark(p) for p in self._probes]
+        if self._mark is not None and not self.is_first and weights != self._weights:
+            return True
+        self._weights = weights
+        if self._mark is not None and not _overlap(now, self._mark):
+            self.losses, self.is_first = [], True  # cleared since
+        return False
+
+    def ends(self, done: BackwardPass, *, is_again: bool) -> None:
+        """Take the losses of a pass that changed the gradients. is_again: it re-evaluates one."""
+        now = [mark(p) for p in self._probes]
+        if now == self._before or self.took is done:
+            self.took = None
+            return
+        self._mark = now
+        if not is_again:
+            self.is_first = False
+            self.losses += done.losses or ()
+
+    def remark(self) -> None:
+        """Take gradients that were changed in place, by a clip, for the same as before."""
+        if self._mark is not None:
+            self._mark = [mark(p) for p in self._probes]
+
+    def is_uncleared(self) -> bool:
+        """Return whether the first gradient is untouched since the last pass or clip."""
+        return bool(
+            self._mark and self._mark[0] is not None and mark(self._probes[0]) == self._mark[0]
+        )
+
+    def holds(self, inputs: Sequence[Any]) -> bool:
+        """Return whether a parameter that is looked at is among these."""
+        return any(each is probe for probe in self._probes for each in inputs)
+
+    def take(self, optimizer: Optimizer, under_way: BackwardPass | None) -> list[Value]:
+        """Return the losses of the step that is being made, and begin the next one's."""
+        losses = self.losses
+        if under_way is not None:
+            losses, self.took = losses + list(under_way.losses or ()), under_way
+        elif not losses:
+            losses = self.of_grad
+        if self._probes and self._probes[0].grad is None:
+            self.choose(optimizer)
+        self.losses, self.of_grad, self.is_first = [], [], True
+        return losses
+
+
+class BackwardPasses:
+    """All passes of a loop, as the engine's wrap reports them."""
+
+    def __init__(self, named: Callable[[], Iterable[Tensor]]) -> None:
+        """named: returns the parameters that are known by name, for the first iteration."""
+        self._named = named
+        self._own: dict[int, OwnLosses] = {}  # by an optimizer's id
+        self._stack: list[BackwardPass | None] = []  # None: within another, or not of a loss
+        self._again: set[int] = set()  # optimizers whose loss the pass under way re-evaluates
+        self._scaled: dict[int, tuple[Any, Value | None]] = {}  # by a scaled tensor's id
+        self._is_scaled = False  # something was scaled that no pass has begun from yet
+        self._is_over = False  # a row has closed
+        self._recent: list[Value] = []  # losses since anyone's last step
+        self._early: list[BackwardPass] | None = []  # of the first iteration
+        self._early_marks: dict[int, Mark] = {}
+        self.count = 0  # passes that accumulate gradients
+        self.since_step = 0  # of them since an optimizer's last step
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a pass is running."""
+        return bool(self._stack)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether this iteration's gradients come from scaled losses."""
+        return bool(self._scaled) or self._is_scaled
+
+    def scaled(self, result: Any, outputs: Any) -> None:
+        """Remember the loss of each tensor that a scaler returned.
+
+        Only lists and tuples are descended into: whatever else is iterable is the loop's to use up.
+        """
+        if self._is_over:
+            self._begin_iteration()
+        if isinstance(result, Tensor):
+            if isinstance(outputs, Tensor) and outputs.requires_grad:  # some scale a constant 1
+                self._scaled[id(result)] = ref(result), known_loss(outputs)
+                self._is_scaled = True
+        elif isinstance(result, list | tuple) and isinstance(outputs, list | tuple):
+            for each, of in zip(result, outputs, strict=True):
+                self.scaled(each, of)
+        else:
+            self._is_scaled = True
+
+    def begins(
+        self, roots: Any, arguments: Sequence[Any], accumulates: bool, scale: Tensor | None
+    ) -> list[Value] | None:
+        """Note a pass before it runs; return its losses. scale: what roots are multiplied by."""
+        if self._stack or not isinstance(roots, tuple | list):
+            self._stack.append(None)
+            return None
+        if self._is_over and not self._is_scaled:
+            self._begin_iteration()
+        losses = self._losses(roots, scale)
+        if not accumulates:
+            self._stack.append(None)
+            self._note_grad(losses, arguments)
+            return losses
+        self.count += 1
+        self.since_step += 1
+        self._stack.append(BackwardPass(losses))
+        self._again = {identity for identity, own in self._own.items() if own.begins()}
+        if self._early is not None:
+            self._note_early()
+        return losses
+
+    def ends(self) -> None:
+        """Note that the innermost pass has ended."""
+        done = self._stack.pop() if self._stack else None
+        if done is None:
+            return
+        self._recent += done.losses or ()
+        for identity, own in self._own.items():
+            own.ends(done, is_again=identity in self._again)
+        if self._early is not None:
+            marks = {id(p): mark(p) for p in self._named()}
+            done.changed = {key for key, now in marks.items() if now != self._early_marks.get(key)}
+            self._early_marks = marks
+            self._early.append(done)
+
+    def take(self, optimizer: Optimizer) -> list[Value]:
+        """Return the losses of an optimizer's step; empty where none is known."""
+        self.since_step = 0
+        under_way = self._stack[0] if self._stack else None
+        own = self._own.get(id(optimizer))
+        if own is not None:
+            losses = own.take(optimizer, under_way)
+        else:
+            own = self._own[id(optimizer)] = OwnLosses(optimizer)
+            losses = self._early_losses(optimizer)
+            if under_way is not None:
+                losses, own.took = list(under_way.losses or ()), under_way
+        if not losses and len(self._own) == 1:
+            losses = self._recent
+        self._recent = []
+        return losses
+
+    def clipped(self) -> None:
+        """Take gradients that a clip changed in place for the same."""
+        for own in self._own.values():
+            own.remark()
+        if self._early is not None:
+            self._early_marks = {id(p): mark(p) for p in self._named()}
+
+    def uncleared(self) -> list[int]:
+        """Return the ids of optimizers whose gradients nothing has cleared since the last pass."""
+        return [identity for identity, own in self._own.items() if own.is_uncleared()]
+
+    def iteration_ends(self) -> None:
+        """Forget what belongs to one iteration, once the next one begins."""
+        self._is_over = True
+
+    def _begin_iteration(self) -> None:
+        self._is_over = False
+        if self._own:
+            self._early, self._early_marks = None, {}
+        self._scaled.clear()
+        self._is_scaled = False
+
+    def forget(self, optimizer: int) -> None:
+        """Choose the parameters to look at again, for an optimizer whose groups changed."""
+        self._own.pop(optimizer, None)
+
+    def _losses(self, roots: Sequence[Any], scale: Tensor | None) -> list[Value] | None:
+        losses: list[Value] = []
+        for root in roots:
+            if (found := self._scaled.get(id(root))) and found[0]() is root:
+                loss = found[1]
+            elif not isinstance(root, Tensor) or root.numel() != 1:
+                return None
+            else:
+                loss = known_loss(root)
+                if self._is_scaled and scale is not None and loss is not None:
+                    loss = loss / (scale.item() if scale.is_cpu else scale)
+            if loss is None:
+                return None
+            losses.append(loss)
+        self._is_scaled = False
+        return losses
+
+    def _note_grad(self, losses: list[Value] | None, arguments: Sequence[Any]) -> None:
+        inputs = arguments[INPUTS] if len(arguments) > INPUTS else ()
+        if not losses or not isinstance(inputs, tuple | list):
+            return
+        if self._early is not None:
+            named = {id(p) for p in self._named()}
+            if any(id(each) in named for each in inputs):
+                self._recent += losses
+        for own in self._own.values():
+            if own.holds(inputs):
+                own.of_grad = own.of_grad + losses
+
+    def _note_early(self) -> None:
+        """Drop from earlier passes the parameters whose gradients were cleared since."""
+        marks = {id(p): mark(p) for p in self._named()}
+        cleared = {key for key, now in marks.items() if now != self._early_marks.get(key)}
+        for each in self._early or ():
+            each.changed = (each.changed or set()) - cleared
+        self._early_marks = marks
+
+    def _early_losses(self, optimizer: Optimizer) -> list[Value]:
+        if not self._early or not self._early_marks:
+            return self._recent
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not own & self._early_marks.keys():
+            return self._recent
+        return [
+            loss
+            for each in self._early
+            if each.changed and own & each.changed
+            for loss in each.losses or ()
+        ]
+
+
+def known_loss(loss: Tensor) -> Value | None:
+    """Return a loss for later; None where it cannot be read as one number."""
+    try:
+        placements = getattr(loss, "placements", None)
+        if placements is not None:  # of a DTensor every process has the whole only if replicated
+            if not all(each.is_replicate() for each in placements):
+                return None
+            loss = loss.to_local()  # type: ignore[attr-defined]
+        return None if loss.is_complex() else kept_loss(loss)
+    except Exception:  # a tensor inside torch.func, a subclass without item()
+        return None
+
+
+def _overlap(now: list[Mark], then: list[Mark]) -> bool:
+    return any(a is not None and a == b for a, b in zip(now, then, strict=True))

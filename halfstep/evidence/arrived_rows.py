@@ -1,0 +1,78 @@
+"""What rows show once they are on the host: norms that are bounded while scaled, and the first
+number that is not finite in a loop without a scaler."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from halfstep.spool import NONFINITE_LOSS, NORM_OVERFLOW, SKIPPED, Event, Steps
+
+LEAST_STEPS, LEAST_SCALES, WINDOW = 20, 2, 256
+SHARE, NEAR = 0.95, 1e-3  # of the steps whose norm × scale is so near to their median
+
+
+class BoundedNorms:
+    """Finds gradients that were clipped while they were still multiplied by the scale.
+
+    Their norm times the scale is then the same in steps of different scales.
+    """
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        self._rows: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # norm × scale, scale
+        self._due_at = LEAST_STEPS
+        self.count = 0
+
+    def read(self, records: Steps) -> None:
+        """Look at records in their order."""
+        sound = records[(records["flags"] & (SKIPPED | NORM_OVERFLOW)) == 0]
+        sound = sound[(sound["scale"] != 1) & (sound["grad_norm"] > 0)]
+        if not len(sound):
+            return
+        scaled = sound["grad_norm"].astype(np.float64) * sound["scale"]
+        self._rows.extend(zip(scaled.tolist(), sound["scale"].tolist(), strict=True))
+        self.count += len(sound)
+        if self.count < self._due_at:
+            return
+        products, scales = np.array(self._rows).T
+        median = float(np.median(products))
+        share = float(np.mean(np.abs(products - median) <= NEAR * median))
+        if len(set(scales.tolist())) >= LEAST_SCALES and share >= SHARE and np.isfinite(median):
+            self._due_at = 2 * self.count
+            step = int(sound["step"][-1])
+            self._on_event(
+                {"event": "bounded_norms", "step": step, "steps": len(products), "norm": median}
+            )
+
+
+class FirstNonfinite:
+    """Reports the first step of a loop without a scaler with a loss or gradient not finite."""
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        self.is_over = False
+        self._finite = 0
+
+    def read(self, records: Steps, culprits: dict[int, list[dict[str, Any]]]) -> None:
+        """Look at records. culprits: parameters by step, where the norms say so."""
+        if self.is_over:
+            return
+        bad = (records["flags"] & NONFINITE_LOSS != 0) | ~np.isfinite(records["grad_norm"])
+        bad &= records["scale"] == 1
+        if not bad.any():
+            self._finite += len(records)
+            return
+        first = records[np.flatnonzero(bad)[0]]
+        self.is_over = True
+        step = int(first["step"])
+        self._on_event(
+            {
+                "event": "first_nonfinite",
+                "step": step,
+                "loss_nonfinite": bool(first["flags"] & NONFINITE_LOSS),
+                "culprits": culprits.get(step, [])[:50],
+                "finite": self._finite + int(np.flatnonzero(bad)[0]),
+            }
+        )

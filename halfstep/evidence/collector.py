@@ -1,0 +1,348 @@
+"""The evidence of one watched loop: what its calls, rows and armed steps show.
+
+Every method is called through `Careful`, so that a failure costs one kind of evidence only. This
+module imports torch.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halfstep.evidence.arrived_rows import BoundedNorms, FirstNonfinite
+from halfstep.evidence.loop_inputs import nonfinite_inputs
+from halfstep.evidence.origin import Origin
+from halfstep.evidence.precision import computing_type
+from halfstep.evidence.schedule import ScheduleEvidence
+from halfstep.evidence.tally import Tally
+from halfstep.gradients import Gradients
+from halfstep.open_row import OpenRow, Value
+from halfstep.parcel import Parcels
+from halfstep.spool import SKIPPED, Event, Steps, optimizer_skipped
+
+NAMES = 50  # of an event, at most
+PASSES_WITHOUT_STEP = 20
+INPUT_LOOKS = 3  # into the loop's variables, each of which takes a pass over its batch
+STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER = 10, 100
+SKIPS_BEFORE_UNCLEARED = 2  # in a row
+SMALLEST_HALF = 2.0**-24  # fp16's; a smaller eps is 0 in it
+PRECISION_PASSES = (1, 2, 10, 100)  # backward passes whose graph is read
+
+
+class Collector:
+    """Collects what happens, in the order of a step, and emits events."""
+
+    def __init__(self, on_event: Callable[[Event], None], say: Callable[[str], None]) -> None:
+        self._on_event, self._say = on_event, say
+        self._parcels = Parcels()
+        self.origin = Origin(on_event, self._parcels)
+        self.schedule = ScheduleEvidence()
+        self._bounded = BoundedNorms(on_event)
+        self._first = FirstNonfinite(on_event)
+        self._tallies = {
+            kind: Tally(kind, on_event)
+            for kind in ("direct_step", "not_stepped", "scaled_clip", "uncleared")
+        }
+        self._modules: tuple[nn.Module, ...] = ()
+        self._precisions: set[str] = set()
+        self._reported: set[str] = set()
+        self._input_looks = 0
+        self._by_design: set[str] | None = None
+        self._poisoned: set[str] = set()
+        self._has_skipped_loss = False
+        self.in_a_row = 0  # skips, as far as the host knows
+
+    def add(self, modules: Sequence[nn.Module], names: Mapping[nn.Module, str]) -> None:
+        """Observe these modules."""
+        self._modules += tuple(modules)
+        self.origin.add(names)
+
+    # ---- Calls --------------------------------------------------------------------------------
+
+    def pass_begins(
+        self, step: int, count: int, roots: Any, losses: list[Value] | None, *, has_stepped: bool
+    ) -> None:
+        """Look at a backward pass. step: the one under way.  count: of passes so far."""
+        if count in PRECISION_PASSES:
+            self._read_precision(step, roots)
+        if count == 1:
+            self._read_buffers(None)
+        if count == PASSES_WITHOUT_STEP and not has_stepped:
+            self._on_event({"event": "no_step", "step": step, "passes": count})
+            self._say(
+                f"{count} backward passes and no optimizer has stepped: steps are recorded when a "
+                "torch.optim optimizer steps, or by watch.log"
+            )
+        if losses and any(isinstance(loss, float) and not math.isfinite(loss) for loss in losses):
+            self._look_at_inputs(step)
+
+    def direct_step(self, step: int, optimizer: str, *, is_scaled: bool) -> None:
+        """An optimizer was stepped outside of its scaler. is_scaled: with scaled gradients."""
+        self._tallies["direct_step"].add(step, optimizer=optimizer, is_scaled=is_scaled)
+
+    def not_stepped(self, step: int) -> None:
+        """The scaler was updated, and the loop had stepped no optimizer."""
+        self._tallies["not_stepped"].add(step)
+
+    def scaled_clip(self, step: int, optimizer: str, max_norm: Any) -> None:
+        """Gradients were clipped while they were multiplied by the scale."""
+        norm = float(max_norm) if isinstance(max_norm, int | float) else None
+        self._tallies["scaled_clip"].add(step, optimizer=optimizer, max_norm=norm)
+
+    def uncleared(self, step: int, gradients: Gradients) -> None:
+        """Nothing cleared the gradients since a skip: see whether the inf is in there still."""
+        held = [p.grad for p in gradients.parameters if p.grad is not None]
+        if not held:
+            return
+        norms = torch.stack([norm.to(held[0].device) for norm in gradients._norms(held)])
+        name = gradients.name
+
+        def report(arrived: list[Tensor]) -> None:
+            if not bool(arrived[0].isfinite().all()):
+                self._tallies["uncleared"].add(step, optimizer=name)
+
+        self._parcels.send(report, norms.detach())
+
+    def raised(self, step: int, method: str, error: Exception, known: Sequence[Gradients]) -> None:
+        """A method of the scaler raised."""
+        text = " ".join(str(error).split())[:500]
+        if "No inf checks" in text:
+            empty = [each.name for each in known if all(p.grad is None for p in each.parameters)]
+            event = {"event": "no_inf_checks", "step": step, "method": method}
+            self._once(event | {"optimizers": empty[:NAMES], "error": text})
+        elif "unscale FP16 gradients" in text:
+            half = [
+                name
+                for each in known
+                for name, parameter in zip(each.names, each.parameters, strict=True)
+                if parameter.dtype == torch.float16
+            ]
+            event = {"event": "fp16_gradients", "step": step, "count": len(half)}
+            self._once(event | {"parameters": half[:NAMES], "error": text})
+
+    def meets(self, step: int, gradients: Gradients) -> None:
+        """An optimizer is measured for the first time."""
+        half = [p for p in gradients.parameters if p.dtype == torch.float16]
+        if not half:
+            return
+        for group in gradients.optimizer.param_groups:
+            eps = group.get("eps")
+            if isinstance(eps, float) and 0 < eps < SMALLEST_HALF and "betas" in group:
+                event = {"event": "adam_eps", "step": step, "optimizer": gradients.name}
+                self._once(event | {"eps": eps, "count": len(half)})
+                return
+
+    def measured(self, step: int, gradients: Gradients) -> None:
+        """The gradients of an optimizer's step were measured."""
+        without, steps = gradients.without_gradient, gradients.steps
+        if not without or steps not in (STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER):
+            return
+        needing = sum(p.requires_grad for p in gradients.parameters)
+        if len(without) < needing and steps < STEPS_OF_A_PARAMETER:
+            return
+        names = [gradients.names[i] for i in sorted(without)]
+        self._once(
+            {
+                "event": "no_gradient",
+                "step": step,
+                "optimizer": gradients.name,
+                "parameters": names[:NAMES],
+                "count": len(names),
+                "of": needing,
+                "steps": steps,
+            }
+        )
+
+    # ---- Rows ---------------------------------------------------------------------------------
+
+    def closed(
+        self, step: int, row: OpenRow, known: Mapping[int, Gradients], scale: Value, loss: Value
+    ) -> None:
+        """A row of a scaler has closed. On a CPU its flags are known now."""
+        found = [flag for flag in row.found_inf.values() if isinstance(flag, float)]
+        if found:
+            was_skipped = any(found)
+            loss_is_finite = not isinstance(loss, float) or math.isfinite(loss)
+            self._skip(step, row, known, was_skipped, loss_is_finite=loss_is_finite)
+        if self.origin.is_armed:
+            flags = list(row.found_inf.values())
+            total = flags[0] if flags else 0.0
+            for flag in flags[1:]:
+                total = total + flag
+            self.origin.end(step, scale, total, loss)
+        self.origin.begin()
+        self._parcels.report()
+
+    def _skip(
+        self,
+        step: int,
+        row: OpenRow,
+        known: Mapping[int, Gradients],
+        was_skipped: bool,
+        *,
+        loss_is_finite: bool,
+    ) -> None:
+        if not was_skipped:
+            self.in_a_row = 0
+            self.origin.applied()
+            return
+        self.in_a_row += 1
+        counted = [
+            counts for measured in row.measured.values() if (counts := measured[3]) is not None
+        ]
+        nan = sum(nan > 0 for counts in counted for _inf, nan in counts.values())
+        infinite = sum(nan == 0 < inf for counts in counted for inf, nan in counts.values())
+        total = sum(len(known[each].names) for each in row.measured if each in known)
+        self.origin.skipped(infinite, nan, total, loss_is_finite=loss_is_finite)
+        if not loss_is_finite:
+            self._read_buffers(step)
+
+    def arrived(
+        self,
+        rows: Sequence[tuple[int, int, Mapping[str, bool]]],
+        records: Steps,
+        events: Sequence[Event],
+        *,
+        is_on_host: bool,
+        is_scaled: bool,
+        may_see_rates: bool,
+        is_last: bool,
+    ) -> None:
+        """Rows are on the host, with the scaler's events."""
+        self._bounded.read(records)
+        if not is_scaled:
+            self._first.read(records, _culprits(events))
+        for event in self.schedule.read(
+            rows, records, may_see_rates=may_see_rates, is_last=is_last
+        ):
+            self._on_event(event)
+        if not is_on_host:
+            self._arrived_skips(records, events)
+        self._parcels.report()
+
+    def _arrived_skips(self, records: Steps, events: Sequence[Event]) -> None:
+        """Of a device's rows the skips are known only now."""
+        skips = [each for each in events if each.get("kind") == "skip"]
+        for event in skips:
+            nan = sum(bool(each.get("nan")) for each in event["culprits"])
+            loss_is_finite = not event["loss_nonfinite"]
+            self.in_a_row += 1
+            infinite = len(event["culprits"]) - nan
+            self.origin.skipped(infinite, nan, 2 * infinite, loss_is_finite=loss_is_finite)
+            self._has_skipped_loss |= not loss_is_finite
+        if len(records) and not records["flags"][-1] & SKIPPED:
+            self.in_a_row = 0
+            self.origin.applied()
+        if skips and self._has_skipped_loss:
+            self._read_buffers(int(skips[0]["step"]))
+
+    def end(self, step: int, known: Sequence[Gradients]) -> None:
+        """Leave torch as it was, and report what is left."""
+        self.origin.disarm()
+        for tally in self._tallies.values():
+            tally.flush()
+        if step:
+            self._read_buffers(step)
+        for gradients in known:
+            needing = sum(p.requires_grad for p in gradients.parameters)
+            if needing and len(gradients.without_gradient) == needing and gradients.steps:
+                gradients.steps = STEPS_OF_A_PARAMETER
+                self.measured(step, gradients)
+
+    def drain(self, *, wait: bool) -> None:
+        """Report what has arrived from a device."""
+        self._parcels.report(wait=wait)
+
+    # ---- Looks --------------------------------------------------------------------------------
+
+    def _read_precision(self, step: int, roots: Any) -> None:
+        dtype = computing_type(roots)
+        if dtype and dtype not in self._precisions:
+            self._precisions.add(dtype)
+            self._on_event({"event": "precision", "step": step, "dtype": dtype})
+
+    def _look_at_inputs(self, step: int) -> None:
+        if self._input_looks == INPUT_LOOKS:
+            return
+        self._input_looks += 1
+        if inputs := nonfinite_inputs():
+            listed = [{"name": n[:200], "inf": inf, "nan": nan} for n, inf, nan in inputs[:NAMES]]
+            self._on_event({"event": "bad_inputs", "step": step, "inputs": listed})
+
+    def _read_buffers(self, step: int | None) -> None:
+        """Look for buffers, and weights that no optimizer has, that are not finite.
+
+        step: the skip that may have made them so; None before the first step, where those are so
+        by design.
+        """
+        by_device: dict[torch.device, dict[str, Tensor]] = {}
+        for module in self._modules:
+            averaged = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
+            for name, buffer in (*module.named_buffers(), *averaged):
+                if _has_norm(buffer):
+                    by_device.setdefault(buffer.device, {})[name] = buffer
+        if not by_device or (step is not None and self._by_design is None):
+            self._by_design = self._by_design or set()
+            return
+        names = [name for group in by_device.values() for name in group]
+        is_finite = [
+            torch.stack(
+                [
+                    each.float().isfinite()
+                    for each in torch._foreach_norm(
+                        [each.detach() for each in group.values()], torch.inf
+                    )
+                ]
+            )
+            for group in by_device.values()
+        ]
+
+        def report(arrived: list[Tensor]) -> None:
+            sound = [is_sound for group in arrived for is_sound in group.tolist()]
+            bad = [name for name, is_sound in zip(names, sound, strict=True) if not is_sound]
+            if step is None:
+                self._by_design = set(bad)
+                return
+            new = [n for n in bad if n not in (self._by_design or ()) and n not in self._poisoned]
+            self._poisoned.update(new)
+            if new:
+                event = {"event": "poison", "step": step, "count": len(new)}
+                self._on_event(event | {"buffers": new[:NAMES]})
+
+        self._parcels.send(report, *is_finite)
+
+    def _once(self, event: Event) -> None:
+        key = f"{event['event']} {event.get('optimizer')}"
+        if key not in self._reported:
+            self._reported.add(key)
+            self._on_event(event)
+
+
+def skips_of(records: Steps, names: Sequence[str], taking_part: Any) -> list[dict[str, bool]]:
+    """Return whether each optimizer was skipped, by row. taking_part: (rows, optimizers), bool."""
+    flags = records["flags"].tolist()
+    return [
+        {
+            name: bool(flag & optimizer_skipped(i) if i < 24 else flag & SKIPPED)
+            for i, name in enumerate(names)
+            if taking_part[row][i]
+        }
+        for row, flag in enumerate(flags)
+    ]
+
+
+def _culprits(events: Sequence[Event]) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for event in events:
+        if event.get("kind") == "nonfinite":
+            found.setdefault(event["step"], []).extend(event["culprits"])
+    return found
+
+
+def _has_norm(buffer: Tensor) -> bool:
+    """Return whether torch has a norm of it, unlike of fp8 and sparse ones."""
+    is_dense = buffer.layout == torch.strided and buffer.numel() > 0
+    is_local = not hasattr(buffer, "to_local")
+    return is_dense and is_local and buffer.is_floating_point() and buffer.itemsize > 1

@@ -1,0 +1,77 @@
+"""Tensors of the training loop that are not finite when its loss is not.
+
+Looked for once, at the backward pass of the first losses that are not finite, where the host knows
+that: among the local variables of the loop's own functions and what they contain. A result with a
+graph, a parameter and a single number are no inputs; a mask of -inf is one, and sound.
+"""
+
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halfstep.evidence.source_files import is_of_script
+
+DEEPEST_FRAME, DEEPEST_VALUE, MOST_VALUES, MOST_ELEMENTS = 12, 3, 1000, 2**26
+
+
+def nonfinite_inputs() -> list[tuple[str, int, int]]:
+    """Return the calling loop's input tensors that hold an inf or a NaN: name, infs and NaNs.
+
+    A tensor on a device is left out: to read it would wait for the device.
+    """
+    found: dict[str, tuple[str, int, int]] = {}
+    frame = sys._getframe(1)
+    for _ in range(DEEPEST_FRAME):
+        if frame is None:
+            break
+        if is_of_script(frame.f_code.co_filename):
+            for name, tensor in _tensors(frame):
+                if name not in found and (counts := _counts(tensor)):
+                    found[name] = (name, *counts)
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return list(found.values())
+
+
+def _tensors(frame: types.FrameType) -> Iterator[tuple[str, Tensor]]:
+    """Yield a frame's tensors by name, and leave nothing alive that was not."""
+    values = frame.f_locals
+    is_copy = values is not frame.f_globals and sys.version_info < (3, 13)
+    try:
+        for count, (name, value) in enumerate(list(values.items())):
+            if count == MOST_VALUES:
+                return
+            if not name.startswith("__"):
+                yield from _within(name, value, 0)
+    finally:
+        if is_copy and frame.f_code.co_flags & 1:  # CO_OPTIMIZED: of a function, not of a class
+            values.clear()
+
+
+def _within(name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        if not isinstance(value, nn.Parameter):
+            yield name, value
+    elif depth < DEEPEST_VALUE and isinstance(value, tuple | list) and len(value) <= MOST_VALUES:
+        for index, each in enumerate(value):
+            yield from _within(f"{name}[{index}]", each, depth + 1)
+    elif depth < DEEPEST_VALUE and isinstance(value, Mapping) and len(value) <= MOST_VALUES:
+        for key, each in list(value.items()):
+            yield from _within(f"{name}[{key!r}]"[:100], each, depth + 1)
+
+
+def _counts(tensor: Tensor) -> tuple[int, int] | None:
+    """Return how many elements are +inf, and NaN; None if there is none or it is no input."""
+    is_input = tensor.grad_fn is None and tensor.ndim > 0 and tensor.is_floating_point()
+    if not is_input or not tensor.is_cpu or tensor.is_sparse:
+        return None
+    if not 0 < tensor.numel() <= MOST_ELEMENTS:
+        return None
+    with torch.no_grad():
+        infinite, nan = int(tensor.isposinf().sum()), int(tensor.isnan().sum())
+    return (infinite, nan) if infinite or nan else None

@@ -1,0 +1,352 @@
+"""Where a number first stopped being finite: one step observed by hooks, after a skip.
+
+In an armed step, hooks for all modules note which nodes of the graph each module makes, and check
+outputs; hooks on the graph's nodes check the gradients that leave them. The first node in the
+order of execution whose gradient is not finite made it so. Its operation and type tell an overflow
+of fp16 (a linear operation or a cast, in half precision) from a gradient that is not defined (a
+root, logarithm or division at 0, in any precision and at any scale). Without a skip no hook exists.
+
+What the hooks find stays on the device until the step's row closes. This module imports torch.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._C._autograd import _get_sequence_nr
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from halfstep.evidence.source_files import is_of_script
+from halfstep.headroom import has_compiled
+from halfstep.open_row import Value
+from halfstep.parcel import Parcels
+from halfstep.spool import Event
+
+#: Operations whose gradient is not finite where it is not defined, whatever the precision.
+SINGULAR = frozenset(
+    """
+    Acos Acosh Asin Atan2 Atanh Cdist Digamma Div Exp Expm1 Lgamma LinalgCholeskyEx LinalgEigh
+    LinalgInvEx LinalgSvd LinalgVectorNorm Log Log10 Log1P Log2 LogSoftmax Logit Logsumexp Norm Pow
+    Prod Reciprocal Rsqrt Softmax Sqrt Std Var Xlogy
+    """.split()  # noqa: SIM905 - as a list it is four times as long
+)
+MOST_NODES = 200_000  # of a graph that is armed
+ARMED_STEPS = 2  # in a row, after a skip
+EARLY_SKIPS = 5  # in a row, after which skips near the limit are looked into as well
+FEW = 0.5  # share of the parameters: beyond it, inf only does not prove an overflow
+SOURCE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+
+
+class Suspect(NamedTuple):
+    """A node, or a module's output, and the sum that tells whether it is finite."""
+
+    name: str
+    dtype: str
+    total: Tensor
+    module: str | None
+    source: str | None
+    part: str  # "node", "root", "input", "weight" or "output"
+
+
+class Origin:
+    """Arms a step, and reports what is found in it."""
+
+    def __init__(self, on_event: Callable[[Event], None], parcels: Parcels) -> None:
+        self._on_event, self._parcels = on_event, parcels
+        self._names: dict[nn.Module, str] = {}
+        self._left = 0  # steps to arm
+        self._skips = self._in_a_row = 0
+        self._arm_at = 0  # skips, from which on it is armed again
+        self.is_armed = False
+        self._hooks: list[Any] = []
+        self._handles: list[Any] = []
+        self._has_anomaly_mode = False
+        self._spans: list[tuple[int, int, str]] = []
+        self._open: list[tuple[nn.Module, int]] = []
+        self._forward: list[Suspect] = []
+        self._backward: list[Suspect] = []
+        self._in_backward = False
+
+    def add(self, names: Mapping[nn.Module, str]) -> None:
+        """Call modules by these names."""
+        self._names |= names
+
+    def applied(self) -> None:
+        """Note a step that was not skipped."""
+        self._in_a_row = 0
+
+    def skipped(self, infinite: int, nan: int, parameters: int, *, loss_is_finite: bool) -> None:
+        """Note a skip, and arm the next step if the numbers leave its cause open.
+
+        infinite, nan: how many parameters had a gradient with an inf only, and with a NaN.
+        """
+        self._skips += 1
+        self._in_a_row += 1
+        is_near_limit = loss_is_finite and not nan and infinite <= max(1, FEW * parameters)
+        if is_near_limit and self._in_a_row <= EARLY_SKIPS:
+            return
+        if not self._left and self._skips >= self._arm_at:
+            self._left = ARMED_STEPS
+            self._arm_at = 10 * self._skips
+
+    def begin(self) -> None:
+        """Arm the step that begins, if one is to be."""
+        if not self._left or self.is_armed:
+            return
+        self._left -= 1
+        self.is_armed = True
+        self._spans, self._open, self._forward, self._backward = [], [], [], []
+        if has_compiled():  # inner modules are not called, and torch warns of such hooks
+            return
+        self._hooks = [
+            register_module_forward_pre_hook(self._enters),
+            register_module_forward_hook(self._leaves),
+        ]
+        if not torch.is_anomaly_enabled():
+            self._has_anomaly_mode = True  # so that nodes know their source lines
+            torch.set_anomaly_enabled(True, check_nan=False)
+
+    def arm(self, roots: Any) -> None:
+        """Register hooks on the graph of a pass that begins."""
+        self._leave_anomaly_mode()
+        self._in_backward = True
+        for root in roots:
+            if isinstance(root, Tensor):
+                self._note(self._backward, root, None, None, "root", "the scaled loss")
+        order = itertools.count()
+        for node in _nodes(roots):
+            self._handles.append(node.register_hook(partial(self._passed, node, order)))
+
+    def passed(self) -> None:
+        """Remove them again."""
+        self._in_backward = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def end(self, step: int, scale: Value, found_inf: Value, loss: Value) -> None:
+        """End the armed step, and report what it found once that has arrived.
+
+        found_inf: whether the step was skipped; a NaN may have been swallowed on its way.
+        """
+        if not self.is_armed:
+            return
+        self.disarm()
+        suspects = [*self._forward, *self._backward]
+        forward = len(self._forward)
+        self._forward, self._backward = [], []
+        if not suspects and isinstance(found_inf, float) and not found_inf:
+            return
+        device = suspects[0].total.device if suspects else torch.device("cpu")
+        numbers = [each.total.to(device, non_blocking=True) for each in suspects]
+        numbers += [_tensor(each, device) for each in (scale, found_inf, loss)]
+        self._parcels.send(
+            partial(self._report, step, suspects, forward), torch.stack(numbers).detach()
+        )
+
+    def disarm(self) -> None:
+        """Leave torch as it was."""
+        self.is_armed = False
+        self._leave_anomaly_mode()
+        self.passed()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    # ---- Hooks: what they raise would end the script -------------------------------------------
+
+    def _enters(self, module: nn.Module, inputs: Any) -> None:
+        if self._in_backward or torch.compiler.is_compiling():
+            return
+        try:
+            parent = self._name(self._open[-1][0]) if self._open else None
+            is_first = parent is None and not self._spans
+            self._open.append((module, _get_sequence_nr()))
+            part = "input" if is_first else "outside" if parent is None else "output"
+            for each in itertools.islice(_floats(inputs), 1):  # a mask of -inf may follow
+                self._note(self._forward, each, parent, None, part, self._name(module))
+        except Exception:
+            self._open.clear()
+
+    def _leaves(self, module: nn.Module, _inputs: Any, output: Any) -> None:
+        if self._in_backward or torch.compiler.is_compiling():
+            return
+        try:
+            while self._open:
+                entered, first = self._open.pop()
+                if entered is module:
+                    break
+            else:
+                return
+            name = self._name(module)
+            self._spans.append((first, _get_sequence_nr(), name))
+            for parameter in module.parameters(recurse=False):
+                self._note(self._forward, parameter, name, None, "weight", name)
+            for each in _floats(output):
+                self._note(self._forward, each, name, None, "output", name)
+        except Exception:
+            self._open.clear()
+
+    def _passed(self, node: Any, order: Iterator[int], gradients: Any, _outputs: Any) -> None:
+        try:
+            next(order)
+            for gradient in gradients:
+                if isinstance(gradient, Tensor):
+                    module, source = self._module(node), _source(node)
+                    self._note(self._backward, gradient, module, source, "node", node.name())
+        except Exception:
+            self._left = 0
+
+    def _note(
+        self,
+        suspects: list[Suspect],
+        tensor: Tensor,
+        module: str | None,
+        source: str | None,
+        part: str,
+        name: str,
+    ) -> None:
+        """Keep the sum of a tensor, which is finite unless one of its numbers is not.
+
+        Of tensors in host memory only the first one that is not finite is kept.
+        """
+        total = _total(tensor)
+        if total is None or (total.is_cpu and math.isfinite(total.item())):
+            return
+        if total.is_cpu and any(each.part != "root" for each in suspects):
+            return
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        suspects.append(Suspect(name, dtype, total, module, source, part))
+
+    def _name(self, module: nn.Module) -> str:
+        return self._names.get(module) or type(module).__name__
+
+    def _module(self, node: Any) -> str | None:
+        """Return the innermost module that made a node."""
+        number = node._sequence_nr()
+        inside = [
+            (last - first, name) for first, last, name in self._spans if first <= number < last
+        ]
+        return min(inside)[1] if inside else None
+
+    def _leave_anomaly_mode(self) -> None:
+        if self._has_anomaly_mode:
+            self._has_anomaly_mode = False
+            torch.set_anomaly_enabled(False)
+
+    def _report(
+        self, step: int, suspects: list[Suspect], forward: int, arrived: list[Tensor]
+    ) -> None:
+        *totals, scale, found_inf, loss = arrived[0].tolist()
+        if not found_inf:
+            return
+        bad = [
+            (i < forward, each)
+            for i, (each, total) in enumerate(zip(suspects, totals, strict=True))
+            if not math.isfinite(total)
+        ]
+        outputs = [each for is_forward, each in bad if is_forward]
+        nodes = [each for is_forward, each in bad if not is_forward]
+        event: Event = {"event": "origin", "step": step, "scale": scale}
+        nothing = dict.fromkeys(("operation", "dtype", "module", "source"))
+        if outputs:
+            self._on_event(event | _forward_origin(outputs[0]))
+        elif not math.isfinite(loss):
+            self._on_event(event | {"direction": "forward", "kind": "outside"} | nothing)
+        elif nodes:
+            self._on_event(event | _backward_origin(nodes[0]))
+        else:
+            self._on_event(event | {"direction": "backward", "kind": "elsewhere"} | nothing)
+
+
+def _forward_origin(first: Suspect) -> Event:
+    kinds = {"input": "inputs", "weight": "weights", "output": "inside", "outside": "outside"}
+    return {
+        "direction": "forward",
+        "kind": kinds[first.part],
+        "operation": None,
+        "dtype": first.dtype,
+        "module": first.module if first.part != "input" else first.name,
+        "source": None,
+    }
+
+
+def _backward_origin(found: Suspect) -> Event:
+    operation = re.sub(r"Backward\d*$", "", found.name)
+    is_half = found.dtype in ("float16", "bfloat16")
+    if found.part == "root":
+        kind = "overflow" if found.dtype == "float16" else "hidden"
+    elif operation in SINGULAR:
+        kind = "singular"
+    else:
+        kind = "overflow" if is_half else "hidden"
+    return {
+        "direction": "backward",
+        "kind": kind,
+        "operation": found.name[:200],
+        "dtype": found.dtype,
+        "module": found.module,
+        "source": found.source,
+    }
+
+
+def _nodes(roots: Any) -> Iterator[Any]:
+    """Yield the nodes that a backward pass from roots runs through."""
+    waiting = [root.grad_fn for root in roots if isinstance(root, Tensor) and root.grad_fn]
+    seen = set(waiting)
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        yield node
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                waiting.append(below)
+
+
+def _total(tensor: Tensor) -> Tensor | None:
+    """Return the sum, in a type that does not overflow by itself; None of what has none."""
+    values = tensor.detach()
+    values = values.to_local() if hasattr(values, "to_local") else values
+    values = values._values() if values.is_sparse else values
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    if not values.is_floating_point() or not values.numel():
+        return None
+    return values.sum(dtype=torch.float32)
+
+
+def _floats(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors of floating point among inputs or outputs."""
+    if isinstance(values, Tensor):
+        if values.is_floating_point():
+            yield values
+    elif isinstance(values, Mapping):
+        yield from _floats(list(values.values()))
+    elif isinstance(values, tuple | list):
+        for each in values:
+            yield from _floats(each)
+
+
+def _source(node: Any) -> str | None:
+    """Return "file.py:12 in function" of the line that made a node, where it is known."""
+    for frame in reversed(node.metadata.get("traceback_") or ()):
+        found = SOURCE.search(frame)
+        if found and is_of_script(found["file"]):
+            name = Path(found["file"]).name
+            return f"{name}:{found['line']} in {found['function']}"[:200]
+    return None
+
+
+def _tensor(value: Value, device: torch.device) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().reshape(()).to(device, torch.float32, non_blocking=True)
+    return torch.full((), value, device=device)
