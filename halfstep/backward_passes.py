@@ -84,16 +84,20 @@ class OwnLosses:
             self.losses, self.is_first = [], True  # cleared since
         return False
 
-    def ends(self, done: BackwardPass, *, is_again: bool) -> None:
-        """Take the losses of a pass that changed the gradients. is_again: it re-evaluates one."""
+    def ends(self, done: BackwardPass, *, is_again: bool) -> bool:
+        """Take the losses of a pass, and return whether it changed the gradients.
+
+        is_again: the pass re-evaluates a loss.
+        """
         now = [mark(p) for p in self._probes]
         if now == self._before or self.took is done:
             self.took = None
-            return
+            return False
         self._mark = now
         if not is_again:
             self.is_first = False
             self.losses += done.losses or ()
+        return True
 
     def remark(self) -> None:
         """Take gradients that were changed in place, by a clip, for the same as before."""
@@ -138,6 +142,7 @@ class BackwardPasses:
         self._recent: list[Value] = []  # losses since anyone's last step
         self._early: list[BackwardPass] | None = []  # of the first iteration
         self._early_marks: dict[int, Mark] = {}
+        self.changed: list[int] = []  # optimizers whose gradients the last pass changed
         self.count = 0  # passes that accumulate gradients
         self.since_step = 0  # of them since an optimizer's last step
 
@@ -196,8 +201,11 @@ class BackwardPasses:
         if done is None:
             return
         self._recent += done.losses or ()
-        for identity, own in self._own.items():
-            own.ends(done, is_again=identity in self._again)
+        self.changed = [
+            identity
+            for identity, own in self._own.items()
+            if own.ends(done, is_again=identity in self._again)
+        ]
         if self._early is not None:
             marks = {id(p): mark(p) for p in self._named()}
             done.changed = {key for key, now in marks.items() if now != self._early_marks.get(key)}

@@ -101,6 +101,13 @@ class Gradients:
             stacked = stacked / scale
         return torch.linalg.vector_norm(stacked), stacked, 1.0, None
 
+    def norms_now(self) -> Tensor | None:
+        """Return the norms of the gradients as they are, on their device; None if there are none."""
+        held = [p.grad for p in self.parameters if p.grad is not None]
+        if not held:
+            return None
+        return torch.stack([norm.to(self.device) for norm in self._norms(held)]).detach()
+
     def _norms(self, gradients: list[Tensor]) -> Sequence[Tensor]:
         """Return the norm of each, in one call for all."""
         if gradients[0].requires_grad:  # of a backward pass that can be differentiated itself

@@ -86,6 +86,7 @@ class Loop:
         self._scaler_steps = 0  # calls of GradScaler.step under way
         self._leader: int | None = None  # the optimizer that began the first iteration
         self._is_settled = optimizers is not None  # all optimizers of an iteration are known
+        self._uncleared: dict[int, Tensor | None] = {}  # norms of gradients, by an optimizer's id
         self._before_clip: dict[int, Any] = {}  # gradients as measured ahead of a clip
         self._taking_part: dict[int, list[bool]] = {}  # optimizers with gradients, by row
         self._ended: float | None = None  # when the last step of the open row without a scaler did
@@ -177,6 +178,8 @@ class Loop:
     def backward_ends(self) -> None:
         """Note whose gradients it changed."""
         self._careful("loss", self._passes.ends)
+        if self._uncleared and not self._passes.is_under_way:
+            self._careful("uncleared gradients", self._report_uncleared)
         if self._evidence.origin.is_armed and not self._passes.is_under_way:
             self._careful("origin", self._evidence.origin.passed)
 
@@ -364,9 +367,18 @@ class Loop:
         row.has_replaced = row.scaler not in self._loaded
 
     def _look_for_uncleared(self) -> None:
+        """Measure gradients that nothing has cleared since the last step, before a pass."""
         for identity in self._passes.uncleared():
             if identity in self._row_of and (gradients := self._known.get(identity)):
-                self._evidence.uncleared(self.closed_steps + 1, gradients)
+                self._uncleared[identity] = gradients.norms_now()
+
+    def _report_uncleared(self) -> None:
+        """Report those to which the pass has added."""
+        for identity, norms in self._uncleared.items():
+            if norms is not None and identity in self._passes.changed:
+                name = self._known[identity].name
+                self._evidence.uncleared(self.closed_steps + 1, name, norms)
+        self._uncleared.clear()
 
     def _clip(self, parameters: Any, max_norm: Any) -> None:
         first = parameters if isinstance(parameters, Tensor) else next(iter(parameters), None)

@@ -91,19 +91,14 @@ class Collector:
         norm = float(max_norm) if isinstance(max_norm, int | float) else None
         self._tallies["scaled_clip"].add(step, optimizer=optimizer, max_norm=norm)
 
-    def uncleared(self, step: int, gradients: Gradients) -> None:
-        """Nothing cleared the gradients since a skip: see whether the inf is in there still."""
-        held = [p.grad for p in gradients.parameters if p.grad is not None]
-        if not held:
-            return
-        norms = torch.stack([norm.to(held[0].device) for norm in gradients._norms(held)])
-        name = gradients.name
+    def uncleared(self, step: int, optimizer: str, norms: Tensor) -> None:
+        """A pass added to gradients that nothing cleared after a skip. norms: before it."""
 
         def report(arrived: list[Tensor]) -> None:
             if not bool(arrived[0].isfinite().all()):
-                self._tallies["uncleared"].add(step, optimizer=name)
+                self._tallies["uncleared"].add(step, optimizer=optimizer)
 
-        self._parcels.send(report, norms.detach())
+        self._parcels.send(report, norms)
 
     def raised(self, step: int, method: str, error: Exception, known: Sequence[Gradients]) -> None:
         """A method of the scaler raised."""
