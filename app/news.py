@@ -19,7 +19,17 @@ from app.json_rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.live import Look, News
 from app.rendering import fragment
 from app.summary import RunSummary, summarise, summarise_all
-from db import artifacts, checkpoints, history, rights, runs, series, waiting, windows
+from db import (
+    artifacts,
+    checkpoints,
+    history,
+    latest_metrics,
+    rights,
+    runs,
+    series,
+    waiting,
+    windows,
+)
 from db.database import Database
 from db.errors import NotFound
 from db.rights import Standing
@@ -208,7 +218,7 @@ def _rows(
         yield "skips", {"html": html, "most": SKIPS_SHOWN}
     if names := {metric.name for metric in changes.metrics}:
         measured = windows.measured(session, run.id, names=names)
-        keys = sorted(windows.metric_names(session, run.id), key=metric_order)
+        keys = sorted(latest_metrics.names(session, run.id), key=metric_order)
         yield "metrics", {"html": fragment("_metrics.html", metrics=measured), "keys": keys}
 
 
