@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Select, delete, insert, select, text
+from sqlalchemy import Connection, Select, delete, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from db import bulk
@@ -56,10 +56,42 @@ def last_steps(connection: Connection, run_id: int, names: list[str], *, default
     return np.array([found.get(name, default) for name in names], np.int64)
 
 
-def names(session: Session, run_id: int) -> list[str]:
-    """Return the names of a run's metrics, in order."""
-    query = select(LatestMetric.name).where(LatestMetric.run_id == run_id)
-    return list(session.scalars(query.order_by(LatestMetric.name)))
+class NamesPage(NamedTuple):
+    """Names in order.  total: of all pages, every: of the run; next: None on the last page."""
+
+    names: list[str]
+    total: int
+    every: int
+    next: str | None
+
+
+def page_of_names(
+    session: Session,
+    run_id: int,
+    *,
+    search: str = "",
+    after: str = "",
+    named: Collection[str] = (),
+    limit: int,
+) -> NamesPage:
+    """Return a page of the names of a run's metrics.
+
+    search: part of the names, in any case.  after: the last name of the page before.  named: names
+    that are added to any page.
+    """
+    column = LatestMetric.name
+    of_run = select(column).where(LatestMetric.run_id == run_id)
+    every = session.scalar(select(func.count()).select_from(of_run.subquery())) or 0
+    query = of_run
+    if search:
+        query = query.where(column.icontains(search, autoescape=True))
+    total = session.scalar(select(func.count()).select_from(query.subquery())) if search else every
+    if after:
+        query = query.where(column > after)
+    found = list(session.scalars(query.order_by(column).limit(limit + 1)))
+    further = found[limit - 1] if len(found) > limit else None
+    there = session.scalars(of_run.where(column.in_(named))) if named else ()
+    return NamesPage(sorted({*found[:limit], *there}), total or 0, every, further)
 
 
 def points(
