@@ -13,25 +13,22 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 #: Ranges outside the public Internet that `ipaddress` of some supported Python counts as global:
 #: Azure's metadata service, and rows of IANA's special-purpose registries (RFC 6890 and updates).
+#: IPv4-mapped, translated (SIIT) and NAT64 addresses are private whatever they contain: a network
+#: decides by itself where it translates them to.
 NOT_PUBLIC = tuple(
     map(
         ipaddress.ip_network,
         (
             *("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24"),
+            *("::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96"),
             *("64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23", "3fff::/20"),
             *("5f00::/16", "fec0::/10"),
         ),
     )
 )
 #: IPv6 prefixes whose addresses lead to an IPv4 address, and how far right of it bits follow:
-#: IPv4-compatible, mapped, translated (SIIT), NAT64, 6to4.
-EMBEDDING = tuple(
-    (ipaddress.IPv6Network(prefix), shift)
-    for prefix, shift in (
-        *(("::/96", 0), ("::ffff:0:0/96", 0), ("::ffff:0:0:0/96", 0)),
-        *(("64:ff9b::/96", 0), ("2002::/16", 80)),
-    )
-)
+#: IPv4-compatible and 6to4.
+EMBEDDING = ((ipaddress.IPv6Network("::/96"), 0), (ipaddress.IPv6Network("2002::/16"), 80))
 #: The upper half of an ISATAP interface identifier, in front of the IPv4 address (RFC 5214).
 ISATAP = (0x00005EFE, 0x02005EFE)
 

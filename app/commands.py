@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from app import formats
 from app.disk import disk
 from app.listening import telling, where
-from db import accounts, deeds, pruning, pyramid, run_bin, runs
+from db import accounts, deeds, metric_pyramids, pruning, pyramid, run_bin, runs
 from db.backup import back_up
 from db.backup import restore as restore_backup
 from db.database import Database, open_database
@@ -318,6 +318,7 @@ def rebuild(
         with database.writing() as session:
             row = runs.get(session, run, lock=True)  # its recorder waits meanwhile
             pyramid.rebuild(session, run)
+            metric_pyramids.rebuild(session, run)
             deeds.note_typed(session, "rebuild", f"run {run}")
             skipped = pyramid.count_skips(session.connection(), run)
             steps = f"{row.step:,} steps, {skipped:,} of them skipped"

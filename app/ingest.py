@@ -20,7 +20,7 @@ from halfstep.spool import SpoolPart, Unrecordable
 TRANSACTION_BYTES = 1 << 20
 #: Metric points cost more than steps: about 50 ms of SQLite's write lock.
 TRANSACTION_ITEMS = 1000
-#: A piece that takes longer lets others write: who waits for SQLite's lock polls every 0.1 s.
+#: A piece that takes longer lets other processes write, which poll SQLite's lock every 0.1 s.
 WORK_SECONDS, PAUSE_SECONDS = 0.2, 0.1
 
 
@@ -65,11 +65,12 @@ def take_spool(database: Database, place: Place, piece: bytes) -> int:
     # The first time also without a frame: whoever sends learns where the server is.
     items = part.poll(TRANSACTION_BYTES, limit_items=TRANSACTION_ITEMS)
     _record_what_can_be(database, place, items, part.offset)
+    is_polled = database.engine.dialect.name == "sqlite"
     paused_at = time.monotonic()
     while items:
         place = place._replace(offset=part.offset)
         if items := part.poll(TRANSACTION_BYTES, limit_items=TRANSACTION_ITEMS):
-            if time.monotonic() - paused_at > WORK_SECONDS:
+            if is_polled and time.monotonic() - paused_at > WORK_SECONDS:
                 time.sleep(PAUSE_SECONDS)
                 paused_at = time.monotonic()
             _record_what_can_be(database, place, items, part.offset)

@@ -17,9 +17,19 @@ from app.columns import Column
 from app.environment import environment_of
 from app.json_rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.live import Look, News
+from app.metric_names import FIRST, Choice
 from app.rendering import fragment
 from app.summary import RunSummary, summarise, summarise_all
-from db import artifacts, checkpoints, history, rights, runs, series, waiting, windows
+from db import (
+    artifacts,
+    checkpoints,
+    history,
+    rights,
+    runs,
+    series,
+    waiting,
+    windows,
+)
 from db.database import Database
 from db.errors import NotFound
 from db.rights import Standing
@@ -65,9 +75,10 @@ def of_run(
     clock: Callable[[], float] = time.monotonic,
     parts: Collection[str] = PARTS,
     standing: Standing | None = None,
+    chosen: Choice = FIRST,
 ) -> Look:
     """Return what looks for news of one run. parts: those that are told.  standing: of whoever sees
-    it; None: everything.
+    it; None: everything.  chosen: the metrics that are told.
 
     A message holds what changed, row by row; whole tables only where rows were taken back. What a
     queued run waits for is looked up every few seconds.
@@ -96,7 +107,7 @@ def of_run(
             changes = series.changes(session, run_id, since, waiting=mark)
             if changes is None:
                 return _the_end(cursor) if run.status in ENDED else None
-            message = _message(session, settings, changes, parts)
+            message = _message(session, settings, changes, parts, chosen)
         text = json.dumps(message, separators=(",", ":"))
         return News(text, str(changes.cursor), is_last=changes.is_over)
 
@@ -119,7 +130,11 @@ def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
 
 
 def _message(
-    session: Session, settings: Settings, changes: series.Changes, parts: Collection[str]
+    session: Session,
+    settings: Settings,
+    changes: series.Changes,
+    parts: Collection[str],
+    chosen: Choice,
 ) -> dict[str, Any]:
     run, owner = runs.get_with_owner(session, changes.run.id)
     summary = summarise(session, run, owner, settings)
@@ -132,25 +147,33 @@ def _message(
     }
     if any(row.kind == SPIKE for row in changes.diagnoses):
         message["spikes"] = spikes(session, run.id)
+    shown = chosen.names(session, run.id).names if changes.metrics else []
     if "steps" in parts:
         message["steps"] = changes.steps if changes.steps["step"] else None
     for name, model, rows in (
         ("events", Event, changes.events),
-        ("metrics", MetricPoint, changes.metrics),
+        ("metrics", MetricPoint, [row for row in changes.metrics if row.name in {*shown}]),
         ("log", LogLine, changes.log_lines),
         ("checkpoints", CheckpointFile, changes.checkpoints),
     ):
         if name in parts:
             message[name] = _dumped(model, rows)
     if "fragments" in parts:
-        message |= _words(session, summary, run, changes)
+        message |= _words(session, summary, run, changes, shown)
     return message
 
 
 def _words(
-    session: Session, summary: RunSummary, run: Run, changes: series.Changes
+    session: Session,
+    summary: RunSummary,
+    run: Run,
+    changes: series.Changes,
+    metrics: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the page's fragments, whole, and of its tables the rows that changed."""
+    """Return the page's fragments, whole, and of its tables the rows that changed.
+
+    metrics: names of those that are shown.
+    """
     fragments = {
         "facts": fragment("_facts.html", run=summary),
         "problem": fragment("_problem.html", run=summary, last=runs.last_change(session, run.id)),
@@ -170,13 +193,15 @@ def _words(
     return {
         "fragments": fragments,
         "rows": {
-            name: rows for name, rows in _rows(session, summary, changes) if name not in fragments
+            name: rows
+            for name, rows in _rows(session, summary, changes, metrics)
+            if name not in fragments
         },
     }
 
 
 def _rows(
-    session: Session, run: RunSummary, changes: series.Changes
+    session: Session, run: RunSummary, changes: series.Changes, metrics: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows that changed, by table.
 
@@ -206,9 +231,9 @@ def _rows(
         skipped = skipped_steps(session, run.id, steps=steps)
         html = fragment("_skips.html", run=run, skipped=skipped)
         yield "skips", {"html": html, "most": SKIPS_SHOWN}
-    if names := {metric.name for metric in changes.metrics}:
+    if names := {metric.name for metric in changes.metrics}.intersection(metrics):
         measured = windows.measured(session, run.id, names=names)
-        keys = sorted(windows.metric_names(session, run.id), key=metric_order)
+        keys = sorted(metrics, key=metric_order)
         yield "metrics", {"html": fragment("_metrics.html", metrics=measured), "keys": keys}
 
 

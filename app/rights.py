@@ -81,8 +81,9 @@ _TABLE: dict[str, str] = {
         pages.run.show_run pages.sweeps.show_sweep api.runs.get_run api.runs.get_config
         api.streams.stream_run api.sweeps.get_sweep api.sweeps.list_trials
         api.sweeps.stream_sweep api.series.get_series api.series.get_flagged_steps
-        api.series.get_events api.series.get_metrics api.series.get_log
-        api.series.get_checkpoints api.system.get_system api.environment.get_environment
+        api.series.get_events api.series.get_metrics api.series.get_metrics_summary
+        api.series.get_log api.series.get_checkpoints api.system.get_system
+        api.environment.get_environment
         api.diagnosis.get_findings api.diagnosis.get_histograms api.diagnosis.get_layer_norms
         api.diagnosis.get_headroom api.diagnosis.get_replays api.diagnosis.get_artifacts
     """,

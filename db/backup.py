@@ -24,7 +24,7 @@ from obstore.store import ObjectStore
 from sqlalchemy import Integer, Table, delete, func, insert, or_, select
 from sqlalchemy.orm import Session
 
-from db import pyramid, uploads
+from db import metric_pyramids, pyramid, uploads
 from db.database import Database, now
 from db.errors import Conflict, Invalid
 from db.storage import get_file, is_plain, put_file
@@ -179,6 +179,7 @@ def restore(
             _reset_sequence(session, table)
         for run_id in session.scalars(select(Run.id)).all():
             pyramid.rebuild(session, run_id)
+            metric_pyramids.rebuild(session, run_id)
         if revoke:
             for secret in (SharedRun, SharedLink, ApiToken):
                 session.execute(delete(secret))

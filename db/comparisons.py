@@ -10,7 +10,7 @@ from sqlalchemy import Select, bindparam, func, or_, select
 from sqlalchemy.orm import Session, load_only
 
 from db.pyramid import SIZES, STEP_SERIES
-from db.tables import KEPT, MetricBucket, Run, StepBucket
+from db.tables import KEPT, LatestMetric, Run, StepBucket
 from db.windows import extremes
 
 #: Forks of forks, back to where the examples of the first are counted from.
@@ -36,9 +36,9 @@ class Likely:
 
 def metric_names(session: Session, run_ids: Collection[int], *, most: int) -> list[str]:
     """Name the metrics of some runs, in order: of very many those that most of the runs have."""
-    table = MetricBucket
-    shared = func.count(table.run_id.distinct())
-    query = select(table.name).where(table.run_id.in_(run_ids), table.size == SIZES[-1])
+    table = LatestMetric
+    shared = func.count()
+    query = select(table.name).where(table.run_id.in_(run_ids))
     query = query.group_by(table.name).order_by(shared.desc(), table.name).limit(most)
     return sorted(session.scalars(query))
 

@@ -4,6 +4,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TextIO
@@ -30,11 +31,16 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from db.errors import DatabaseUnreachable, Invalid
 from db.settings import Settings
+from db.turns import Turns
 
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 #: How long PostgreSQL waits for the next statement of a transaction. Whoever is stopped or cut off
 #: within one would keep what it locked for ever: a run, say, that others are to take over.
 IDLE_MILLISECONDS = 30_000
+#: How long SQLite's write lock is waited for.
+BUSY_SECONDS = 30
+#: What a connection's record says while it has the turn of its process's writers.
+TURN = "writer's turn"
 
 
 class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function that it is
@@ -75,7 +81,8 @@ class Database:
             backend = parsed.get_backend_name()
             if backend not in ("sqlite", "postgresql"):
                 raise ArgumentError(f"the backend {backend!r} is neither sqlite nor postgresql")
-            self.engine = _engine(url, backend)
+            self.turns = Turns()  # of SQLite's writers in this process
+            self.engine = _engine(url, backend, self.turns)
         except (ArgumentError, NoSuchModuleError) as error:
             raise Invalid({"HALFSTEP_DATABASE_URL": str(error)}) from error
         # Without its query, which may hold a password too.
@@ -187,12 +194,13 @@ def is_outage(error: Exception) -> bool:
     return error.connection_invalidated or (isinstance(error, OperationalError) and not is_mistake)
 
 
-def _engine(url: str, backend: str) -> Engine:
+def _engine(url: str, backend: str, turns: Turns) -> Engine:
     if backend == "sqlite":
-        engine = create_engine(url, max_overflow=-1, connect_args={"timeout": 30})
+        engine = create_engine(url, max_overflow=-1, connect_args={"timeout": BUSY_SECONDS})
         engine.dialect.statement_compiler = _HintedSQLite
         event.listen(engine, "connect", _set_up_sqlite)
-        event.listen(engine, "begin", _begin_on_sqlite)
+        event.listen(engine, "begin", partial(_begin_on_sqlite, turns))
+        event.listen(engine, "checkin", partial(_give_turn_back, turns))
         return engine
     engine = create_engine(
         url,
@@ -222,8 +230,22 @@ def _set_up_sqlite(connection: Any, _record: Any) -> None:
     cursor.close()
 
 
-def _begin_on_sqlite(connection: Connection) -> None:
+def _begin_on_sqlite(turns: Turns, connection: Connection) -> None:
     # A transaction that reads before it writes would fail at once, whatever the timeout, if
     # somebody wrote in between: so writers take the write lock first and wait for it.
-    writing = connection.get_execution_options().get("writing", True)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+    if not connection.get_execution_options().get("writing", True):
+        connection.exec_driver_sql("BEGIN")
+        return
+    # SQLite polls its lock, up to 0.1 s apart, and whoever asks at the right moment gets it. So
+    # the threads of a process take turns first. Here, where the lock would be waited for: a
+    # session that is only opened, in the event loop say, waits for nothing.
+    held = connection.connection.record_info
+    if held is not None and not held.get(TURN):  # it has a place in the pool
+        held[TURN] = turns.take(BUSY_SECONDS)
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _give_turn_back(turns: Turns, _connection: Any, record: Any) -> None:
+    """Hand the turn on when the connection goes back into its pool, however it ended."""
+    if record.record_info.pop(TURN, False):
+        turns.give_back()

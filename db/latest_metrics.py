@@ -1,17 +1,26 @@
 """The latest point of each metric of a run, kept so that lists of runs need read no other."""
 
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Select, delete, insert, select
+from sqlalchemy import Connection, Select, delete, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from db import bulk
-from db.summaries import Points
+from db.metric_points import MetricPoints
+from db.summaries import Ints
 from db.tables import LatestMetric, Metric
 
 COLUMNS = ("run_id", "name", "step", "value")
+
+_OF_NAMES = "SELECT name, step FROM latest_metrics WHERE run_id = :run_id AND name"
+#: The last steps of names, which are one parameter: a thousand would be parsed each time.
+LAST_STEPS = {
+    "sqlite": text(f"{_OF_NAMES} IN (SELECT value FROM json_each(:names))"),  # noqa: S608
+    "postgresql": text(f"{_OF_NAMES} = ANY(CAST(:names AS text[]))"),
+}
 
 
 class Point(NamedTuple):
@@ -21,22 +30,68 @@ class Point(NamedTuple):
     value: float | None
 
 
-def note(connection: Connection, run_id: int, points: Mapping[str, Points]) -> None:
-    """Note the last point of each metric, unless a later one is known. points: by name."""
-    key = {"run_id": run_id}
+def note(connection: Connection, run_id: int, told: MetricPoints) -> None:
+    """Note the last point of each metric, unless a later one is known."""
     columns: dict[str, bulk.Column] = {
-        "name": list(points),
-        "step": np.array([mine.step[-1] for mine in points.values()]),
-        "value": np.array([mine.values[-1, 0] for mine in points.values()]),
+        "name": told.names,
+        "step": told.points.step[told.last],
+        "value": told.points.values[told.last, 0],
     }
     bulk.upsert(
         connection,
         LatestMetric.__table__,
-        key,
+        {"run_id": run_id},
         columns,
         conflict=("run_id", "name"),
         where="excluded.step >= latest_metrics.step",
     )
+
+
+def last_steps(connection: Connection, run_id: int, names: list[str], *, default: int) -> Ints:
+    """Return the last step of each name, or the default where it has no point yet."""
+    kind = connection.dialect.name
+    given = json.dumps(names) if kind == "sqlite" else names
+    rows = connection.execute(LAST_STEPS[kind], {"run_id": run_id, "names": given})
+    found: dict[str, int] = dict(rows.cursor.fetchall())
+    return np.array([found.get(name, default) for name in names], np.int64)
+
+
+class NamesPage(NamedTuple):
+    """Names in order.  total: of all pages, every: of the run; next: None on the last page."""
+
+    names: list[str]
+    total: int
+    every: int
+    next: str | None
+
+
+def page_of_names(
+    session: Session,
+    run_id: int,
+    *,
+    search: str = "",
+    after: str = "",
+    named: Collection[str] = (),
+    limit: int,
+) -> NamesPage:
+    """Return a page of the names of a run's metrics.
+
+    search: part of the names, in any case.  after: the last name of the page before.  named: names
+    that are added to any page.
+    """
+    column = LatestMetric.name
+    of_run = select(column).where(LatestMetric.run_id == run_id)
+    every = session.scalar(select(func.count()).select_from(of_run.subquery())) or 0
+    query = of_run
+    if search:
+        query = query.where(column.icontains(search, autoescape=True))
+    total = session.scalar(select(func.count()).select_from(query.subquery())) if search else every
+    if after:
+        query = query.where(column > after)
+    found = list(session.scalars(query.order_by(column).limit(limit + 1)))
+    further = found[limit - 1] if len(found) > limit else None
+    there = session.scalars(of_run.where(column.in_(named))) if named else ()
+    return NamesPage(sorted({*found[:limit], *there}), total or 0, every, further)
 
 
 def points(

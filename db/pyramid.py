@@ -1,32 +1,27 @@
 """The pyramid: summaries of 64, 512, 4096, … steps, so that a chart of any length reads few rows.
 
-`update` writes it in the transaction that writes the points; `rebuild` makes it anew from them.
+`update` writes it in the transaction that writes the points; `rebuild` builds it again from them.
+Those of metrics, of which a run may have thousands, are `db.metric_pyramids`'.
 """
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import (
-    ARRAY,
-    JSON,
     ColumnElement,
     Connection,
     FromClause,
-    Select,
-    Text,
     bindparam,
     delete,
     func,
     literal,
-    literal_column,
     select,
-    true,
     union_all,
 )
 from sqlalchemy.orm import Session
@@ -44,6 +39,8 @@ END = 2**62
 StepRange: TypeAlias = tuple[int, int]
 #: A size, and from which bucket to which, the last one included.
 BucketRange: TypeAlias = tuple[int, int, int]
+#: Which buckets are kept, by their starts and their size.
+Kept: TypeAlias = Callable[[Ints, int], NDArray[np.bool_]]
 
 #: What a chart may draw against the step.
 STEP_SERIES = (
@@ -55,8 +52,6 @@ STEP_SERIES = (
     Series("step_us", "i4", mean=True),
     Series("data_us", "i4", mean=True),  # since the last; summaries of before lack it
 )
-#: Metrics that one query reads: each name is a parameter.
-MOST_NAMES = 1000
 #: So many ranges are read in one query: SQLite takes 500, and each number of them is one to keep.
 MOST_RANGES = 8
 METRIC_SERIES = (Series("value", "f8", mean=True),)
@@ -92,76 +87,27 @@ def metric_of(run_id: int, name: str) -> Source:
     return Source(Metric.__table__, MetricBucket.__table__, key, METRIC_SERIES, METRIC_SERIES)
 
 
-def metrics_of(session: Session, run_id: int) -> list[Source]:
-    """Return all metrics of a run, by name."""
-    top = (MetricBucket.run_id == run_id, MetricBucket.size == SIZES[-1])
-    names = select(MetricBucket.name).where(*top).distinct().order_by(MetricBucket.name)
-    return [metric_of(run_id, name) for name in session.scalars(names)]
-
-
-def update(connection: Connection, source: Source, points: Points) -> None:
-    """Bring the pyramid up to points that were just written, given in order of step."""
-    first, last = int(points.step[0]), int(points.step[-1])
-    there = read_buckets(connection, source, [_siblings(first, last, size) for size in SIZES])
-    start, size, packed = _summed_up(_completed(connection, source, points), there, source.series)
-    columns: dict[str, bulk.Column] = {"size": size, "bucket": start // size, "summary": packed}
-    bulk.replace(connection, source.buckets, source.key, columns)
-
-
-def update_metrics(connection: Connection, run_id: int, points: Mapping[str, Points]) -> None:
-    """Bring the pyramids of several metrics up to points that were just written.
-
-    points: by name, each in order of step. Names whose points lie at about the same steps share
-    their queries, however many they are.
-    """
-    alike = defaultdict[tuple[int, int], list[str]](list)
-    for name, mine in points.items():
-        alike[int(mine.step[0]) // SIZES[1], int(mine.step[-1]) // SIZES[1]].append(name)
-    for names in alike.values():
-        for at in range(0, len(names), MOST_NAMES):
-            some = names[at : at + MOST_NAMES]
-            _update_alike(connection, run_id, [points[name] for name in some], some)
-
-
-def _update_alike(
-    connection: Connection, run_id: int, points: list[Points], names: Sequence[str]
+def update(
+    connection: Connection, source: Source, points: Points, *, last: int | None = None
 ) -> None:
-    """Update metrics together: laid one after the other on one axis of steps.
+    """Bring the pyramid up to points that were just written, given in order of step.
 
-    Edges of buckets stay edges there, because each metric takes a multiple of the largest size.
+    last: keep only buckets that end before this step.
     """
-    first = min(int(mine.step[0]) for mine in points)
-    last = max(int(mine.step[-1]) for mine in points)
-    base = first - first % SIZES[-1]
-    width = last - last % SIZES[-1] + SIZES[-1] - base
-    if len(names) * width > END:
-        for name, mine in zip(names, points, strict=True):
-            update(connection, metric_of(run_id, name), mine)
-        return
-    at = {name: i * width - base for i, name in enumerate(names)}
-    given = in_order(
-        [replace(mine, step=mine.step + at[n]) for n, mine in zip(names, points, strict=True)]
-    )
-    filled, partial = _split(given)
-    steps = np.unique(partial % (width // SIZES[0])) + base // SIZES[0]
-    key = {"run_id": run_id, "names": list(names)}
-    rows = _fetch_metrics(connection, key, _ranges(steps)) if len(steps) else []
-    read = _points_at(rows, at)
-    read = read[np.isin(read.step // SIZES[0], partial)]
-    there = _buckets_of_metrics(connection, key, first, last, at)
-    start, size, packed = _summed_up(in_order([filled, read]), there, METRIC_SERIES)
-    owners = [names[i] for i in (start // width).tolist()]
-    buckets = (start % width + base) // size
-    columns: dict[str, bulk.Column] = {"name": owners, "size": size, "bucket": buckets}
-    bulk.replace(
-        connection, MetricBucket.__table__, {"run_id": run_id}, {**columns, "summary": packed}
-    )
+    first, until = int(points.step[0]), int(points.step[-1])
+    there = read_buckets(connection, source, [_siblings(first, until, size) for size in SIZES])
+    below = _completed(connection, source, points)
+    kept: Kept = lambda start, size: start + size <= (END if last is None else last)  # noqa: E731
+    start, size, packed = summed_up(below, there, source.series, kept)
+    columns: dict[str, bulk.Column] = {"size": size, "bucket": start // size, "summary": packed}
+    if packed:
+        bulk.replace(connection, source.buckets, source.key, columns)
 
 
-def _summed_up(
-    points: Points, there: Mapping[int, Summaries], series: tuple[Series, ...]
+def summed_up(
+    points: Points, there: Mapping[int, Summaries], series: tuple[Series, ...], kept: Kept
 ) -> tuple[Ints, Ints, list[bytes]]:
-    """Return start, size and packed summary of each bucket above points, of all sizes.
+    """Return start, size and packed summary of each kept bucket above points, of all sizes.
 
     there: by size, the buckets that are stored and may have a parent in common with these.
     """
@@ -171,6 +117,7 @@ def _summed_up(
     packed: list[bytes] = []
     for size in SIZES:
         buckets = merge(parts, size)
+        buckets = buckets[kept(buckets.start, size)]
         starts.append(buckets.start)
         sizes.append(np.full_like(buckets.start, size))
         bucket_bytes = pack(buckets, series, size)
@@ -182,24 +129,31 @@ def _summed_up(
 
 
 def rebuild(session: Session, run_id: int, *, since: int = 0) -> None:
-    """Build a run's pyramid anew from its steps and metrics: all, or what holds steps from since.
+    """Build the pyramid of a run's steps again: all, or what holds steps from since.
 
     Below `since` the largest buckets are as they were, and so is everything in them.
     """
-    connection = session.connection()
     since -= since % SIZES[-1]
-    for table in (StepBucket, MetricBucket):
-        beyond = (table.run_id == run_id, table.size * table.bucket >= since)
-        session.execute(delete(table).where(*beyond))
-    names = session.scalars(select(Metric.name).where(Metric.run_id == run_id).distinct()).all()
-    for source in (steps_of(run_id), *(metric_of(run_id, name) for name in names)):
-        step = source.points.c.step
-        next_step = select(func.min(step)).where(*source.of(source.points))
-        at = since
-        while (first := session.scalar(next_step.where(step >= at))) is not None:
-            first -= first % SIZES[3]
-            at = first + SIZES[3]
-            update(connection, source, read_points(connection, source, [(first, at - 1)]))
+    beyond = (StepBucket.run_id == run_id, StepBucket.size * StepBucket.bucket >= since)
+    session.execute(delete(StepBucket).where(*beyond))
+    build(session.connection(), steps_of(run_id), since=since)
+
+
+def build(
+    connection: Connection, source: Source, *, since: int = 0, last: int | None = None
+) -> None:
+    """Write the pyramid above a source's points from a step on, where there is none.
+
+    last: keep only buckets that end before this step.
+    """
+    step = source.points.c.step
+    next_step = select(func.min(step)).where(*source.of(source.points))
+    at = since
+    while (first := connection.scalar(next_step.where(step >= at))) is not None:
+        first -= first % SIZES[3]
+        at = first + SIZES[3]
+        points = read_points(connection, source, [(first, at - 1)])
+        update(connection, source, points, last=last)
 
 
 def count_skips(connection: Connection, run_id: int) -> int:
@@ -309,39 +263,6 @@ def _buckets_query(buckets: FromClause, key: tuple[str, ...], ranges: int) -> An
     )
 
 
-@cache
-def _points_of_metrics_query(dialect: str) -> Any:
-    points = Metric.__table__.c
-    query = select(points.name, points.step, points.elapsed_ms, points.value)
-    query = query.where(points.run_id == bindparam("run_id"), _within(points.step))
-    return _of_names(query, points.name, dialect)
-
-
-@cache
-def _buckets_of_metrics_query(dialect: str) -> Any:
-    buckets = MetricBucket.__table__.c
-    query = select(buckets.name, buckets.bucket, buckets.summary)
-    query = query.where(buckets.run_id == bindparam("run_id"))
-    query = query.where(buckets.size == bindparam("size"), _within(buckets.bucket))
-    return _of_names(query, buckets.name, dialect)
-
-
-def _of_names(query: Select[Any], name: ColumnElement[str], dialect: str) -> Select[Any]:
-    """Select rows of some names, which are one parameter: a thousand would be parsed each time.
-
-    PostgreSQL looks each name up by its index. Left to itself it reads the whole run instead, and
-    compares each row to each name, for as long as it has no statistics of a table that grows.
-    """
-    if dialect == "sqlite":
-        listed = func.json_each(bindparam("names", type_=JSON)).table_valued("value")
-        return query.where(name.in_(select(listed.c.value)))
-    names = func.unnest(bindparam("names", type_=ARRAY(Text))).table_valued("text")
-    listed = names.render_derived(name="listed")  # listed.name would be a cast to 63 bytes
-    each = query.where(name == listed.c.text).correlate(listed).offset(literal_column("0"))
-    rows = each.lateral()
-    return select(rows).select_from(listed.join(rows, true()))
-
-
 def _columns(points: FromClause, series: tuple[Series, ...]) -> Iterator[ColumnElement[Any]]:
     column = points.c
     yield column.step
@@ -391,11 +312,11 @@ def _completed(connection: Connection, source: Source, points: Points) -> Points
     A bucket that they fill is taken as it is; the others, as a rule the first and the last, are
     read back.
     """
-    filled, partial = _split(points)
+    filled, partial = split(points)
     return in_order([filled, read_points(connection, source, _ranges(partial))])
 
 
-def _split(points: Points) -> tuple[Points, Ints]:
+def split(points: Points) -> tuple[Points, Ints]:
     """Return the points of lowest buckets that they fill, and the other buckets that they touch."""
     size = SIZES[0]
     touched, where, count = np.unique(points.step // size, return_inverse=True, return_counts=True)
@@ -410,35 +331,3 @@ def _ranges(buckets: Ints) -> list[StepRange]:
     size = SIZES[0]
     stretches = np.split(buckets, np.flatnonzero(np.diff(buckets) > 1) + 1)
     return [(int(part[0]) * size, (int(part[-1]) + 1) * size - 1) for part in stretches]
-
-
-def _fetch_metrics(
-    connection: Connection, key: dict[str, Any], ranges: list[StepRange]
-) -> list[tuple[Any, ...]]:
-    """Read (name, step, elapsed_ms, value) of some metrics of a run in some ranges of steps."""
-    query = _points_of_metrics_query(connection.dialect.name)
-    return [row for span in ranges for row in _fetch(connection, query, key | _bounds([span]))]
-
-
-def _points_at(rows: list[tuple[Any, ...]], at: Mapping[str, int]) -> Points:
-    """Make points of metrics' rows, each name's moved by `at`."""
-    names, *columns = zip(*rows, strict=True) if rows else [()] * 4
-    step, elapsed_ms = (np.array(column, np.int64) for column in columns[:2])
-    moved = step + np.array([at[name] for name in names], np.int64)
-    values = np.array(columns[2], float)[:, None]
-    return in_order([Points(moved, elapsed_ms, np.zeros_like(step), values)])
-
-
-def _buckets_of_metrics(
-    connection: Connection, key: dict[str, Any], first: int, last: int, at: Mapping[str, int]
-) -> dict[int, Summaries]:
-    """Read the buckets of metrics that may have a parent in common with some steps, by size."""
-    found = {}
-    for size in SIZES:
-        _size, low, high = _siblings(first, last, size)
-        given = key | {"size": size} | _bounds([(low, high)])
-        rows = _fetch(connection, _buckets_of_metrics_query(connection.dialect.name), given)
-        start = np.array([at[name] + bucket * size for name, bucket, _ in rows], np.int64)
-        packed = [summary for *_, summary in rows]
-        found[size] = in_order([unpack(start, packed, METRIC_SERIES, size)])
-    return found

@@ -4,7 +4,7 @@ A summary depends on nothing but the points below it, so however these arrived, 
 the bit.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -39,6 +39,10 @@ class Points:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def moved(self, by: Ints) -> Self:
+        """Return the same points at other steps."""
+        return replace(self, step=self.step + by)
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,6 @@ def merge(parts: Summaries, size: int) -> Summaries:
     high_step = np.maximum.reduceat(np.where(has_high, parts.high_step, 0), first)
     finite_below = parts.steps[:, None] - parts.nonfinite
     finite = np.add.reduceat(finite_below, first)
-    total = np.add.reduceat(np.where(finite_below > 0, parts.mean * finite_below, 0.0), first)
     return Summaries(
         start=start,
         steps=np.add.reduceat(parts.steps, first),
@@ -122,11 +125,31 @@ def merge(parts: Summaries, size: int) -> Summaries:
         elapsed_ms=np.maximum.reduceat(parts.elapsed_ms, first),
         low=low,
         high=high,
-        mean=np.divide(total, finite, out=np.full_like(total, np.nan), where=finite > 0),
+        mean=_mean(parts.mean, finite_below, finite, first, low, high),
         low_step=np.where(finite > 0, low_step, start[:, None]),
         high_step=np.where(finite > 0, high_step, start[:, None]),
         nonfinite=np.add.reduceat(parts.nonfinite, first),
     )
+
+
+def _mean(
+    means: Floats, counts: Ints, merged: Ints, first: Ints, low: Floats, high: Floats
+) -> Floats:
+    """Return the means of merged stretches; of numbers whose sum overflows too.
+
+    counts: finite values below each of `means`; merged: of each stretch, which begins at `first`.
+    """
+    is_known = counts > 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.add.reduceat(np.where(is_known, means * counts, 0.0), first)
+        mean = np.divide(total, merged, out=np.full_like(total, np.nan), where=merged > 0)
+        overflowed = ~np.isfinite(total)
+        if overflowed.any():
+            lengths = np.diff(first, append=len(counts))
+            shares = counts / np.maximum(np.repeat(merged, lengths, axis=0), 1)
+            summed = np.add.reduceat(np.where(is_known, means * shares, 0.0), first)
+            mean[overflowed] = np.clip(summed, low, high)[overflowed]
+    return mean
 
 
 def pack(summaries: Summaries, series: tuple[Series, ...], size: int) -> list[bytes]:

@@ -3,7 +3,6 @@
 A flush is one fenced transaction and may be repeated: a row that is there already is replaced.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +12,10 @@ from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from db import bulk, latest_metrics, pyramid
+from db import bulk, latest_metrics, metric_pyramids, pyramid
 from db.database import now
+from db.metric_points import MetricPoints
+from db.metric_pyramids import NEVER
 from db.queue import held
 from db.summaries import Points
 from db.tables import (
@@ -31,7 +32,6 @@ from db.tables import (
     Step,
     SystemSample,
     Table,
-    clean,
 )
 
 #: Columns of a batch of steps, in the order of the spool's records.
@@ -172,6 +172,7 @@ def _forget(session: Session, run: Run, *, after: int, kept: Sequence[str] = ())
     found = delete(Diagnosis).where(Diagnosis.run_id == run.id, Diagnosis.step > after)
     session.execute(found.where(Diagnosis.kind.not_in(kept)))
     pyramid.rebuild(session, run.id, since=after)
+    metric_pyramids.truncate(session, run.id)
     run.step = after
     run.skipped = pyramid.count_skips(session.connection(), run.id)
 
@@ -278,34 +279,22 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
 
 def _record_metrics(connection: Connection, run_id: int, metrics: list[dict[str, Any]]) -> None:
     """Write points of metrics, the latest of each metric, and the pyramids above them."""
-    points = _points_by_name(metrics)
+    told = MetricPoints.of(metrics)
+    points = told.points
     columns: dict[str, bulk.Column] = {
-        "name": [name for name, mine in points.items() for _ in range(len(mine))],
-        "step": np.concatenate([mine.step for mine in points.values()]),
-        "value": np.concatenate([mine.values[:, 0] for mine in points.values()]),
-        "elapsed_ms": np.concatenate([mine.elapsed_ms for mine in points.values()]),
+        "name": [told.names[owner] for owner in told.owner.tolist()],
+        "step": points.step,
+        "value": points.values[:, 0],
+        "elapsed_ms": points.elapsed_ms,
     }
     key = {"run_id": run_id}
-    bulk.upsert(connection, Metric.__table__, key, columns, conflict=(*key, "name", "step"))
-    latest_metrics.note(connection, run_id, points)
-    pyramid.update_metrics(connection, run_id, points)
-
-
-def _points_by_name(metrics: Iterable[dict[str, Any]]) -> dict[str, Points]:
-    """Return the points of each metric in order of step; of one step, the latest."""
-    newest = defaultdict[str, dict[int, dict[str, Any]]](dict)
-    for metric in metrics:
-        newest[metric["name"]][metric["step"]] = metric
-    points = {}
-    for name, by_step in newest.items():
-        rows = [by_step[step] for step in sorted(by_step)]
-        points[clean(name)] = Points(
-            step=np.array([row["step"] for row in rows], np.int64),
-            elapsed_ms=np.array([row["elapsed_ms"] for row in rows], np.int64),
-            flags=np.zeros(len(rows), np.int64),
-            values=np.array([[float(row["value"])] for row in rows], np.float64),
-        )
-    return points
+    before = latest_metrics.last_steps(connection, run_id, told.names, default=NEVER)
+    if bool((points.step[told.first] > before).all()):  # nobody else adds any: the run is locked
+        bulk.replace(connection, Metric.__table__, key, columns, are_new=True)
+    else:
+        bulk.upsert(connection, Metric.__table__, key, columns, conflict=(*key, "name", "step"))
+    latest_metrics.note(connection, run_id, told)
+    metric_pyramids.update(connection, run_id, told, before)
 
 
 def _without_worse_replays(

@@ -25,16 +25,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from db import latest_metrics
+from db import latest_metrics, metric_pyramids
 from db.pyramid import (
     END,
-    METRIC_SERIES,
     SIZES,
     BucketRange,
     Source,
     StepRange,
     metric_of,
-    metrics_of,
     read_buckets,
     read_points,
     read_points_of_runs,
@@ -42,7 +40,7 @@ from db.pyramid import (
 )
 from db.series import json_number
 from db.summaries import Ints, Points, Series, Summaries, in_order, merge, unpack
-from db.tables import FLAGGED, SKIPPED, Metric, MetricBucket, Run, ScalerEvent, Step
+from db.tables import FLAGGED, SKIPPED, LatestMetric, Metric, Run, ScalerEvent, Step
 
 #: That are read at once: of more, or longer, runs those of a few at a time.
 ROWS = 40_000
@@ -182,7 +180,7 @@ def metrics_of_runs(
 ) -> dict[int, dict[str, Line]]:
     """Return what `metrics` does, of each run: the short ones by a query a name, and one more."""
     connection, asked = session.connection(), _asked(first, last)
-    given = {"run_ids": list(run_ids), "top": SIZES[-1], **asked}
+    given = {"run_ids": list(run_ids), **asked}
     if names is not None:
         given["names"] = list(names)
     rows = connection.execute(_spans_of_metrics(names is not None), given)
@@ -192,11 +190,6 @@ def metrics_of_runs(
         key = stretch.source.key
         found[key["run_id"]][key["name"]] = dict(stretch.lines())["value"]
     return {run_id: dict(sorted(lines.items())) for run_id, lines in found.items()}
-
-
-def metric_names(session: Session, run_id: int) -> list[str]:
-    """Return the names of a run's metrics, in order."""
-    return [source.key["name"] for source in metrics_of(session, run_id)]
 
 
 @dataclass(frozen=True)
@@ -214,7 +207,7 @@ class Measured:
 def measured(
     session: Session, run_id: int, *, names: Collection[str] | None = None
 ) -> list[Measured]:
-    """Sum up each metric of a run by name, from its largest buckets, however many its points.
+    """Sum up each metric of a run by name, from its buckets, however many its points.
 
     names: only these.
     """
@@ -224,22 +217,17 @@ def measured(
 def measured_of(
     session: Session, run_ids: Collection[int], *, names: Collection[str] | None = None
 ) -> dict[int, list[Measured]]:
-    """Sum up each metric of each run, in two queries for all of them."""
-    connection, top = session.connection(), SIZES[-1]
-    buckets = MetricBucket.__table__.c
-    picked = [buckets.run_id.in_(run_ids), buckets.size == top]
-    if names is not None:
-        picked.append(buckets.name.in_(names))
+    """Sum up each metric of each run by name, in as many queries for all of them as for one."""
     latest = latest_metrics.points(session, run_ids, names)
-    stones = select(buckets.run_id, buckets.name, buckets.summary).where(*picked)
-    whole = connection.execute(stones.order_by(buckets.run_id, buckets.name)).all()
-    found: dict[int, list[Measured]] = {run_id: [] for run_id in run_ids}
-    keys = [(run_id, name) for run_id, name, _summary in whole]
-    packed = [summary for *_, summary in whole]
-    for (run_id, name), low, high, count in extremes(keys, packed, METRIC_SERIES, "value"):
-        step, value = latest[run_id][name]
-        found[run_id].append(Measured(name, step, value, low, high, count))
-    return found
+    ends = metric_pyramids.extremes(session.connection(), run_ids, names)
+    return {
+        run_id: [
+            Measured(name, step, value, end.low, end.high, end.points)
+            for name, (step, value) in sorted(latest[run_id].items())
+            for end in (ends[run_id, name],)
+        ]
+        for run_id in run_ids
+    }
 
 
 def extremes(
@@ -277,12 +265,11 @@ def _spans_of_runs() -> Any:
 @cache
 def _spans_of_metrics(are_named: bool) -> Any:
     """Select the same of each metric of each run, by name."""
-    kept, points = MetricBucket.__table__.c, Metric.__table__.c
-    each = select(kept.run_id, kept.name).distinct()
-    each = each.where(kept.run_id.in_(bindparam("run_ids", expanding=True)))
-    each = each.where(kept.size == bindparam("top"))
+    latest, points = LatestMetric.__table__.c, Metric.__table__.c
+    each = select(latest.run_id, latest.name)
+    each = each.where(latest.run_id.in_(bindparam("run_ids", expanding=True)))
     if are_named:
-        each = each.where(kept.name.in_(bindparam("names", expanding=True)))
+        each = each.where(latest.name.in_(bindparam("names", expanding=True)))
     of = each.subquery().c
     ends = _ends(points.step, points.run_id == of.run_id, points.name == of.name)
     return select(of.name, of.run_id, *ends).order_by(of.name)
@@ -322,13 +309,13 @@ def _read(
 def _long(connection: Connection, source: Source, span: StepRange, most: int) -> "_Raw | _Stretch":
     """Read it from the pyramid, or, if few of its steps are there, all of these."""
     first, last = span
-    if _at_most(connection, source, span) <= 2 * most:
-        return _drawn(source, span, read_points(connection, source, [span]), most)
     bucket = next((size for size in SIZES if (last - first) // size <= 2 * most), SIZES[-1])
     ranges, stones = _decompose(first, last, bucket)
     points = read_points(connection, source, ranges)
     below = read_buckets(connection, source, stones)
     parts = in_order([Summaries.of(points), *below.values()])
+    if parts.steps.sum() <= 2 * most:
+        return _drawn(source, span, read_points(connection, source, [span]), most)
     return _Stretch.of(source, span, points, parts, bucket, most)
 
 
@@ -450,13 +437,6 @@ class _Stretch:
         x, where = np.unique(np.concatenate([self.edges.step[:1], ends]), return_index=True)
         y = np.concatenate([self.edges.elapsed_ms[:1], self.parts.elapsed_ms])[where]
         return Line(x.tolist(), y.astype(float).tolist(), Ticks())
-
-
-def _at_most(connection: Connection, source: Source, span: StepRange) -> int:
-    """Return a number that the points of a span do not exceed."""
-    top = SIZES[-1]
-    stones = read_buckets(connection, source, [(top, span[0] // top, span[1] // top)])
-    return int(stones[top].steps.sum())
 
 
 def _decompose(first: int, last: int, largest: int) -> tuple[list[StepRange], list[BucketRange]]:

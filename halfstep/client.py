@@ -268,16 +268,43 @@ class Client(AlertCalls, ShelfCalls):
         from halfstep import series  # with numpy
 
         if points is not None:
-            page = self.chart(run_id, first=max(first, 1), last=last, points=points)
-            return series.of_page(page["metrics"], page["x"])
+            metrics: dict[str, Any] = {}
+            after: str | None = ""
+            while after is not None:
+                page = self.chart(
+                    run_id, first=max(first, 1), last=last, points=points, metric_after=after
+                )
+                metrics |= page["metrics"]
+                after = page.get("metrics_next")  # which servers of earlier versions lack
+            return series.of_page(metrics, page["x"])
         with self.export(run_id, "metrics") as text:
             return series.of_metrics(text, first, float("inf") if last is None else last)
 
     def chart(
-        self, run_id: int, *, first: int = 1, last: int | None = None, points: int = MOST_POINTS
+        self,
+        run_id: int,
+        *,
+        first: int = 1,
+        last: int | None = None,
+        points: int = MOST_POINTS,
+        metric_search: str = "",
+        metric_after: str = "",
+        metrics: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Return what the page draws: series, metrics and skips, as few points as a screen has."""
-        query = {"first": first, "points": points} | ({} if last is None else {"last": last})
+        """Return what the page draws: series, metrics and skips, as few points as a screen has.
+
+        metric_search: part of the names of metrics.  metric_after: the `metrics_next` of the page
+        before, of 100 metrics.  metrics: up to 50 names that are told in any case.
+        """
+        query: dict[str, Any] = {"first": first, "points": points}
+        if last is not None:
+            query["last"] = last
+        if metric_search:
+            query["metric_search"] = metric_search
+        if metric_after:
+            query["metric_after"] = metric_after
+        if metrics:
+            query["metric"] = list(metrics)
         return dict(self._get(f"/api/v1/runs/{run_id}/series", query))
 
     def compare(self, run_ids: Sequence[int]) -> dict[str, Any]:

@@ -28,6 +28,8 @@ READS = ToolAnnotations(readOnlyHint=True, idempotentHint=True, openWorldHint=Fa
 WRITES = ToolAnnotations(readOnlyHint=False, destructiveHint=False, openWorldHint=False)
 MOST_RUNS, MOST_LINES, MOST_POINTS, MOST_COMPARED = 50, 500, 500, 50
 FEWEST_POINTS = 32
+#: Metrics that one request names.
+MOST_NAMED, LONGEST_NAME = 50, 200
 STATUSES = 10  # the last changes of a run's status
 SUMMARY = [
     "id",
@@ -113,14 +115,16 @@ def _reading(client: Client) -> list[Callable[..., Any]]:
     def series(
         run_id: RunId,
         names: Annotated[
-            list[str] | None, Field(description="Of series or metrics; all if left out")
+            list[str] | None,
+            Field(description="Of series or metrics; if left out, all and 100 metrics"),
         ] = None,
         first: Annotated[int, Field(ge=1)] = 1,
         last: Annotated[int | None, Field(ge=1)] = None,
         points: Annotated[int, Field(ge=FEWEST_POINTS, le=MOST_POINTS)] = 64,
     ) -> dict[str, Any]:
         """Return a run's loss, scale, grad_norm, lr and metrics, thinned out with every extreme."""
-        page = client.chart(run_id, first=first, last=last, points=points)
+        named = [name for name in names or [] if len(name) <= LONGEST_NAME][:MOST_NAMED]
+        page = client.chart(run_id, first=first, last=last, points=points, metrics=named)
         lines = {**page["metrics"], **page["series"]}
         return {
             "steps": page["total"],

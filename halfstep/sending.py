@@ -18,7 +18,7 @@ from halfstep.credentials import Unreadable
 from halfstep.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
 from halfstep.ingest import PIECE_BYTES, FilePlace, Ingest, Place, Recorded
 from halfstep.run_folder import lives, read_outcome, read_run, write_json
-from halfstep.spool import Event, file_events, lost_bytes, spool_of
+from halfstep.spool import WINDOW_BYTES, Event, file_events, lost_bytes, spool_of
 
 REMEMBERED = "uploaded.json"
 MOST_TAGS = 50
@@ -190,13 +190,17 @@ class AttemptSending:
             if not data or self._fruitless == (here, len(data)):
                 continue
             told = self._ingest.put_spool(recorded, here, data)
+            if told == here and len(data) == PIECE_BYTES:  # one large frame, or much is damaged
+                told = self._ingest.put_spool(
+                    recorded, here, _read(path, here.offset, WINDOW_BYTES)
+                )
             if told != here:
                 self._place = told
                 return True
             if len(data) == PIECE_BYTES:
                 self._say(
-                    f"{path} holds at byte {here.offset} a frame that is damaged, or larger than "
-                    f"{PIECE_BYTES:,} bytes; what follows it there is not sent"
+                    f"{path} is damaged at byte {here.offset} for more than {WINDOW_BYTES:,} "
+                    "bytes; what follows there is lost"
                 )
             self._fruitless = here, len(data)  # the last frame is cut short, or being written
         return False
@@ -294,7 +298,7 @@ def _text(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()[:PATH_CHARACTERS]
 
 
-def _read(path: Path, offset: int) -> bytes:
+def _read(path: Path, offset: int, most: int = PIECE_BYTES) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
-        return file.read(PIECE_BYTES)
+        return file.read(most)

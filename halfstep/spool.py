@@ -123,7 +123,8 @@ FILE_HEADER = struct.Struct("<8sH6x")
 FRAME_HEADER = struct.Struct("<IB3xI")
 STEPS, EVENT, TIMED_STEPS = 1, 2, 3
 FRAME_KIND = re.compile(rb"[\x01-\x03]\x00\x00\x00")  # from byte 4 of a frame
-WINDOW_BYTES, MOST_CHECKED = 2**22, 2**26
+#: In which a frame is looked for behind damaged bytes: more than the largest one takes.
+WINDOW_BYTES, MOST_CHECKED = events.EVENT_BYTES + 2**20, 2**26
 FILE_NAME = re.compile(r"[0-9]{1,10}-[0-9]{1,10}\.spool")
 
 STEP_DTYPE = np.dtype(
@@ -174,11 +175,15 @@ class BadEvent(ValueError):
 
 
 class Unrecordable(NamedTuple):
-    """A frame that holds what cannot be recorded. fault: why, for people."""
+    """A frame that holds what cannot be recorded, or damaged bytes. fault: why, for people.
+
+    damaged_bytes: of what is no frame any more; such an item has neither kind nor payload.
+    """
 
     fault: str
     kind: int
     payload: bytes
+    damaged_bytes: int = 0
 
 
 class SpoolWriter:
@@ -256,12 +261,14 @@ class SpoolReader:
 
     A frame cut short stays unread while its file is the newest, for it may still be growing.
     Once a newer file exists the rest of that file is given up, and counted in `torn`.
+    Damaged bytes that a whole frame follows, or that are no frame cut short, are one Unrecordable.
     """
 
     def __init__(self, folder: Path, start: Position | Event | None = None) -> None:
         self._folder = folder
         self._position = Position(**start) if isinstance(start, dict) else start
         self.torn = 0
+        self._seen_to: tuple[Position, int] | None = None  # no frame follows there, at this size
 
     def poll(self, limit_bytes: int = 16 * 2**20, *, limit_items: float = math.inf) -> list[Item]:
         """Return what was appended since the last call, oldest first: arrays and dicts.
@@ -285,11 +292,45 @@ class SpoolReader:
             offset, size = _read(path, start, stop, items, limit_items)
             self._position = Position(attempt, sequence, offset)
             is_full = len(items) >= limit_items
-            is_torn = path != files[-1] and offset < min(size, stop) and not is_full
+            is_stuck = offset < min(size, stop) and not is_full
+            if is_stuck and self._skip_damage(path, size, items, is_over=path != files[-1]):
+                return items
+            is_torn = path != files[-1] and is_stuck
             limit_bytes = stop - offset
             if limit_bytes <= 0 or len(items) >= limit_items:
                 break
         return items
+
+    def end(self) -> Unrecordable | None:
+        """Return what is damaged behind the last frame, once nothing writes the newest file."""
+        items: list[Item] = []
+        files = self._unread()
+        if self._position is None or len(files) != 1:
+            return None
+        self._skip_damage(files[0], files[0].stat().st_size, items, is_over=True)
+        return next((item for item in items if isinstance(item, Unrecordable)), None)
+
+    def _skip_damage(self, path: Path, size: int, items: list[Item], *, is_over: bool) -> bool:
+        """Add damaged bytes at the position, and go on behind them; return whether there are any.
+
+        is_over: nobody writes the file any more.
+        """
+        here = self._position
+        if here is None or here.offset >= size or (not is_over and self._seen_to == (here, size)):
+            return False
+        with path.open("rb") as file:
+            file.seek(here.offset)
+            rest = file.read(WINDOW_BYTES)
+        following = next_frame(rest, 0)
+        is_whole = here.offset or size >= FILE_HEADER.size
+        if following is None and is_over and is_whole and not _is_cut_short(rest):
+            following = size - here.offset
+        if following is None:
+            self._seen_to = here, size
+            return False
+        items.append(_damaged(here.offset, following))
+        self._position = here._replace(offset=here.offset + following)
+        return True
 
     def position(self) -> Position | None:
         """Where to go on from, once what `poll` returned is stored. None: nothing seen yet."""
@@ -345,8 +386,7 @@ class SpoolPart:
         if following is None:
             return []
         before, self.offset = self.offset, self._start + following
-        size = self.offset - before
-        return [Unrecordable(f"{size:,} damaged bytes of the spool, from byte {before:,}", 0, b"")]
+        return [_damaged(before, self.offset - before)]
 
 
 def spool_files(folder: Path) -> list[Path]:
@@ -427,6 +467,11 @@ def _is_cut_short(rest: bytes) -> bool:
     return is_header and len(rest) - FRAME_HEADER.size < length <= events.EVENT_BYTES
 
 
+def _damaged(offset: int, size: int) -> Unrecordable:
+    text = f"{size:,} damaged bytes of the spool, from byte {offset:,}"
+    return Unrecordable(text, 0, b"", damaged_bytes=size)
+
+
 def frame(kind: int, payload: bytes) -> bytes:
     """Return a payload as a spool file holds it."""
     return FRAME_HEADER.pack(len(payload), kind, _checksum(kind, payload)) + payload
@@ -478,7 +523,7 @@ def _read(
 ) -> tuple[int, int]:
     """Add whole frames from offset until past stop; return where they end, and the file's size."""
     with path.open("rb") as file:
-        if offset == 0 and _has_header(file, path):
+        if offset == 0 and _begins(file, path):
             offset = FILE_HEADER.size
         file.seek(offset)
         offset = _take_frames(file, offset, stop, items, limit_items)
@@ -501,6 +546,16 @@ def _has_header(file: BinaryIO, name: object) -> bool:
     if len(header) == FILE_HEADER.size and header != FILE_HEADER.pack(MAGIC, VERSION):
         raise ValueError(f"{name} is not a spool file of version {VERSION}")
     return len(header) == FILE_HEADER.size
+
+
+def _begins(file: BinaryIO, name: object) -> bool:
+    """Return whether a file has a header; a damaged one is none, if a whole frame follows it."""
+    start = file.read(len(MAGIC))
+    file.seek(0)
+    if len(start) == len(MAGIC) and start != MAGIC and next_frame(file.read(WINDOW_BYTES), 0):
+        return False
+    file.seek(0)
+    return _has_header(file, name)
 
 
 def _next_frame(file: BinaryIO) -> tuple[int, bytes] | None:

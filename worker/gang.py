@@ -92,10 +92,15 @@ class NodeLog:
         self._node = node
         self._pending: list[dict[str, Any]] = []
         self.fault: str | None = None  # it tells nothing that could not be recorded
+        self.lost_bytes = 0  # nor has it a spool that could be damaged
 
     def remark(self, text: str) -> None:
         """Add a line of our own to the run's log."""
         self._take([{"time": time.time(), "stream": "halfstep", "text": text}])
+
+    def finish(self) -> bool:
+        """Return that there is nothing more to flush."""
+        return False
 
     def flush(
         self,

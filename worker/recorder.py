@@ -77,6 +77,7 @@ class Recorder:
         self._sample_due = 0.0
         self._policy: dict[str, Any] = {}
         self.fault: str | None = None  # why the run has to end: what was told could not be recorded
+        self.lost_bytes = 0  # of the spool, damaged
         self.log = LogFile(self._folder, attempt)
         with database.reading() as session:
             last = series.log_lines(session, run_id, most=1)
@@ -130,6 +131,15 @@ class Recorder:
             with suppress(Exception):
                 self._publish_waiting(meanwhile)
             raise CannotRecord(self._put_aside(error)) from error
+
+    def finish(self) -> bool:
+        """Note what is damaged at the end of the spool, once nothing writes it; return whether
+        there is more to flush.
+        """
+        damaged = self._spool.end()
+        if damaged is not None:
+            self._lose(damaged)
+        return damaged is not None
 
     def stop(self) -> None:
         """Send no more files: another attempt may write the same ones."""
@@ -252,7 +262,10 @@ class Recorder:
     def _is_for_rows(self, item: Any) -> bool:
         """Put aside what cannot be recorded, and pass over files that are not the run's."""
         if isinstance(item, Unrecordable):
-            self._keep_aside(item)
+            if item.damaged_bytes:
+                self._lose(item)
+            else:
+                self._keep_aside(item)
             return False
         kind = item["event"] if isinstance(item, dict) else "steps"
         if kind == "resumed" and self._monitor:  # not what a dead supervisor may have remarked on
@@ -268,6 +281,11 @@ class Recorder:
             self._blame(f"{file['path']} is a link, or in a linked folder; allowed: a plain file")
             return False
         return path.is_file()
+
+    def _lose(self, damaged: Unrecordable) -> None:
+        """Say in the run's log what is damaged; the training itself may be well."""
+        self.lost_bytes += damaged.damaged_bytes
+        self.remark(f"{damaged.fault}: what they held is lost")
 
     def _keep_aside(self, item: Unrecordable) -> None:
         """Keep a frame that cannot be recorded, as it was, and go on with the next one."""

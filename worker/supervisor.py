@@ -236,7 +236,7 @@ class Supervisor:
                 is_drained = self.recorder.flush(
                     child.take_lines, meanwhile=partial(self._keep_up, child)
                 )
-                if code is not None and is_drained:
+                if code is not None and is_drained and not self.recorder.finish():
                     self.is_recorded = True
                     return self._how_ended(code, child)
                 if self.recorder.fault or self.trouble:
@@ -300,12 +300,17 @@ class Supervisor:
         """Return the end by what the work says of it, or by what could not be recorded."""
         if self.recorder.fault:
             return Ending(Status.FAILED, self.recorder.fault, self.recorder.fault, "code")
-        return self.work.ending(
+        ending = self.work.ending(
             exit_code,
             child,
             is_preempted=self.preempted.is_set(),
             has_lost_lease=self.has_lost_lease,
         )
+        if self.recorder.lost_bytes and ending.status == Status.FINISHED:
+            lost = f"{self.recorder.lost_bytes:,} bytes of its spool were damaged"
+            text = f"{lost}: what they held is lost; the training itself finished"
+            return Ending(Status.FAILED, text, text, "infrastructure")
+        return ending
 
     def _close(self, ending: Ending) -> None:
         """Close our part of the attempt; of several nodes the first one closes the attempt.

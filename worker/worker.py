@@ -413,7 +413,7 @@ class Worker:
                 queue.renew(session, run_id, attempt, self.settings.lease_seconds)
 
         recorder.log.close()
-        while not recorder.flush(meanwhile=renew):
+        while not recorder.flush(meanwhile=renew) or recorder.finish():
             pass
         if recorder.fault:
             raise CannotRecord(recorder.fault)

@@ -12,6 +12,7 @@ from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db
 from app.json_rows import CheckpointFile, Event, LogLine, MetricPoint
+from app.metric_names import Choice, Chosen
 from app.parameters import RunId, Step
 from db import checkpoints, history, runs, series, windows
 from db.pyramid import STEP_SERIES
@@ -81,8 +82,14 @@ class SeriesWindow(BaseModel):
 
 
 class SeriesPage(SeriesWindow):
-    """Series of one run. cursor: where live news go on."""
+    """Series of one run. cursor: where live news go on.
 
+    metrics: a page of them, in order of name. metrics_total: of all pages; metrics_next: what
+    `metric_after` is for the next one, null on the last.
+    """
+
+    metrics_total: int
+    metrics_next: str | None
     cursor: str
     resumptions: Annotated[
         dict[int, int], Field(description="By attempt, the last step before its own")
@@ -136,24 +143,33 @@ def get_series(
     run_id: RunId,
     session: Db,
     _visitor: SignedIn,
+    chosen: Chosen,
     first: Step = 1,
     last: Step | None = None,
     points: Annotated[int, Query(ge=LEAST_POINTS, le=MOST_POINTS)] = MOST_POINTS,
 ) -> Response:
-    """Return the series from step first to step last."""
-    return written(page_of_series(session, run_id, first, last, points))
+    """Return the series from step first to step last, and those of a page of metrics."""
+    return written(page_of_series(session, run_id, first, last, points, chosen))
 
 
 def page_of_series(
-    session: Session, run_id: int, first: int, last: int | None, points: int
+    session: Session, run_id: int, first: int, last: int | None, points: int, chosen: Choice
 ) -> SeriesPage:
     """Read what charts of a run draw."""
     run = runs.get(session, run_id)
     cursor = str(history.cursor_now(session, run))
     resumptions = history.resumptions(session, run_id)
     found = [Spike.model_validate(each) for each in spikes(session, run_id)]
-    drawn = windows_of(session, [run], first, last, points)[run_id]
-    return SeriesPage(**dict(drawn), cursor=cursor, resumptions=resumptions, spikes=found)
+    metrics = chosen.names(session, run_id)
+    drawn = windows_of(session, [run], first, last, points, metrics=metrics.names)[run_id]
+    return SeriesPage(
+        **dict(drawn),
+        cursor=cursor,
+        resumptions=resumptions,
+        spikes=found,
+        metrics_total=metrics.total,
+        metrics_next=metrics.next,
+    )
 
 
 def windows_of(
@@ -163,12 +179,21 @@ def windows_of(
     last: int | None,
     points: int,
     names: Collection[str] | None = None,
+    metrics: Collection[str] | None = None,
 ) -> dict[int, SeriesWindow]:
-    """Read series of runs. names: only these, and elapsed_ms, without which there is no time."""
+    """Read series of runs. names: only these, and elapsed_ms, without which there is no time.
+
+    metrics: those of metrics, if they are others.
+    """
     ids = [run.id for run in some_runs]
     found = windows.windows_of(session, ids, first=first, last=last, most=points, names=names)
     measured = windows.metrics_of_runs(
-        session, ids, first=first, last=last, most=points, names=names
+        session,
+        ids,
+        first=first,
+        last=last,
+        most=points,
+        names=names if metrics is None else metrics,
     )
     before = _skips_before(session, ids, first)
     wanted = set(SERIES) if names is None else {*names, "elapsed_ms"}
@@ -279,6 +304,37 @@ def get_events(
     found = history.events(session, run_id, after=after, limit=limit)
     events = [Event.model_validate(row) for (row,) in found.rows]
     return Events(events=events, total=found.total, next=found.next)
+
+
+class MetricSummary(BaseModel):
+    """A metric summed up: its latest value and step, the finite extremes, its points."""
+
+    name: str
+    step: int
+    value: float | str | None
+    low: float | None
+    high: float | None
+    points: int
+
+
+class MetricSummaries(ListPage):
+    """Metrics, in order of name."""
+
+    metrics: list[MetricSummary]
+
+
+@router.get("/metrics/summary")
+def get_metrics_summary(
+    run_id: RunId, session: Db, _visitor: SignedIn, chosen: Chosen
+) -> MetricSummaries:
+    """Sum up a page of the run's metrics; `next` is what `metric_after` is for the next one."""
+    runs.get(session, run_id)
+    found = chosen.names(session, run_id)
+    rows = windows.measured(session, run_id, names=found.names)
+    metrics = [
+        MetricSummary(**vars(row) | {"value": series.json_number(row.value)}) for row in rows
+    ]
+    return MetricSummaries(metrics=metrics, total=found.total, next=found.next)
 
 
 @router.get("/metrics")

@@ -12,6 +12,7 @@ from app import columns as list_columns
 from app import news
 from app.auth import SignedIn
 from app.context import Db, TheDatabase, TheLive, TheSettings
+from app.metric_names import Chosen
 from app.parameters import RunId, Text
 from db import runs
 
@@ -71,6 +72,7 @@ async def stream_run(
     live: TheLive,
     visitor: SignedIn,
     run_id: Annotated[int, Depends(_existing)],
+    chosen: Chosen,
     after: After = "",
     last_event_id: LastEventId = "",
     parts: Parts = EVERYTHING,
@@ -78,10 +80,13 @@ async def stream_run(
     """Send what is new about a run, of the parts that are asked for.
 
     "steps" replaces all that you have from its first step on: after a resume, steps run again.
+    "metrics" are points of a page of metrics, in order of name.
     """
     asked = [name for name in news.PARTS if name in parts.split(",")]
-    look = news.of_run(database, settings, run_id, parts=asked, standing=visitor.standing)
+    look = news.of_run(
+        database, settings, run_id, parts=asked, standing=visitor.standing, chosen=chosen
+    )
     # Viewers of the same parts and projects share a look; all pages ask for the same parts.
-    subject = " ".join((f"run {run_id}", *asked, str(visitor.standing.projects)))
+    subject = " ".join((f"run {run_id}", *asked, str(visitor.standing.projects), str(chosen)))
     async for event in live.stream(subject, last_event_id or after, look, seconds=RUN_SECONDS):
         yield event

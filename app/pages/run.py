@@ -12,6 +12,7 @@ from app.advice import advised
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.environment import environment_of
+from app.metric_names import Chosen
 from app.moving import elsewhere
 from app.news import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_steps, waiting_mark
 from app.pages.links import sharing_of
@@ -54,12 +55,18 @@ TABS = {
 
 @router.get("/runs/{run_id}")
 def show_run(
-    run_id: RunId, request: Request, session: Db, settings: TheSettings, visitor: SignedIn
+    run_id: RunId,
+    request: Request,
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
+    chosen: Chosen,
 ) -> HTMLResponse:
     """Show all there is of a run; the browser goes on from the cursor of this moment."""
     run, owner = runs.get_with_owner(session, run_id)
     tab = request.query_params.get("tab", "")
     last = runs.last_change(session, run_id)
+    metric_names = chosen.names(session, run_id)
     return page(
         request,
         "run.html",
@@ -92,7 +99,9 @@ def show_run(
         forks=runs.forks(session, run_id),
         note=run.note,
         labels_mark=labels_mark(run),
-        metrics=windows.measured(session, run_id),
+        metrics=windows.measured(session, run_id, names=metric_names.names),
+        metric_names=metric_names,
+        chosen_metrics=chosen,
         comparison=comparison.of_group(session, run.group_id, settings) if run.group_id else None,
         log_bytes=sum(file.size_bytes for file in artifacts.log_files(session, run_id)),
         log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),

@@ -20,6 +20,7 @@ from app.api.series import MOST_POINTS, SeriesPage, page_of_series
 from app.auth import LinkNeeded, check_came_from_here, cookie_name, is_secure
 from app.comparison import Comparison
 from app.context import Db, TheDatabase, TheSettings
+from app.metric_names import Choice, Chosen
 from app.news import skipped_steps
 from app.pages.comparison import TheView, shown_of
 from app.parameters import RowId, RunId, Step, Text, as_run_ids
@@ -102,12 +103,17 @@ def redeem(
 
 @router.get("/{link_id}")
 def show(
-    request: Request, session: Db, settings: TheSettings, shown: ByLink, view: TheView
+    request: Request,
+    session: Db,
+    settings: TheSettings,
+    shown: ByLink,
+    view: TheView,
+    chosen: Chosen,
 ) -> HTMLResponse:
     """Show the run, or the runs side by side."""
     moment = session.scalars(select(now())).one()
     if len(shown.runs) == 1:
-        template, values = "shared_run.html", _run(session, settings, shown.runs[0])
+        template, values = "shared_run.html", _run(session, settings, shown.runs[0], chosen)
     else:
         template, values = (
             "shared_compare.html",
@@ -121,11 +127,12 @@ def get_series(
     run_id: RunId,
     session: Db,
     _shown: ByLink,
+    chosen: Chosen,
     first: Step = 1,
     last: Step | None = None,
 ) -> SeriesPage:
     """Return what the charts of the run draw."""
-    return page_of_series(session, run_id, first, last, MOST_POINTS)
+    return page_of_series(session, run_id, first, last, MOST_POINTS, chosen)
 
 
 @router.get("/{link_id}/comparison")
@@ -157,10 +164,11 @@ def get_series_of_runs(
     return series_of(session, ids, series, first, last, points)
 
 
-def _run(session: Session, settings: Settings, run_id: int) -> dict[str, Any]:
+def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> dict[str, Any]:
     run, owner = runs.get_with_owner(session, run_id)
     last = runs.last_change(session, run_id)
     moment = session.scalars(select(now())).one()
+    metric_names = chosen.names(session, run_id)
     return {
         "tabs": TABS,
         "tab": next(iter(TABS)),
@@ -169,7 +177,9 @@ def _run(session: Session, settings: Settings, run_id: int) -> dict[str, Any]:
         "statuses": runs.statuses(session, run_id),
         "skipped": skipped_steps(session, run_id),
         "spikes": spikes(session, run_id),
-        "metrics": windows.measured(session, run_id),
+        "metrics": windows.measured(session, run_id, names=metric_names.names),
+        "metric_names": metric_names,
+        "chosen_metrics": chosen,
         "config": run.whole_config,
         "meant": run.settings,
         "settings": configuration.settings_of(session, run),

@@ -71,6 +71,16 @@ export const createMenu = (menu, name, charts, arrangement, onArrange) => {
   menu.querySelector('summary').addEventListener('click', () => { if (!menu.open) fill() })
 }
 
+/** Pinned metrics that an address asks for beside a page of them. */
+const MOST_NAMED = 50
+
+/** Which metrics the page shows, as the API is asked for them: those of its address, and pinned ones. @param {string} recipe @returns {Record<string, string|string[]>} */
+export const metricsShown = (recipe) => {
+  const own = new URLSearchParams(location.search)
+  const asked = ['metric_search', 'metric_after'].flatMap((name) => (own.get(name) ? [[name, own.get(name)]] : []))
+  return { ...Object.fromEntries(asked), metric: arrangementOf(recipe).arrangement.pinned.slice(0, MOST_NAMED) }
+}
+
 /** The arrangement that this browser keeps for a recipe. @param {string} recipe */
 export const arrangementOf = (recipe) => {
   const key = `halfstep.metrics.${recipe}`

@@ -13,8 +13,8 @@ const TELL_MS = 1000
  * @param {string} url
  * @param {string} cursor of what the page shows already
  * @param {(news: any) => void} onNews news that say is_over are the last
- * @param {Record<string, string>} [query] what of the news is asked for, if not all: parts, columns
- * @returns {{ask: (query: Record<string, string>) => void}} to ask for something else from now on
+ * @param {Record<string, string|string[]>} [query] what of the news is asked for, if not all: parts, columns, metrics
+ * @returns {{ask: (query: Record<string, string|string[]>) => void}} to ask for something else from now on
  */
 export const follow = (url, cursor, onNews, query = {}) => {
   const badge = document.querySelector('[data-connection]')
@@ -27,7 +27,9 @@ export const follow = (url, cursor, onNews, query = {}) => {
   const waits = patience()
 
   const open = () => {
-    const address = `${url}?${new URLSearchParams({ after: cursor, ...query })}`
+    const asked = new URLSearchParams({ after: cursor })
+    for (const [name, value] of Object.entries(query)) for (const each of [value].flat()) asked.append(name, each)
+    const address = `${url}?${asked}`
     source = new EventSource(address)
     source.onopen = () => {
       isOpen = true

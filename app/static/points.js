@@ -12,6 +12,8 @@
 
 const SKIPPED = 1
 const NONFINITE_LOSS = 2
+/** More names than these come only with a page of them: each is drawn. */
+const MOST_METRICS = 200
 const isNumber = (value) => typeof value === 'number'
 /** Infinities come as words, and charts leave a gap for them as for a NaN. */
 const drawable = (values) => values.map((value) => (isNumber(value) ? value : null))
@@ -140,6 +142,7 @@ export class Points {
   /** @param {{name: string, step: number, value: number|string|null}[]} metrics in order */
   addMetrics(metrics) {
     for (const { name, step, value } of metrics) {
+      if (!this.metrics.has(name) && this.metrics.size >= MOST_METRICS) continue
       const line = this.metrics.get(name) ?? { x: [], y: [], isWhole: this.isWhole }
       this.metrics.set(name, line)
       line.x.length = line.y.length = position(line.x, step)

@@ -3,6 +3,7 @@ import { previewTexts } from 'artifacts'
 import { createConfiguration } from 'configuration'
 import { size } from 'formats'
 import { createEnvironment } from 'environment'
+import { metricsShown } from 'files'
 import { createGradients } from 'gradients'
 import { createHeadroom } from 'headroom'
 import { createLayers } from 'layers'
@@ -23,6 +24,7 @@ const article = document.querySelector('[data-run]')
 const api = `${root}/api/v1/runs/${article.dataset.run}`
 /** Parts of the news that this page makes something of: events and files come as rows of its tables. */
 const [SHOWN, CHARTED] = ['log,fragments', 'steps,metrics']
+const shown = metricsShown(article.dataset.recipe)
 const FIRST_TAB = 'charts' // which the address does not name
 
 const view = readView()
@@ -47,7 +49,7 @@ const FIGURES = [['histogram', createGradients], ['layer_norms', createLayers], 
 const figures = new Map()
 /** What came for figures while they were hidden. @type {Set<string>} */
 const missed = new Set()
-/** @type {{ask: (query: Record<string, string>) => void}|null} */
+/** @type {{ask: (query: Record<string, string|string[]>) => void}|null} */
 let stream = null
 let isCharted = false
 
@@ -56,7 +58,7 @@ const onShow = {
   charts: () => {
     if (isCharted) return
     isCharted = true
-    stream?.ask({ parts: `${CHARTED},${SHOWN}` }) // first, so that nothing is lost between the two
+    stream?.ask({ ...shown, parts: `${CHARTED},${SHOWN}` }) // first, so that nothing is lost between the two
     series.show()
   },
   gradients: () => {
@@ -130,5 +132,5 @@ if (article.dataset.over === 'false') {
     system.refresh()
     if (news.log.length) still(() => log.add(news.log)) // measuring where the end is lays out the page
     series.add(news)
-  }, { parts })
+  }, { ...shown, parts })
 }

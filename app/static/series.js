@@ -2,7 +2,7 @@
 import { fetched, insisted, pause } from 'answers'
 import { showAxis } from 'axis'
 import { createCharts } from 'charts'
-import { arrangementOf, createMenu } from 'files'
+import { arrangementOf, createMenu, metricsShown } from 'files'
 import { count } from 'formats'
 import { Points } from 'points'
 import { createStarting } from 'starting'
@@ -87,6 +87,13 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
   }
   const draw = () => { if (points) charts.draw(points, view) }
 
+  /** A query for what the charts draw. @param {Record<string, string>} more */
+  const queryOf = (more) => {
+    const query = new URLSearchParams(more)
+    for (const [name, value] of Object.entries(metricsShown(recipe))) for (const each of [value].flat()) query.append(name, each)
+    return query
+  }
+
   let [fetches, answered] = [0, 0]
   /** Steps that came by news while a fetch was under way. @type {Record<string, any[]>[]} */
   const heard = []
@@ -102,7 +109,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
     }
     /** @type {[number, number]} */
     const asked = range ? [Math.max(1, Math.floor(range[0])), Math.max(1, Math.ceil(range[1]))] : [1, Infinity]
-    const query = new URLSearchParams({ first: String(asked[0]), ...(range ? { last: String(asked[1]) } : {}) })
+    const query = queryOf({ first: String(asked[0]), ...(range ? { last: String(asked[1]) } : {}) })
     let page = null
     while (!page) {
       heard.length = 0
@@ -180,7 +187,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
     show: async () => {
       if (isAsked) return
       isAsked = true
-      points = new Points(await (await insisted(`${api}/series`)).json())
+      points = new Points(await (await insisted(`${api}/series?${queryOf({})}`)).json())
       newest = points.last
       early.forEach(take)
       starting.show({ status: section.closest('[data-run]').dataset.status, step: points.end })

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -34,6 +34,7 @@ from db.tables import (
     Artifact,
     Deed,
     LatestMetric,
+    MetricBucket,
     Run,
     RunSetting,
     Status,
@@ -42,7 +43,7 @@ from db.tables import (
     User,
     Worker,
 )
-from db.windows import window
+from db.windows import measured, window
 from halfstep.spool import UNKNOWN_US
 from tests.db.conftest import submit, submit_command
 from tests.db.telemetry_made import make_metric, make_steps, record
@@ -85,6 +86,7 @@ REVISIONS = [
     "0034",
     "0035",
     "0036",
+    "0037",
 ]
 
 
@@ -118,9 +120,9 @@ def counts(database: Database, names: Iterable[str]) -> set[int]:
         }
 
 
-def fill(database: Database, *, without: str = "") -> set[str]:
+def fill(database: Database, *, without: Collection[str] = ()) -> set[str]:
     """Put one row, with a value in each column, into every table; return their names."""
-    found = [each for each in tables(database) if each.name != without]
+    found = [each for each in tables(database) if each.name not in without]
     with database.engine.begin() as connection:
         for each in reversed(found):
             connection.execute(delete(each))
@@ -138,7 +140,8 @@ def test_rows_outlive_every_migration(database: Database) -> None:
     command.downgrade(config, "base")
     command.upgrade(config, REVISIONS[0])
     for revision in REVISIONS[1:]:
-        filled = fill(database, without="deeds")  # which nothing could empty again
+        # Deeds nothing could empty again; summaries are made of other rows.
+        filled = fill(database, without=("deeds", "metric_buckets"))
         command.upgrade(config, revision)
         assert counts(database, filled) == {1}, revision
     filled = fill(database)
@@ -328,3 +331,21 @@ def test_runs_that_were_there_are_found_by_settings_and_metrics(
     for go, target in ((command.downgrade, "0011"), (command.upgrade, "head")):
         go(database.migrations(), target)
     assert rows() == before
+
+
+def test_summaries_of_metrics_without_a_point_beyond_them_go(
+    database: Database, running: Run
+) -> None:
+    """An earlier version kept one of each size for every point; now these are read from points."""
+    record(database, running, events=[make_metric(step, step / 70) for step in range(1, 71)])
+    query = select(MetricBucket.size, MetricBucket.bucket).order_by(MetricBucket.size)
+    with database.writing() as session:
+        key = {"run_id": running.id, "name": "val/accuracy", "bucket": 0}
+        session.add_all(MetricBucket(**key, size=size, summary=b"") for size in SIZES[1:])
+        session.flush()
+        assert len(session.execute(query).all()) == len(SIZES)
+    command.downgrade(database.migrations(), "0036")
+    command.upgrade(database.migrations(), "head")
+    with database.reading() as session:
+        assert [tuple(row) for row in session.execute(query)] == [(64, 0)]
+        assert measured(session, running.id)[0].points == 70

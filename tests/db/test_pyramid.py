@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
-from db import pyramid, telemetry
+from db import metric_pyramids, pyramid, telemetry, windows
 from db.database import Database
 from db.summaries import Points, Summaries, layout, merge, unpack
 from db.tables import LatestMetric, MetricBucket, Run, StepBucket
@@ -96,7 +97,7 @@ def test_rebuilding_gives_the_same_bytes(
     record(database, running, *history[1], events=[make_metric(s, s / 3) for s in (1, 70, 900)])
     written = _stones(database)
     with database.writing() as session:
-        pyramid.rebuild(session, running.id)
+        _rebuild(session, running.id)
     assert _stones(database) == written
     assert written
 
@@ -125,7 +126,7 @@ def test_metrics_summed_up_together_are_those_summed_up_alone(
             latest[name] = (step, value) if step == latest[name][0] else latest[name]
     written = _stones(database)
     with database.writing() as session:
-        pyramid.rebuild(session, running.id)
+        _rebuild(session, running.id)
     assert _stones(database) == written
     with database.reading() as session:
         rows = session.execute(select(LatestMetric.name, LatestMetric.step, LatestMetric.value))
@@ -151,7 +152,7 @@ def test_truncating_leaves_what_a_rebuild_would(
         telemetry.truncate(session, running.id, running.attempt, after=after)
     left = _stones(database)
     with database.writing() as session:
-        pyramid.rebuild(session, running.id)
+        _rebuild(session, running.id)
     assert _stones(database) == left
 
 
@@ -171,12 +172,8 @@ def test_points_far_apart_are_summed_up_however_many_come_at_once(
     for some in (steps, (200 * 601,)):
         record(database, running, events=[make_metric(step, step / 200, "far") for step in some])
     with database.reading() as session:
-        [top] = pyramid.read_buckets(
-            session.connection(),
-            pyramid.metric_of(running.id, "far"),
-            [(pyramid.SIZES[-1], 0, pyramid.END)],
-        ).values()
-    assert (int(top.steps.sum()), float(top.high.max())) == (601, 601.0)
+        [far] = windows.measured(session, running.id)
+    assert (far.points, far.high) == (601, 601.0)
 
 
 def test_runs_do_not_mix(database: Database, running: Run) -> None:
@@ -184,7 +181,7 @@ def test_runs_do_not_mix(database: Database, running: Run) -> None:
     record(database, running, make_steps([1.0] * 100))
     written = _stones(database)
     with database.writing() as session:
-        pyramid.rebuild(session, running.id + 1)
+        _rebuild(session, running.id + 1)
     assert _stones(database) == written
 
 
@@ -198,6 +195,60 @@ def test_merging_by_steps_is_merging_at_once() -> None:
     for name in ("steps", "low", "high", "low_step", "high_step", "nonfinite"):
         assert getattr(at_once, name).tolist() == getattr(by_steps, name).tolist()
     np.testing.assert_allclose(at_once.mean, by_steps.mean)
+
+
+@given(
+    points=st.lists(metric_points, min_size=1, max_size=200),
+    cuts=st.lists(st.integers(0, 200), max_size=4),
+)
+@anyhow
+def test_metrics_keep_the_buckets_that_have_a_point_beyond_them(
+    database: Database, running: Run, points: list[tuple[str, int, int, float]], cuts: list[int]
+) -> None:
+    """However points arrive, buckets are those, and are summed up with the points after them."""
+    forget(database, running)
+    told = [(name, base + step, value) for name, base, step, value in points]
+    for part in np.split(np.arange(len(told)), sorted(min(cut, len(told)) for cut in cuts)):
+        some = [told[place] for place in part]
+        record(database, running, events=[make_metric(s, value, name) for name, s, value in some])
+    newest = {(name, step): value for name, step, value in told}
+    last = {name: max(step for other, step in newest if other == name) for name, _ in newest}
+    expected = {
+        (name, size, step // size)
+        for name, step in newest
+        for size in pyramid.SIZES
+        if (step // size + 1) * size <= last[name]
+    }
+    with database.reading() as session:
+        rows = select(MetricBucket.name, MetricBucket.size, MetricBucket.bucket)
+        assert {tuple(row) for row in session.execute(rows)} == expected
+        measured = {each.name: each for each in windows.measured(session, running.id)}
+    for name, summed in measured.items():
+        values = np.array([value for (other, _), value in newest.items() if other == name])
+        finite = values[np.isfinite(values)]
+        assert summed.points == len(values)
+        assert (summed.low, summed.high) == (
+            (finite.min(), finite.max()) if len(finite) else (None, None)
+        )
+
+
+def test_mean_of_numbers_whose_sum_overflows() -> None:
+    """The largest numbers there are have a mean, whatever stretches they are summed up in."""
+    largest = np.finfo(np.float64).max
+    step = np.arange(200)
+    values = np.where(step < 100, largest, -largest)[:, None]
+    values[7], values[8] = np.inf, 1.0
+    points = Points(step, step * 5, np.zeros_like(step), values)
+    finite = values[np.isfinite(values)]
+    small = merge(Summaries.of(points), 64)
+    assert small.mean[0, 0] == pytest.approx(largest * (62 / 63))
+    assert small.mean[2, 0] == -largest
+    assert merge(small, 512).mean[0, 0] == pytest.approx(np.mean(finite / 256) * 256)
+
+
+def _rebuild(session: Session, run_id: int) -> None:
+    pyramid.rebuild(session, run_id)
+    metric_pyramids.rebuild(session, run_id)
 
 
 def _stones(database: Database) -> list[tuple[Any, ...]]:

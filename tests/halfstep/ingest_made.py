@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from halfstep.credentials import Credentials
 from halfstep.spool import FILE_HEADER, FRAME_HEADER
 
-PIECE_BYTES = 4 * 2**20
+PIECE_BYTES, LARGEST_PIECE = 4 * 2**20, 32 * 2**20
 OUTCOME = {"status", "step", "error", "exit_code", "lost_bytes"}
 
 
@@ -132,7 +132,7 @@ class IngestServer:
         self, attempt: Attempt, sequence: int, offset: int, body: bytes
     ) -> dict[str, Any]:
         data = gzip.decompress(body)
-        assert 0 < len(data) <= PIECE_BYTES
+        assert 0 < len(data) <= LARGEST_PIECE
         at = attempt.place
         if sequence != at["sequence"] and not (sequence > at["sequence"] and offset == 0):
             raise Problem(409, "offset", **at)

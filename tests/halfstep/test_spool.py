@@ -1,4 +1,5 @@
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from halfstep.spool import (
     SpoolPart,
     SpoolReader,
     SpoolWriter,
+    Unrecordable,
     frame,
 )
 from tests.db.telemetry_made import make_metric
@@ -209,7 +211,57 @@ def test_damage_never_yields_wrong_records(tmp_path_factory, cut, flip):
     if cut < len(whole) and (cut - 16) % 64 not in (5, 6, 7):  # the three zero bytes say nothing
         whole[cut] ^= 1 << flip
         path.write_bytes(whole)
-        assert numbers(SpoolReader(folder).poll()) == list(range(1, 1 + (cut - 16) // 64))
+        reader, harmed = SpoolReader(folder), 1 + (cut - 16) // 64
+        items = [*iter_polls(reader)]
+        items = [item for item in items if not isinstance(item, Unrecordable)]
+        assert numbers(items) == [step for step in (1, 2, 3) if step != harmed]
+
+
+def iter_polls(reader):
+    """Yield all items that there are."""
+    return chain.from_iterable(iter(reader.poll, []))
+
+
+@pytest.mark.parametrize("place", ["header", "first", "length", "checksum", "last"])
+def test_damaged_bytes_cost_their_frame_only(tmp_path, write, place):
+    """They are told once, with their number; what follows is read though the file still grows."""
+    writer = write(1)
+    for step in (1, 2, 3):
+        writer.steps(steps(step, 1))
+    path = tmp_path / "1-0.spool"
+    content = bytearray(path.read_bytes())
+    size = (len(content) - 16) // 3
+    at = {"header": 2, "first": 16 + 20, "length": 16 + size, "checksum": 16 + size + 9}
+    content[at.get(place, len(content) - 1)] ^= 0x40
+    path.write_bytes(content)
+    reader = SpoolReader(tmp_path)
+    items = [*iter_polls(reader)]
+    if place == "last":  # which might be on its way
+        assert numbers(items) == [1, 2]
+        damaged = reader.end()
+    else:
+        [damaged] = [item for item in items if isinstance(item, Unrecordable)]
+        lost = {"header": 0, "first": 1}.get(place, 2)
+        read = [item for item in items if not isinstance(item, Unrecordable)]
+        assert numbers(read) == [step for step in (1, 2, 3) if step != lost]
+    expected = 16 if place == "header" else size
+    assert (damaged.damaged_bytes, reader.end(), reader.poll()) == (expected, None, [])
+    writer.steps(steps(4, 1))
+    if place != "last":
+        assert numbers(reader.poll()) == [4]
+
+
+def test_damage_at_the_end_of_a_file_is_told_when_another_begins(tmp_path, write):
+    """A frame that is whole and wrong is no frame cut short."""
+    write(1).steps(steps(1, 1))
+    path = tmp_path / "1-0.spool"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+    write(2).steps(steps(2, 1))
+    reader = SpoolReader(tmp_path)
+    damaged, *others = iter_polls(reader)
+    assert damaged.damaged_bytes == path.stat().st_size - 16
+    assert numbers(others) == [2]
+    assert reader.torn == 0
 
 
 def test_a_part_of_a_file_is_read_as_the_file_is(tmp_path: Path) -> None:

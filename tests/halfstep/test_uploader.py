@@ -21,7 +21,7 @@ from halfstep.answers import ApiError
 from halfstep.attempt_files import AttemptFiles
 from halfstep.credentials import Credentials
 from halfstep.events import cleaned
-from halfstep.ingest import Ingest
+from halfstep.ingest import PIECE_BYTES, Ingest
 from halfstep.run_folder import configure, last_step, open_run, read_run, write_json, write_outcome
 from halfstep.sending import RunSending
 from halfstep.spool import EVENT, STEP_DTYPE, SpoolWriter, frame, lost_bytes
@@ -128,6 +128,16 @@ def upload(site: IngestServer, *words: str | Path) -> subprocess.CompletedProces
     known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
     environment = {**os.environ, **known}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_frame_larger_than_a_piece_is_sent(site: IngestServer, tmp_path: Path) -> None:
+    """It comes in one piece of its own size, and what follows it too."""
+    writer = Writer(tmp_path).steps(1)
+    names = ["m" * 1000] * (PIECE_BYTES // 1000)
+    writer.spool.event({"event": "uncalled", "step": 1, "modules": names})
+    writer.steps(1).finish()
+    assert send(site, writer.files) == []
+    assert arrived(site, writer.files).spool == spooled(writer.files)
 
 
 class Following:

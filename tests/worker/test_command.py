@@ -226,6 +226,31 @@ def test_a_script_that_watches_itself_is_the_runs_own_row(site: Site, tmp_path: 
 
 
 @pytest.mark.only_on("sqlite")
+def test_a_run_whose_spool_is_damaged_says_what_is_lost(
+    site: Site, worker: subprocess.Popen[bytes]
+) -> None:
+    """It is not killed; its status, and so the exit code of who waits for it, is failed."""
+    damages = f"""
+watch.finish()
+import glob
+for path in glob.glob({str(site.data / "runs" / "*" / "spool" / "*.spool")!r}):
+    with open(path, "ab") as file:
+        file.write((10).to_bytes(4, "little") + bytes([2, 0, 0, 0, 1, 2, 3, 4]) + bytes(10))
+print("trained to the end")
+"""
+    code = SCRIPT.replace("raise SystemExit", damages + "raise SystemExit")
+    run_id = python(site, code.replace("sys.argv[1]", "'0.1'"))
+    run = site.wait(run_id)
+    assert (run.status, run.step) == (Status.FAILED, 30)
+    reason, fault = last_reason(site, run_id)
+    assert reason.startswith("22 bytes of its spool were damaged: what they held is lost")
+    assert fault == "infrastructure"
+    log = site.log(run_id)
+    assert "trained to the end" in log
+    assert "22 damaged bytes of the spool" in log
+
+
+@pytest.mark.only_on("sqlite")
 def test_the_next_attempt_of_a_watched_script_replaces_what_the_last_one_made(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:

@@ -348,6 +348,30 @@ def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
         assert recorder.fault in [line.text for line in log_lines(session, attempts.run_id)]
 
 
+@pytest.mark.parametrize("place", ["middle", "end"])
+def test_damaged_bytes_of_a_spool_cost_their_frame_and_are_told(
+    attempts: Attempts, place: str
+) -> None:
+    """The run's log names them, and the training goes on: it may be well."""
+    spool = attempts.next()
+    for first in (1, 5, 9):
+        spool.steps(attempts.steps(first, first + 3))
+    path = attempts.spool / "1-0.spool"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if place == "middle" else -1] ^= 0x55
+    path.write_bytes(content)
+    recorder = attempts.recorder()
+    drain(recorder)
+    while recorder.finish():
+        drain(recorder)
+    lost = {5, 6, 7, 8} if place == "middle" else {9, 10, 11, 12}
+    assert attempts.made_by().keys() == {*range(1, 13)} - lost
+    assert (recorder.fault, recorder.lost_bytes) == (None, (len(content) - 16) // 3)
+    with attempts.database.reading() as session:
+        lines = [line.text for line in log_lines(session, attempts.run_id)]
+    assert sum(f"{recorder.lost_bytes:,} damaged bytes of the spool" in line for line in lines) == 1
+
+
 @pytest.mark.parametrize("place", ["artifacts", "checkpoints"])
 def test_a_link_out_of_the_runs_folder_is_not_followed(attempts: Attempts, place: str) -> None:
     """Neither a linked file nor a file in a linked folder is stored as the run's own."""

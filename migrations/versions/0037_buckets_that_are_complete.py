@@ -1,0 +1,21 @@
+"""Keep only buckets of metrics that have a point beyond them: the others are read from points."""
+
+from alembic import op
+
+revision = '0037'
+down_revision = '0036'
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.execute(
+        'DELETE FROM metric_buckets WHERE NOT EXISTS (SELECT 1 FROM latest_metrics'
+        ' WHERE latest_metrics.run_id = metric_buckets.run_id'
+        ' AND latest_metrics.name = metric_buckets.name'
+        ' AND latest_metrics.step >= (metric_buckets.bucket + 1) * metric_buckets.size)'
+    )
+
+
+def downgrade() -> None:
+    """Earlier versions read the others too: `halfstep rebuild RUN` writes them there."""
