@@ -185,7 +185,7 @@ def told_of_all(
             "owner": owner,
             "tags": labels.tags_of(run),
             "own_steps": run.own_steps,
-            "is_scaled": verdicts.is_scaled(run.settings),
+            "is_scaled": verdicts.has_scaler(run),
             "applied": progress[run.id].applied,
             "ending": ending(run, progress[run.id].applied),
             "verdict": _verdict(judged.get(run.id)),

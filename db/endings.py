@@ -1,22 +1,20 @@
 """What a run's status leaves unsaid of its end: of a run that is read, and as a condition.
 
-unapplied: finished, and each of its steps was skipped. diverged: finished with a loss that is not
-finite. stopped: failed by a rule of its configuration, not by code or machine. pruned: cancelled by
-its sweep, which gave it up.
+unapplied: finished, and each of its steps was skipped. diverged: finished, and the loss of its last
+step is known and not finite. stopped: failed by a rule of its configuration, not by code or
+machine. pruned: cancelled by its sweep, which gave it up.
 """
 
-import math
 from typing import Literal, get_args
 
-from sqlalchemy import ColumnElement, and_, exists, func, not_, or_
+from sqlalchemy import ColumnElement, and_, exists, func, not_
 
-from db.tables import Diagnosis, Run, Status
+from db.tables import NONFINITE_LOSS, Diagnosis, Run, Status
 
 Ending = Literal["unapplied", "diverged", "stopped", "pruned"]
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
 #: Whose doing it was that a run ended: the sweep's that it was a trial of.
 SWEEP = "sweep"
-LARGEST = 1.7976931348623157e308  # finite number
 
 
 def ending(run: Run, applied: int) -> Ending | None:
@@ -29,7 +27,7 @@ def ending(run: Run, applied: int) -> Ending | None:
         return None
     if not applied:
         return "unapplied"
-    return "diverged" if run.loss is None or not math.isfinite(run.loss) else None
+    return "diverged" if run.last_flags & NONFINITE_LOSS else None
 
 
 def ended_as(wanted: Ending) -> ColumnElement[bool]:
@@ -48,5 +46,5 @@ def ended_as(wanted: Ending) -> ColumnElement[bool]:
     is_unapplied = and_(Run.skipped >= own_steps, not_(retried))
     if wanted == "unapplied":
         return and_(is_finished, is_unapplied)
-    is_lost = or_(Run.loss.is_(None), func.abs(Run.loss) > LARGEST)
+    is_lost = Run.last_flags.op("&")(NONFINITE_LOSS) != 0
     return and_(is_finished, is_lost, not_(is_unapplied))

@@ -1,20 +1,18 @@
-"""A sentence on what is wrong with a run and what to do; db.findings finds them."""
+"""A statement on what is wrong with a run, its evidence, and what to do; db.findings makes them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Finding:
-    """title: what is so; text: the figures, and what to do.
-
-    module: that a fork may run in fp32, to mend it.  before: the step from which on things were
-    wrong, if it is known.  remedies: what else may mend it, by the names that app.advice has.
-    part: of the run's page, which shows the figures.
-    """
+    """One finding, with its evidence in the text."""
 
     title: str
     text: str
-    module: str | None = None
-    before: int | None = None
-    remedies: tuple[str, ...] = ()
-    part: str = ""
+    module: str | None = None  # that a fork may run in fp32
+    before: int | None = None  # the step from which on things were wrong, if known
+    remedies: tuple[str, ...] = ()  # what else may help, by the names that app.advice has
+    part: str = ""  # of the run's page, which shows the figures
+    cause: str = ""  # its section in docs/diagnosis.md; empty for advice that names no fault
+    fix: str = ""  # the change to a script, as code
+    is_certain: bool = True  # False: the evidence fits, and does not exclude other causes

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,9 +12,11 @@ from sqlalchemy.orm import Session
 from db import (
     advice_words,
     artifacts,
+    causes,
     comparisons,
     groups,
     histograms,
+    latest_metrics,
     precision_findings,
     quotas,
     series,
@@ -36,7 +38,10 @@ FAILED = "failed_diagnosis"
 NAN_STEPS = 10  # none of which had a loss that is a number: no chance, and no search for a scale
 LARGEST_RATE = 1.0  # no optimizer of torch learns by more
 USUAL_RATE = "usual_rate"  # what mends that
-OUTSIDE = "training_step"  # what a replay calls the place outside of all modules
+OUTSIDE = causes.OUTSIDE
+NAMES_SHOWN = 6
+#: Causes that another precision mends.
+OF_PRECISION = frozenset({"forward_overflow", "backward_overflow"})
 
 
 @dataclass(frozen=True)
@@ -46,18 +51,17 @@ class Evidence:
     lost_losses: applied steps whose loss was not finite.  skips: the latest, with their culprits.
     replays: the first, as the spool's events have them.  modules: of the newest histogram.  poison:
     the earliest, likewise.  updates: the newest count of them, by module.  uncalled, shapes: what
-    settings name in vain, and what misses tensor cores.  schedule: in how many skipped steps it
-    advanced.  failed: diagnoses that raised.  left_out: one that the run cannot have.  seconds:
-    of the group's finished runs, by variant.  starvation: of the latest steps.  weights: how those
-    fit that it started from.  headroom: of an fp16 run, the newest.  fell_at: the step from which
-    on the scale was below 1.  rates: learning rates, by the setting's path.  over_storage: of a
-    run in training, that its project stores more than it may.  nan_steps: all its steps, if the
-    loss was NaN from the first on.  words: what remedies are called in its loop.
-    may_replay: its page offers to replay a skipped step.
+    settings name in vain, and what misses tensor cores.  signs: what causes are named by.
+    lost_metrics: whose latest value is not finite.  failed: diagnoses that raised.  left_out: one
+    that the run cannot have.  seconds: of the group's finished runs, by variant.  starvation: of
+    the latest steps.  weights: how those fit that it started from.  headroom: of an fp16 run, the
+    newest.  rates: learning rates, by the setting's path.  over_storage: of a run in training, that
+    its project stores more than it may.  nan_steps: all its steps, if the loss was NaN from the
+    first on.  words: what remedies are called in its loop.  may_replay: its page offers to replay a
+    skipped step.
     """
 
     verdict: Verdict | None
-    scale: float | None = None
     lost_losses: int = 0
     skips: Sequence[ScalerEvent] = ()
     replays: Sequence[dict[str, Any]] = ()
@@ -67,7 +71,6 @@ class Evidence:
     updates: dict[str, Any] | None = None
     uncalled: dict[str, Any] | None = None
     shapes: dict[str, Any] | None = None
-    schedule: dict[str, Any] | None = None
     failed: Sequence[dict[str, Any]] = ()
     left_out: dict[str, Any] | None = None
     variant: str = ""
@@ -75,10 +78,11 @@ class Evidence:
     starvation: Starvation | None = None
     weights: dict[str, Any] | None = None
     headroom: dict[str, Any] | None = None
-    fell_at: int | None = None
     rates: dict[str, float] = field(default_factory=dict)
     over_storage: str = ""
     nan_steps: int = 0
+    signs: causes.Signs = field(default_factory=causes.Signs)
+    lost_metrics: Sequence[str] = ()
     words: AdviceWords = advice_words.RECIPE
     may_replay: bool = False
 
@@ -93,15 +97,16 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     is_fp16 = groups.variant(run.settings) == "fp16"
     headroom = histograms.newest(session, run.id, "headroom") if is_fp16 else None
     shapes = artifacts.diagnoses(session, run.id, "shapes")
-    schedule = artifacts.diagnoses(session, run.id, "schedule")
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
     skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
     replays = artifacts.first_replays(session, run.id, most=REPLAYS_READ) if run.skipped else ()
     # What a fork may mend it may mend of a recipe's run alone.
     is_recipe = run.source == RECIPE
+    judged = verdict(session, run)
     evidence = Evidence(
-        verdict=verdict(session, run),
-        scale=run.scale,
+        verdict=judged,
+        signs=causes.read(session, run, skips, replays, judged.word if judged else None),
+        lost_metrics=latest_metrics.nonfinite(session, run.id, most=NAMES_SHOWN),
         lost_losses=_lost_losses(session, run),
         skips=skips,
         replays=replays,
@@ -111,7 +116,6 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         uncalled=uncalled.content if uncalled else None,
         updates=histograms.updates(session, run.id),
         shapes=shapes[0].content if shapes else None,
-        schedule=schedule[-1].content if schedule else None,
         failed=[each.content for each in artifacts.diagnoses(session, run.id, FAILED)],
         left_out=left_out.content if left_out else None,
         variant=groups.variant(run.settings),
@@ -119,7 +123,6 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         starvation=starvation(session, run),
         weights=weights.content if weights else None,
         headroom=headroom.content if headroom else None,
-        fell_at=_fell_at(session, run),
         rates=rates(run.settings),
         over_storage=quotas.over_storage(session, run.project) if run.status in ACTIVE else "",
         nan_steps=_nan_steps(session, run),
@@ -151,12 +154,16 @@ def rates(settings: dict[str, Any], prefix: str = "") -> dict[str, float]:
 def find(evidence: Evidence) -> Iterator[Finding]:
     """Yield what the evidence shows, the gravest first."""
     yield from _rate(evidence)
-    yield from _not_a_number(evidence)
+    found = list(causes.named(evidence.signs, evidence.words))
+    if not found:
+        yield from _not_a_number(evidence)
+    yield from found
+    yield from _metrics(evidence)
     yield from weights_findings.started_in_part(evidence.weights)
     yield from precision_findings.uncalled(evidence.uncalled)
+    named = {each.cause for each in found}
     if not evidence.nan_steps:
-        yield from _of_precision(evidence)
-    yield from _schedule(evidence)
+        yield from _of_precision(evidence, named)
     yield from _starving(evidence)
     yield from _slower(evidence)
     yield from _shapes(evidence)
@@ -164,18 +171,34 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _over_storage(evidence)
 
 
-def _of_precision(evidence: Evidence) -> Iterator[Finding]:
-    """Yield what has its cause in what fp16 and bf16 can hold, or in the loss scale."""
-    yield from _small_scale(evidence)
-    yield from _losses(evidence)
+def _of_precision(evidence: Evidence, named: Set[str]) -> Iterator[Finding]:
+    """Yield what has its cause in what fp16 and bf16 can hold, or in the loss scale.
+
+    named: causes that are known. What a mistake of the loop explains is no matter of precision.
+    """
+    if not named:
+        yield from _losses(evidence)
     yield from precision_findings.poisoned(evidence.poison, evidence.words)
-    yield from _direction(evidence)
+    if named - OF_PRECISION - {"nonfinite_buffers"}:
+        return
     yield from _one_module(evidence)
     yield from _replayed(evidence)
     yield from precision_findings.little_headroom(evidence.headroom, evidence.words)
     yield from _underflow(evidence)
     yield from precision_findings.rounded_away(evidence.updates, evidence.words)
-    yield from _bf16(evidence)
+    if named & OF_PRECISION:
+        yield from _bf16(evidence)
+
+
+def _metrics(evidence: Evidence) -> Iterator[Finding]:
+    if names := evidence.lost_metrics:
+        yield Finding(
+            f"{names[0]} is not finite" if len(names) == 1 else "Metrics are not finite",
+            f"The latest value of {', '.join(names[:NAMES_SHOWN])} is NaN or infinite. A metric "
+            "that is computed over no sample, a division by 0, or weights or buffers that are not "
+            "finite in evaluation lead there.",
+            cause="metric_nonfinite",
+        )
 
 
 def _rate(evidence: Evidence) -> Iterator[Finding]:
@@ -209,23 +232,6 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
     yield Finding("The loss is NaN from the first step on", text, remedies=("fp32",), part=part)
 
 
-def _small_scale(evidence: Evidence) -> Iterator[Finding]:
-    if evidence.verdict and evidence.scale is not None and evidence.scale < 1:
-        first = "To mend it, "
-        if evidence.may_replay:
-            first = "Replay a skipped step to see which module it is in; "
-        yield Finding(
-            "The loss scale is below 1",
-            f"At {in_words(evidence.scale)} it makes gradients smaller, so that they underflow. No "
-            f"smaller scale will help: the overflow has another cause. {first}"
-            "go back to a checkpoint from before the scale fell, with a smaller learning rate, or "
-            f"{evidence.words.stop_falling}.",
-            before=evidence.fell_at,
-            remedies=("floor", "lower_rate"),
-            part="skipped",
-        )
-
-
 def _losses(evidence: Evidence) -> Iterator[Finding]:
     if evidence.lost_losses:
         yield Finding(
@@ -233,39 +239,6 @@ def _losses(evidence: Evidence) -> Iterator[Finding]:
             f"{evidence.lost_losses:,} such steps were applied. What overflows has no part in the "
             "gradients: a term that is only reported, or an average over values that are masked "
             "out. The weights are sound as long as the gradients are; compute that term in fp32.",
-        )
-
-
-def _direction(evidence: Evidence) -> Iterator[Finding]:
-    forward, total = sum(skip.loss_nonfinite for skip in evidence.skips), len(evidence.skips)
-    is_unwell = _is_unwell(evidence)
-    if forward and forward == total and is_unwell:
-        yield Finding(
-            "The forward pass overflows",
-            f"At all of the last {total:,} skips the loss itself was not finite, and the loss "
-            "scale has no part in it: backing off cannot help. Look for large activations, log or "
-            "division of a value that fp16 flushed to zero; run that module in fp32, "
-            f"{evidence.words.in_fp32}, or use bf16.",
-            remedies=("bf16",),
-            part="skipped",
-        )
-    elif forward:
-        yield Finding(
-            "The forward pass overflowed",
-            f"At {forward:,} of the last {total:,} skips the loss itself was not finite, and the "
-            "loss scale had no part in it. Look at what came in at those steps, and for large "
-            "activations; if it comes again, run that module in fp32, "
-            f"{evidence.words.in_fp32}, or use bf16.",
-            remedies=("bf16",),
-            part="skipped",
-        )
-    elif total and is_unwell:
-        yield Finding(
-            "Only the backward pass overflows",
-            f"At all of the last {total:,} skips the loss was finite and gradients were not: the "
-            f"scale is at its limit. A larger {evidence.words.scaler('growth_interval')} tries the "
-            f"limit less often{evidence.words.hold_down}.",
-            part="skipped",
         )
 
 
@@ -297,6 +270,7 @@ def _replayed(evidence: Evidence) -> Iterator[Finding]:
         each
         for each in evidence.replays
         if each["found"] and each["exact"] and each["module"] not in (None, "", OUTSIDE)
+        if each["dtype"] == "float16" and each.get("kind") in (None, "overflow")
         if each["direction"] == "forward" or _is_unwell(evidence)
     ]
     if not found:
@@ -341,16 +315,6 @@ def _bf16(evidence: Evidence) -> Iterator[Finding]:
             "loss scale and skips nothing; it has 8 bits of precision to fp16's 11."
             f"{evidence.words.compare}",
             remedies=("bf16",),
-        )
-
-
-def _schedule(evidence: Evidence) -> Iterator[Finding]:
-    if found := evidence.schedule:
-        yield Finding(
-            "The learning-rate schedule advances in skipped steps",
-            f"It did so in {found['advanced']:,} of {found['skipped']:,} skips: it runs ahead of "
-            "the weights, through its warm-up above all. Step it only if the scaler did not skip. "
-            "(Accelerate does not notice skips of a fused optimizer, and so advances it.)",
         )
 
 
@@ -411,13 +375,6 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
 
 def _is_unwell(evidence: Evidence) -> bool:
     return evidence.verdict is not None and evidence.verdict.word in ("oscillating", *ILL)
-
-
-def _fell_at(session: Session, run: Run) -> int | None:
-    if not run.skipped or run.scale is None or run.scale >= 1:
-        return None
-    query = select(func.min(ScalerEvent.step)).where(ScalerEvent.run_id == run.id)
-    return session.scalar(query.where(ScalerEvent.scale_after < 1))
 
 
 def _lost_losses(session: Session, run: Run) -> int:

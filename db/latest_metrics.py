@@ -120,3 +120,11 @@ def take_back(connection: Connection, run_id: int, *, after: int) -> None:
         points = points.where(Metric.run_id == run_id, Metric.name == name)
         latest = points.order_by(Metric.step.desc()).limit(1)
         connection.execute(insert(LatestMetric).from_select(COLUMNS, latest))
+
+
+def nonfinite(session: Session, run_id: int, *, most: int) -> list[str]:
+    """Name metrics of a run whose latest value is not finite, in alphabetical order."""
+    query = select(LatestMetric.name).where(
+        LatestMetric.run_id == run_id, LatestMetric.value.is_(None)
+    )
+    return list(session.scalars(query.order_by(LatestMetric.name).limit(most)))

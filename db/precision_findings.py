@@ -62,6 +62,7 @@ def poisoned(found: dict[str, Any] | None, words: AdviceWords) -> Iterator[Findi
         f"{words.restore}the module ahead of them in fp32, {words.in_fp32}.",
         before=found["step"],
         remedies=("restore_buffers",),
+        cause="nonfinite_buffers",
     )
 
 

@@ -18,6 +18,8 @@ Event: TypeAlias = dict[str, Any]
 
 #: Scaler events and scales tell of a loss scaler; without one, the scale is 1 all along.
 UNSCALED = 1.0
+#: Precisions by the type of most matrix products.
+PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 class Recording:
@@ -143,12 +145,16 @@ class Recording:
             artifacts.publish(session, run_id, attempt, event, key)
 
     def _note_precision(self, run: Run) -> None:
-        """Say of a loop that is not ours that it trains in fp16, which alone needs a scaler."""
-        if run.source == RECIPE or run.precision:
+        """Note in which precision a script computes; by its scaler, where the graph has no type."""
+        if run.source == RECIPE:
             return
-        is_scaled = run.scale not in (None, UNSCALED)
-        is_scaled |= any(event["event"] == "scaler" for event in self.pending.events)
-        run.precision = "fp16" if is_scaled else ""
+        for event in self.pending.events:
+            if event["event"] == "precision" and run.precision not in ("fp16", "bf16"):
+                run.precision = PRECISIONS.get(event["dtype"], run.precision)
+        if not run.precision:
+            is_scaled = run.scale not in (None, UNSCALED)
+            is_scaled |= any(event["event"] == "scaler" for event in self.pending.events)
+            run.precision = "fp16" if is_scaled else ""
 
     def forget(self) -> None:
         """Let go of what was written, once it is committed."""

@@ -452,7 +452,7 @@ def applied_of(session: Session, some_runs: Collection[Run]) -> dict[int, int]:
 
 
 def _unskipped(some_runs: Iterable[Run]) -> dict[int, int]:
-    return {run.id: run.own_steps - run.skipped for run in some_runs}
+    return {run.id: run.own_steps - run.skipped - run.not_stepped for run in some_runs}
 
 
 def _retrying(some_runs: Iterable[Run]) -> list[int]:

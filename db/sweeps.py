@@ -13,7 +13,7 @@ from sqlalchemy import and_, bindparam, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from db import latest_metrics, runs, steering
-from db.endings import LARGEST, ending
+from db.endings import ending
 from db.errors import Conflict, NotFound
 from db.tables import ENDED, Metric, Run, Status, Step, Sweep, Trial, User
 
@@ -25,6 +25,7 @@ MINIMISE, MAXIMISE = "minimise", "maximise"
 #: Of a sweep, that it gives up runs that fall behind, as app.hyperband has it.
 HYPERBAND = "hyperband"
 LOSS = "loss"
+LARGEST = 1.7976931348623157e308  # finite number
 ERROR_CHARACTERS = 1000
 #: Of a run's steps; in these parts a trial's rungs are counted.
 RUNGS_WHOLE, RUNG_FACTOR = 27, 3

@@ -19,8 +19,11 @@ from db.metric_pyramids import NEVER
 from db.queue import held
 from db.summaries import Points
 from db.tables import (
+    IS_NOT_STEPPED,
     NONFINITE_LOSS,
+    NOT_STEPPED,
     SKIPPED,
+    UNKNOWN_LOSS,
     Diagnosis,
     LogLine,
     Metric,
@@ -108,10 +111,19 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
         _count(run, steps)
         _summarise(run, steps)
         run.skipped = pyramid.count_skips(connection, run_id)
+    if run.not_stepped or any((each["flags"] & NOT_STEPPED).any() for each in flush.steps):
+        run.not_stepped = _count_not_stepped(connection, run_id)
     _record_events(connection, run, flush.events)
     _record_lines(connection, run_id, flush.log_lines)
     _upsert(connection, SystemSample, [{"run_id": run_id, **row} for row in flush.samples])
     run.revision += 1
+
+
+def _count_not_stepped(connection: Connection, run_id: int) -> int:
+    """Count the steps in which a loop updated its scaler and stepped no optimizer."""
+    query = select(func.count(Step.step)).where(Step.run_id == run_id, IS_NOT_STEPPED)
+    hinted = query.with_hint(Step, "INDEXED BY ix_steps_not_stepped", "sqlite")
+    return connection.scalar(hinted) or 0
 
 
 def _record_lines(connection: Connection, run_id: int, lines: list[dict[str, Any]]) -> None:
@@ -175,6 +187,7 @@ def _forget(session: Session, run: Run, *, after: int, kept: Sequence[str] = ())
     metric_pyramids.truncate(session, run.id)
     run.step = after
     run.skipped = pyramid.count_skips(session.connection(), run.id)
+    run.not_stepped, run.zero_steps = _count_not_stepped(session.connection(), run.id), 0
 
 
 def newest_attempt(session: Session, run_id: int, attempt: int) -> int:
@@ -206,7 +219,7 @@ def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, A
     clipped[clipped == norm] = np.nan
     # The index finds a loss that is not finite by its flag, so the flag follows the loss.
     flags = steps["flags"].astype(np.int64) & ~NONFINITE_LOSS
-    flags[~np.isfinite(loss)] |= NONFINITE_LOSS
+    flags[~np.isfinite(loss) & (flags & UNKNOWN_LOSS == 0)] |= NONFINITE_LOSS
     floats = {"loss": loss, "scale": scale, "grad_norm": norm, "grad_norm_clipped": clipped}
     columns = {**whole, **floats, "lr": lr, "flags": flags, "data_us": data}
     # Nobody else adds any: the run is locked.
@@ -231,7 +244,14 @@ def _summarise(run: Run, steps: np.ndarray[Any, Any]) -> None:
     """Bring the figures of the run's row up to its last step."""
     last = steps[-1]
     run.step = max(run.step, int(last["step"]))
-    run.loss = _number(last["loss"])
+    is_known = not last["flags"] & UNKNOWN_LOSS
+    if is_known:  # else the last one that is known stays
+        run.loss = _number(last["loss"])
+    is_lost = is_known and not np.isfinite(last["loss"])
+    run.last_flags = int(last["flags"]) & ~NONFINITE_LOSS | (NONFINITE_LOSS if is_lost else 0)
+    is_zero = (steps["grad_norm"] == 0) & (steps["flags"] & SKIPPED == 0)
+    trailing = len(steps) - 1 - int(np.flatnonzero(~is_zero)[-1]) if not is_zero.all() else None
+    run.zero_steps = run.zero_steps + len(steps) if trailing is None else trailing
     run.scale = _number(last["scale"])
     run.steps_per_second = 1e6 / max(float(steps["step_us"][-200:].mean()), 1.0)
 

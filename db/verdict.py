@@ -9,7 +9,7 @@ from sqlalchemy import and_, bindparam, null, select, union_all
 from sqlalchemy.orm import Session
 
 from db.scales import in_words
-from db.tables import FLAGGED, Run, ScalerEvent, Step
+from db.tables import FLAGGED, NONFINITE_LOSS, RECIPE, SKIPPED, Run, ScalerEvent, Step
 
 WINDOW = 1000
 #: Applied steps in a row after which the first search for a scale is over, as the trainer has it.
@@ -23,6 +23,7 @@ COLLAPSE_RATE, OSCILLATION_RATE = 50, 2
 #: A scale at its limit is tried once a growth interval, and skips then: half more than that is no
 #: oscillation, as far as it costs little.
 EXPECTED, BEARABLE_RATE = 1.5, 5
+ZERO_STEPS = 50  # in a row, all of whose gradients are 0: nothing is learned
 
 
 class Figures(NamedTuple):
@@ -64,16 +65,38 @@ def verdict(session: Session, run: Run) -> Verdict | None:
 
 def verdicts(session: Session, some_runs: Collection[Run]) -> dict[int, Verdict]:
     """Judge runs; those are left out where nothing is scaled, or nothing was attempted yet."""
-    judged = [run for run in some_runs if is_scaled(run.settings) and run.own_steps]
+    judged = [run for run in some_runs if run.own_steps and has_scaler(run)]
     found = figures_of(session, judged) if judged else {}
     intervals = {run.id: run.settings.get("scaler", {}).get("growth_interval") for run in judged}
+    runs = {run.id: run for run in judged}
     return {
-        run_id: judge(each, growth_interval=intervals[run_id]) for run_id, each in found.items()
+        run_id: _unlearning(runs[run_id], each) or judge(each, growth_interval=intervals[run_id])
+        for run_id, each in found.items()
     }
 
 
+def _unlearning(run: Run, figures: Figures) -> Verdict | None:
+    """Return the verdict on a run whose gradients are all 0, or whose weights are lost."""
+    if run.zero_steps >= ZERO_STEPS:
+        reason = f"All gradients were 0 in the last {run.zero_steps:,} steps."
+    elif run.last_flags & NONFINITE_LOSS and not run.last_flags & SKIPPED:
+        reason = "The last step was applied with a loss that is not finite."
+    else:
+        return None
+    return Verdict("dead", reason, figures)
+
+
+def has_scaler(run: Run) -> bool:
+    """Return whether a run scales its loss: a script's precision does not say so."""
+    return (
+        is_scaled(run.settings)
+        if run.source == RECIPE
+        else (run.scale not in (None, 1.0) or run.skipped > 0)
+    )
+
+
 def is_scaled(config: dict[str, Any]) -> bool:
-    """Tell whether a configuration has a loss scale."""
+    """Return whether a configuration has a loss scale."""
     return config["precision"] == "fp16" and bool(config.get("scaler", {}).get("enabled", True))
 
 

@@ -339,6 +339,7 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "module": _or_nothing(WORDS),
         "direction": _or_nothing(_one_of("forward", "backward")),
         "operation": _or_nothing(WORDS),
+        "kind": _or_nothing(_one_of("overflow", "singular", "hidden"), is_needed=False),
         "dtype": _or_nothing(WORDS),
         "largest_input": _or_nothing(NUMBER),
         "limit": _or_nothing(NUMBER),

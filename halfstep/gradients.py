@@ -102,7 +102,7 @@ class Gradients:
         return torch.linalg.vector_norm(stacked), stacked, 1.0, None
 
     def norms_now(self) -> Tensor | None:
-        """Return the norms of the gradients as they are, on their device; None if there are none."""
+        """Return the norms of the gradients as they are, on their device; None without any."""
         held = [p.grad for p in self.parameters if p.grad is not None]
         if not held:
             return None

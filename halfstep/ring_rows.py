@@ -20,6 +20,7 @@ from halfstep.spool import (
     NORM_OVERFLOW,
     NOT_STEPPED,
     SKIPPED,
+    UNKNOWN_LOSS,
     Event,
     Steps,
     optimizer_skipped,
@@ -205,6 +206,7 @@ class Rows:
         flags = np.bitwise_or.reduce(np.where(skipped, self._skip_flags, 0), axis=1)
         has_loss = np.array([each.has_loss for each in notes])
         flags |= np.where(np.isfinite(rows[:, LOSS]) | ~has_loss, 0, NONFINITE_LOSS)
+        flags |= np.where(has_loss, 0, UNKNOWN_LOSS)
         flags |= np.where([each.is_stepped for each in notes], 0, NOT_STEPPED)
         records["flags"] = flags | np.where(overflows, NORM_OVERFLOW, 0)
         self.skipped += int(np.count_nonzero(flags & SKIPPED))

@@ -49,7 +49,8 @@ of every field; what is not within them is not written, and read as Unrecordable
                 and which share of what is not 0 becomes 0; see fp8_ranges.py
     layer_norms step, layers, norms: L2 of each layer's gradients, unscaled, before the clip
     replay      step, exact, notes, requested, scale, found, module, direction "forward" |
-                "backward", operation, dtype, largest_input, limit, loss_nonfinite, culprits
+                "backward", operation, kind (of a backward one: see evidence/operations.py), dtype,
+                largest_input, limit, loss_nonfinite, culprits
                 [{"optimizer", "name", "inf", "nan"}]; see replay.py
     spike       step, loss, z: a sudden rise of the loss, see trainer/spikes.py; rewound_to: the
                 step that the run went back to for it, told once it did
@@ -148,6 +149,7 @@ SKIPPED, NONFINITE_LOSS, NORM_OVERFLOW = 1, 2, 4
 NOT_STEPPED = (
     8  # the scaler was updated without a step of the optimizer: neither applied nor skipped
 )
+UNKNOWN_LOSS = 16  # no backward pass of the step was observed: its NaN is no loss
 FLAGGED_OPTIMIZERS = 24
 ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps makes one for each event
 

@@ -70,6 +70,9 @@ class Run(OfProject, Table):
     0 until they are known, and config is whatever its script says. watch_id: its own name for
     itself; heard_at: when its uploader last called.
 
+    not_stepped counts steps in which a loop updated its scaler and stepped no optimizer; last_flags
+    are those of the last step; zero_steps counts the last steps, all of whose gradients were 0.
+
     note is what people wrote of it, in Markdown. stored_bytes: what its checkpoints and artifacts
     take in the store. deleted_at: in the bin since then; erasing: nothing brings it back;
     erased_at: all is gone but this row, which keeps its number from being given again.
@@ -140,6 +143,11 @@ class Run(OfProject, Table):
     recorded_steps: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     recorded_skips: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     loss: Mapped[float | None]
+    not_stepped: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    zero_steps: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    last_flags: Mapped[int] = mapped_column(
+        BigInteger, default=0, server_default="0"
+    )  # of its last step
     scale: Mapped[float | None]
     steps_per_second: Mapped[float | None]
     workload: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))

@@ -12,6 +12,9 @@ from db.tables.base import OfRun, Table
 SKIPPED = 1
 NONFINITE_LOSS = 2
 NORM_OVERFLOW = 4
+NOT_STEPPED = 8  # the loop updated the scaler and made no step: neither applied nor skipped
+UNKNOWN_LOSS = 16  # no backward pass of the step was observed: its loss is NULL, and not NaN
+IS_NOT_STEPPED = text(f"(flags & {NOT_STEPPED}) <> 0")
 #: Conditions on steps, word for word as their indexes have them.
 FLAGGED = {
     "skipped": text(f"(flags & {SKIPPED}) <> 0"),
@@ -42,6 +45,13 @@ class Step(OfRun, Table):
                 postgresql_where=condition,
             )
             for name, condition in FLAGGED.items()
+        ),
+        Index(
+            "ix_steps_not_stepped",
+            "run_id",
+            "step",
+            sqlite_where=IS_NOT_STEPPED,
+            postgresql_where=IS_NOT_STEPPED,
         ),
         {"sqlite_with_rowid": False},
     )

@@ -25,20 +25,13 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from halfstep.evidence.operations import kind_of
 from halfstep.evidence.source_files import is_of_script
 from halfstep.headroom import has_compiled
 from halfstep.open_row import Value
 from halfstep.parcel import Parcels
 from halfstep.spool import Event
 
-#: Operations whose gradient is not finite where it is not defined, whatever the precision.
-SINGULAR = frozenset(
-    """
-    Acos Acosh Asin Atan2 Atanh Cdist Digamma Div Exp Expm1 Lgamma LinalgCholeskyEx LinalgEigh
-    LinalgInvEx LinalgSvd LinalgVectorNorm Log Log10 Log1P Log2 LogSoftmax Logit Logsumexp Norm Pow
-    Prod Reciprocal Rsqrt Softmax Sqrt Std Var Xlogy
-    """.split()  # noqa: SIM905 - as a list it is four times as long
-)
 MOST_NODES = 200_000  # of a graph that is armed
 ARMED_STEPS = 2  # in a row, after a skip
 EARLY_SKIPS = 5  # in a row, after which skips near the limit are looked into as well
@@ -281,14 +274,9 @@ def _forward_origin(first: Suspect) -> Event:
 
 
 def _backward_origin(found: Suspect) -> Event:
-    operation = re.sub(r"Backward\d*$", "", found.name)
-    is_half = found.dtype in ("float16", "bfloat16")
+    kind = kind_of(found.name, found.dtype)
     if found.part == "root":
         kind = "overflow" if found.dtype == "float16" else "hidden"
-    elif operation in SINGULAR:
-        kind = "singular"
-    else:
-        kind = "overflow" if is_half else "hidden"
     return {
         "direction": "backward",
         "kind": kind,

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from halfstep.evidence.operations import kind_of
 from halfstep.gradients import count_nonfinite
 from halfstep.ring import RING_ROWS
 from halfstep.run_config import RunConfig
@@ -292,6 +293,9 @@ class Replay(Observer):
                 "module": found and found.module,
                 "direction": found and found.direction,
                 "operation": found and found.operation,
+                "kind": kind_of(found.operation, found.dtype)
+                if found and found.direction == "backward"
+                else None,
                 "dtype": found and found.dtype,
                 "largest_input": found and found.largest_input,
                 "limit": found and found.limit,

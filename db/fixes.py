@@ -1,0 +1,86 @@
+"""Changes to a training script that mend a cause, as code."""
+
+ZERO_GRAD = """\
+optimizer.zero_grad()          # at the start of every iteration
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+"""
+CLIP = """\
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)     # before the clip
+torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+scaler.step(optimizer)
+scaler.update()
+"""
+DIRECT_STEP = """\
+scaler.step(optimizer)         # this calls optimizer.step(), unless a gradient is not finite
+scaler.update()
+# no optimizer.step() of its own
+"""
+STEP_LEFT_OUT = """\
+if is_last_micro_batch:
+    scaler.step(optimizer)
+    scaler.update()            # once for each scaler.step
+"""
+SCALER_STATE = """\
+scaler = torch.amp.GradScaler(device)                 # once, before all epochs
+torch.save({..., "scaler": scaler.state_dict()}, path)
+scaler.load_state_dict(torch.load(path)["scaler"])    # on resume
+"""
+SINGULAR = """\
+norm = (x.square().sum(-1) + 1e-12).sqrt()            # not x.square().sum(-1).sqrt()
+log = x.clamp_min(1e-12).log()
+safe = torch.where(x > 0, x, 1.0)                     # ahead of the root: a where() around it
+root = torch.where(x > 0, safe.sqrt(), 0.0)           # alone has a NaN gradient at 0
+"""
+INPUTS = """\
+for batch in loader:
+    bad = ~torch.isfinite(batch["input"]).flatten(1).all(1)
+    if bad.any():
+        print("not finite:", batch["index"][bad])
+"""
+FORWARD = """\
+with torch.autocast(device, enabled=False):           # around the module that overflows
+    out = module(x.float())
+"""
+BACKWARD = """\
+scaler = torch.amp.GradScaler(device, growth_interval=10_000)
+"""
+ADAM_EPS = """\
+model.float()                                         # weights in float32, autocast for the rest
+# or: torch.optim.Adam(model.parameters(), eps=1e-4)
+"""
+FIRST_NONFINITE = """\
+with torch.autograd.detect_anomaly():                 # from a checkpoint before that step
+    loss.backward()
+"""
+FP16_GRADIENTS = """\
+model = model.float()                                 # not model.half()
+with torch.autocast(device, dtype=torch.float16):
+    loss = loss_function(model(x), y)
+"""
+NO_GRADIENT = """\
+for name, parameter in model.named_parameters():
+    print(name, parameter.requires_grad, parameter.grad is None)
+"""
+NO_OPTIMIZER = """\
+optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+optimizer.step()
+"""
+ZERO_GRADIENTS = """\
+print(loss.grad_fn, loss.requires_grad)               # is the model part of the graph?
+"""
+SCHEDULE = """\
+before = scaler.get_scale()
+scaler.step(optimizer)
+scaler.update()
+if scaler.get_scale() >= before:                      # the step was applied
+    scheduler.step()
+"""
+SCALER_WITHOUT_FP16 = """\
+with torch.autocast(device, dtype=torch.bfloat16):
+    loss = loss_function(model(x), y)
+loss.backward()
+optimizer.step()
+"""
