@@ -1,4 +1,4 @@
-"""Numbers that are not finite: in buffers, inputs, metrics, and where no scaler looks."""
+"""Numbers that are not finite in buffers and metrics, and an eps that fp16 does not hold."""
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,8 @@ from tests.diagnosis.parts import (
 from tests.diagnosis.registry import PRECISION, SCALE, WatchCall, loop
 
 BUFFERS = {*SCALE, "lower_rate", "eps", "zero_grad", "unscale"}
-INPUTS = {*SCALE, *PRECISION, "lower_rate", "eps", "zero_grad", "unscale", "clip"}
+METRIC = {*SCALE, *PRECISION, "lower_rate", "eps", "zero_grad", "unscale", "restore", "clip"}
+EPS = {*SCALE, "lower_rate", "clip", "zero_grad", "unscale", "restore"}
 
 
 @loop(cause="nonfinite_buffers", harmful=BUFFERS, variants=[{"fused": False}, {"fused": True}])
@@ -94,8 +95,8 @@ def averaged_statistics(watch: WatchCall) -> None:
 
 
 @loop(
-    cause="nonfinite_inputs",
-    harmful=INPUTS,
+    cause="adam_eps_underflow",
+    harmful=EPS,
     variants=[
         {"kind": "Adam"},
         {"kind": "AdamW"},
@@ -130,9 +131,6 @@ def eps_of_a_language_model(watch: WatchCall) -> None:
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
-
-
-METRIC = {*SCALE, *PRECISION, "lower_rate", "eps", "zero_grad", "unscale", "restore", "clip"}
 
 
 @loop(
