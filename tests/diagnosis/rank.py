@@ -1,8 +1,8 @@
-"""One process of a loop that several train together, over gloo.
+"""One process of a loop that several train together over gloo: unwatched, then watched.
 
-    python -m tests.diagnosis.rank LOOP PROCESSES RANK STORE RESULT [RUNS]
+    python tests/diagnosis/rank.py LOOP PROCESSES RANK STORE RESULT RUNS
 
-RUNS: the folder that the watched run is written to; left out or empty, nothing is watched.
+RESULT: a file for how both ended.  RUNS: the folder that the watched run is written to.
 """
 
 import os
@@ -12,25 +12,22 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.diagnosis.loops import LOOPS
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.diagnosis.corpus import LOOPS
+from tests.diagnosis.trial import watched_run
 from tests.diagnosis.unwatched import Unwatched, run
 
 
 def main() -> None:
-    """Train, and leave how it ended in the file RESULT."""
-    name, processes, rank, store, result, runs = [*sys.argv[1:], ""][:6]
-    os.environ |= {"RANK": rank, "WORLD_SIZE": processes, "OMP_NUM_THREADS": "1"}
+    """Train twice, and leave how it ended."""
+    name, processes, rank, store, result, runs = sys.argv[1:]
+    os.environ |= {"RANK": rank, "WORLD_SIZE": processes}
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(processes)
     )
-    if runs:
-        from tests.diagnosis.trial import watched_run
-
-        ended = watched_run(LOOPS[name], Path(runs))
-    else:
-        ended = run(LOOPS[name], Unwatched())
-    torch.save(ended, result)
+    torch.save([run(LOOPS[name], Unwatched()), watched_run(LOOPS[name], Path(runs))], result)
     dist.destroy_process_group()
 
 

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from halfstep.recipe import Recipe
+
 #: Slugs of db.findings' causes, the gravest first; docs/diagnosis.md has a section for each.
 CAUSES = (
     "forward_overflow",
@@ -92,6 +94,8 @@ class Loop:
     #: What it raises, as its type and the beginning of its message; "" if nothing.
     raises: str
     file: str
+    #: A recipe, which the trainer trains; None: a script, which is watched.
+    recipe: type[Recipe] | None = None
 
     @property
     def is_healthy(self) -> bool:

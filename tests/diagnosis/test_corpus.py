@@ -13,7 +13,7 @@ import pytest
 
 from db.finding import Finding
 from tests.diagnosis import remedies, trial, truth
-from tests.diagnosis.loops import LOOPS, sample
+from tests.diagnosis.corpus import LOOPS, sample
 from tests.diagnosis.registry import CAUSES, HEALTHY, Loop
 
 SET = os.environ.get("HALFSTEP_DIAGNOSIS", "")

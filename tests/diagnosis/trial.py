@@ -6,12 +6,13 @@ into an empty database of SQLite, and diagnosed there.
 
 import contextlib
 import io
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -19,15 +20,20 @@ from typing import Any
 
 import torch
 
-from db import accounts, findings, ingest
+from db import accounts, claiming, findings, ingest, queue, workers
+from db import runs as run_rows
 from db.database import Database
 from db.finding import Finding
-from db.tables import Run, WatchedAttempt
+from db.recording import Recording
+from db.tables import Run, Status, WatchedAttempt
 from db.verdict import Verdict, verdict
 from halfstep import watching
 from halfstep.attempt_files import AttemptFiles
+from halfstep.run_config import parse_config
 from halfstep.run_folder import read_outcome, read_run
 from halfstep.spool import Event, SpoolReader, Unrecordable, json_safe
+from tests import warm
+from tests.diagnosis.recipes.cases import trained
 from tests.diagnosis.registry import HEALTHY, Handle, Loop
 from tests.diagnosis.unwatched import Ended, Unwatched, run
 
@@ -75,11 +81,12 @@ def cause_of(finding: Finding) -> str:
 
 def attempt(loop: Loop) -> Trial:
     """Try a loop."""
+    if loop.recipe is not None:
+        return _of_recipe(loop)
     with tempfile.TemporaryDirectory(prefix="halfstep-trial-") as folder:
         runs = Path(folder) / "runs"
         if loop.processes > 1:
-            unwatched = _apart(loop, Path(folder), None)
-            watched = _apart(loop, Path(folder), runs)
+            unwatched, watched = _apart(loop, Path(folder), runs)
             told = ""
         else:
             unwatched = run(loop, Unwatched())
@@ -117,15 +124,22 @@ def watched_run(loop: Loop, runs: Path) -> Ended:
 @contextlib.contextmanager
 def recorded(folder: Path) -> Iterator[tuple[Any, Run]]:
     """Yield a session of a database that holds what this run's folder does, and its row."""
+    with _database() as database:
+        with database.writing() as session:
+            run_id = record(session, folder)
+        with database.reading() as session:
+            yield session, session.get_one(Run, run_id)
+
+
+@contextlib.contextmanager
+def _database() -> Iterator[Database]:
+    """Yield an empty one."""
     with tempfile.TemporaryDirectory(prefix="halfstep-trial-") as place:
         path = Path(place) / "halfstep.db"
         shutil.copy(_migrated(), path)
         database = Database(f"sqlite:///{path}")
         try:
-            with database.writing() as session:
-                run_id = record(session, folder)
-            with database.reading() as session:
-                yield session, session.get_one(Run, run_id)
+            yield database
         finally:
             database.dispose()
 
@@ -199,15 +213,17 @@ def _migrated() -> Path:
     return path
 
 
-def _apart(loop: Loop, folder: Path, runs: Path | None) -> Ended:
-    """Train a loop of several processes; return how all ranks ended. runs: None is unwatched."""
-    kind = "watched" if runs else "unwatched"
-    store = folder / f"store-{kind}"
-    command = [sys.executable, "-m", "tests.diagnosis.rank", loop.name, str(loop.processes)]
+def _apart(loop: Loop, folder: Path, runs: Path) -> tuple[Ended, Ended]:
+    """Train a loop of several processes; return how all ranks ended, unwatched and watched."""
+    script = str(Path(__file__).with_name("rank.py"))
     ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(store), str(folder / f"{kind}-{rank}.pt"), str(runs or "")],
+        warm.Popen(
+            [
+                *(sys.executable, script, loop.name, str(loop.processes), str(rank)),
+                *(str(folder / "store"), str(folder / f"{rank}.pt"), str(runs)),
+            ],
             cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -219,11 +235,58 @@ def _apart(loop: Loop, folder: Path, runs: Path | None) -> Ended:
     finally:
         for each in ranks:
             each.kill()
-    both = Ended()
+    both = Ended(), Ended()
     for rank, process in enumerate(ranks):
         assert process.returncode == 0, printed[rank]
-        ended: Ended = torch.load(folder / f"{kind}-{rank}.pt", weights_only=False)
-        both.error += ended.error
-        both.moved += ended.moved
-        both.state |= {f"rank {rank} {name}": value for name, value in ended.state.items()}
+        results = torch.load(folder / f"{rank}.pt", weights_only=False)
+        for whole, ended in zip(both, results, strict=True):
+            whole.error += ended.error
+            whole.moved += ended.moved
+            whole.state |= {f"rank {rank} {name}": value for name, value in ended.state.items()}
     return both
+
+
+# ---- Recipes -------------------------------------------------------------------------------------
+
+
+def _of_recipe(loop: Loop) -> Trial:
+    """Train a recipe as a worker does, without its processes, and record what it tells."""
+    assert loop.recipe is not None
+    items: list[Any] = []
+    unwatched = run(loop, Unwatched())
+    told = replace(
+        loop, train=lambda watch: trained(loop.recipe, {"precision": loop.precision}, watch, items)
+    )
+    trial = Trial(loop, unwatched, run(told, Unwatched()))
+    with _database() as database:
+        with database.writing() as session:
+            run_id = _record_recipe(session, loop, items)
+        with database.reading() as session:
+            row = session.get_one(Run, run_id)
+            trial.findings, trial.verdict = findings.of_run(session, row), verdict(session, row)
+    return trial
+
+
+def _record_recipe(session: Any, loop: Loop, items: list[Any]) -> int:
+    recipe = loop.recipe
+    assert recipe is not None
+    config = parse_config(recipe, {"precision": loop.precision}).model_dump(mode="json")
+    device = {"kind": "cpu", "index": 0, "memory_bytes": 8 * 2**30, "fp16": True, "bf16": True}
+    offer = {"name": recipe.name, "title": recipe.title, "description": "", "schema": {}}
+    ada = accounts.user_named(session, "ada")
+    worker = workers.register(
+        session, name="w1", host="host", pid=1, devices=[device], recipes=[offer], versions={},
+        offers_commands=False,
+    )  # fmt: skip
+    run_rows.submit(session, owner=ada, recipe=recipe.name, config=config)
+    row = claiming.claim(
+        session, worker.id, recipes=[recipe.name], precisions=[loop.precision], free_devices=[0],
+        lease_seconds=60.0,
+    )  # fmt: skip
+    assert row is not None
+    recording = Recording(row.id, row.attempt, has_begun=False, last_line=0)
+    kept = [item for item in items if not isinstance(item, dict) or item["event"] != "artifact"]
+    recording.take(kept)
+    recording.write(session, [], [])
+    queue.end(session, row.id, row.attempt, Status.FINISHED)
+    return row.id
