@@ -164,7 +164,7 @@ def _bound(
 def sample() -> list[Loop]:
     """Return one loop of each cause, and six healthy ones of one process."""
     chosen: dict[str, list[Loop]] = {}
-    for each in LOOPS.values():
+    for each in sorted(LOOPS.values(), key=lambda loop: loop.recipe is not None):
         if each.processes == 1:
             chosen.setdefault(each.cause, []).append(each)
     healthy = chosen.pop(HEALTHY, [])

@@ -1,38 +1,19 @@
-"""The corpus of training loops: what each one is, that watching changes none, what is diagnosed.
+"""The corpus of training loops: what each one is, and that watching changes no bit of any."""
 
-HALFSTEP_DIAGNOSIS=full tries all loops (`make test-diagnosis`); else one of each cause and six
-healthy ones. The diagnosis itself is tried where HALFSTEP_DIAGNOSIS is set.
-"""
-
-import os
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 
 import pytest
 
 from db.finding import Finding
 from tests.diagnosis import remedies, trial, truth
-from tests.diagnosis.corpus import LOOPS, sample
+from tests.diagnosis.corpus import LOOPS, chosen, each_loop
 from tests.diagnosis.registry import CAUSES, HEALTHY, Loop
 
-SET = os.environ.get("HALFSTEP_DIAGNOSIS", "")
-CHOSEN = list(LOOPS.values()) if SET == "full" else sample()
-OF_ONE_PROCESS = [each for each in CHOSEN if each.processes == 1]
 pytestmark = [
     pytest.mark.usefixtures("nothing_compiled"),
     pytest.mark.filterwarnings("default"),  # a loop's own slips make torch warn
 ]
-
-
-@cache
-def tried(name: str) -> trial.Trial:
-    """Return a loop's trial, which several tests look at."""
-    return trial.attempt(LOOPS[name])
-
-
-def loops(chosen: list[Loop]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("loop", chosen, ids=[each.name for each in chosen])
 
 
 def test_every_cause_has_three_loops_and_thirty_are_healthy() -> None:
@@ -44,7 +25,7 @@ def test_every_cause_has_three_loops_and_thirty_are_healthy() -> None:
     assert {each.precision for each in LOOPS.values()} == {"fp16", "bf16", "fp32"}
 
 
-@loops(OF_ONE_PROCESS)
+@each_loop(chosen(processes=1))
 def test_a_loop_has_the_cause_that_it_is_registered_with(loop: Loop) -> None:
     """Reading every gradient, flag and loss proves the cause, or that nothing is wrong."""
     seen = truth.observe(loop)
@@ -55,34 +36,12 @@ def test_a_loop_has_the_cause_that_it_is_registered_with(loop: Loop) -> None:
         assert truth.PROOFS[loop.cause](seen, truth.observe(loop, fp32=True))
 
 
-@loops(CHOSEN)
+@each_loop(chosen())
 def test_watching_changes_no_bit(loop: Loop) -> None:
     """Weights, buffers, optimizers' state and exceptions are those of the loop unwatched."""
-    ended = tried(loop.name)
+    ended = trial.tried(loop.name)
     assert ended.watched.differences(ended.unwatched) == []
     assert ended.unwatched.state or loop.raises
-
-
-@pytest.mark.skipif(not SET, reason="HALFSTEP_DIAGNOSIS is not set")
-@loops(CHOSEN)
-def test_the_true_cause_is_named_first(loop: Loop) -> None:
-    """A loop's first finding names its cause; a healthy loop has no finding of a cause."""
-    ended = tried(loop.name)
-    titles = [each.title for each in ended.findings]
-    if loop.is_healthy:
-        assert ended.causes == [], titles
-    else:
-        assert {loop.cause, *loop.accepts} & {*ended.causes[:1]}, titles
-
-
-@pytest.mark.skipif(not SET, reason="HALFSTEP_DIAGNOSIS is not set")
-@loops(CHOSEN)
-def test_no_remedy_would_harm(loop: Loop) -> None:
-    """No finding offers what makes a loop worse, and no two contradict each other."""
-    ended = tried(loop.name)
-    harm = {each.title: remedies.offered(each) & loop.harmful for each in ended.findings}
-    assert {title: sorted(words) for title, words in harm.items() if words} == {}
-    assert remedies.contradictions(ended.findings) == []
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from halfstep.run_folder import read_outcome, read_run
 from halfstep.spool import Event, SpoolReader, Unrecordable, json_safe
 from tests import warm
 from tests.diagnosis.recipes.cases import trained
-from tests.diagnosis.registry import HEALTHY, Handle, Loop
+from tests.diagnosis.registry import HEALTHY, LOOPS, Handle, Loop
 from tests.diagnosis.unwatched import Ended, Unwatched, run
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +100,12 @@ def attempt(loop: Loop) -> Trial:
                 trial.findings += findings.of_run(session, row)
                 trial.verdict = verdict(session, row) or trial.verdict
         return trial
+
+
+@cache
+def tried(name: str) -> Trial:
+    """Return a loop's trial, which several tests look at."""
+    return attempt(LOOPS[name])
 
 
 def watched_run(loop: Loop, runs: Path) -> Ended:
