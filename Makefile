@@ -12,7 +12,7 @@ PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up compose-env release test test-security test-journeys test-faults test-clusters test-frameworks image-test gpu lint bench screenshots lock suite scripts
+.PHONY: help up compose-env release test test-diagnosis test-security test-journeys test-faults test-clusters test-frameworks image-test gpu lint bench screenshots lock suite scripts
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,9 @@ test-security: $(VENV)/.installed-test ## Send the whole API 40,000 requests tha
 
 test-journeys: $(VENV)/.installed-test ## Run an operator's jobs on live installations, by the documented commands, on both databases
 	HALFSTEP_FAULTS=full $(BIN)/pytest tests/journeys tests/app/test_access_matrix.py --numprocesses 2
+
+test-diagnosis: $(VENV)/.installed-test ## Train the whole corpus of tests/diagnosis, watched and unwatched, and compare what is diagnosed with the truth
+	HALFSTEP_DIAGNOSIS=full $(BIN)/pytest tests/diagnosis --numprocesses 2 --dist loadgroup
 
 test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes, then all workers and the browser on both databases; over an hour
 	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults tests/e2e tests/worker tests/app/test_commands.py tests/app/test_servers.py tests/examples

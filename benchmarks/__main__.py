@@ -38,6 +38,7 @@ CLAIMS = (
     "idle_workers",
     "live_viewers",
     "memory",
+    "diagnosis",
 )
 #: Print tables of their own, with no bar that this machine could be held to.
 OTHERS = ("loop_hold", "gpu_amp", "gpu_loop")

@@ -1,0 +1,29 @@
+"""All loops: importing this module registers the scripts and the recipes.
+
+HALFSTEP_DIAGNOSIS=full has the tests try all of them (`make test-diagnosis`); without, they try one
+of each cause and six healthy ones.
+"""
+
+import os
+
+import pytest
+
+from tests.diagnosis import loops, recipes
+from tests.diagnosis.registry import LOOPS, Loop, sample
+
+__all__ = ["LOOPS", "chosen", "each_loop", "loops", "recipes"]
+
+
+def chosen(*, processes: int | None = None) -> list[Loop]:
+    """Return the loops to try, of so many processes."""
+    is_full = os.environ.get("HALFSTEP_DIAGNOSIS") == "full"
+    found = list(LOOPS.values()) if is_full else sample()
+    return [each for each in found if processes in (None, each.processes)]
+
+
+def each_loop(loops: list[Loop]) -> pytest.MarkDecorator:
+    """Parametrize a test by loops; all tests of one loop share a process, and so its trial."""
+    marked = [
+        pytest.param(each, id=each.name, marks=pytest.mark.xdist_group(each.name)) for each in loops
+    ]
+    return pytest.mark.parametrize("loop", marked)

@@ -1,0 +1,47 @@
+"""What is diagnosed of each loop of the corpus."""
+
+import inspect
+
+import pytest
+
+from tests.diagnosis import remedies, trial
+from tests.diagnosis.corpus import chosen, each_loop
+from tests.diagnosis.registry import Loop
+from trainer.diagnosis import check
+
+pytestmark = [
+    pytest.mark.usefixtures("nothing_compiled"),
+    pytest.mark.filterwarnings("default"),  # a loop's own slips make torch warn
+]
+#: Causes that five steps cannot show, or that are not in a recipe's training step.
+NOT_FOR_CHECK = ("backward_overflow", "metric_nonfinite", "nonfinite_without_scaler", "no_gradient")
+
+
+@each_loop(chosen())
+def test_the_true_cause_is_named_first(loop: Loop) -> None:
+    """A loop's first finding names its cause; a healthy loop has no finding of a cause."""
+    ended = trial.tried(loop.name)
+    titles = [each.title for each in ended.findings]
+    if loop.is_healthy:
+        assert ended.causes == [], titles
+    else:
+        assert {loop.cause, *loop.accepts} & {*ended.causes[:1]}, titles
+
+
+@each_loop(chosen())
+def test_no_remedy_would_harm(loop: Loop) -> None:
+    """No finding offers what makes a loop worse, and no two contradict each other."""
+    ended = trial.tried(loop.name)
+    harm = {each.title: remedies.offered(each) & loop.harmful for each in ended.findings}
+    assert {title: sorted(words) for title, words in harm.items() if words} == {}
+    assert remedies.contradictions(ended.findings) == []
+
+
+@each_loop([each for each in chosen() if each.recipe and each.cause not in NOT_FOR_CHECK])
+def test_recipe_check_passes_the_sound_alone(loop: Loop) -> None:
+    """`halfstep recipe check` finds a mistake in each recipe that has one, and in no other."""
+    assert loop.recipe is not None
+    reference = f"{inspect.getfile(loop.recipe)}:{loop.recipe.__name__}"
+    _, report = check.tell([reference])
+    told = [each.text for each in report.findings]
+    assert bool(told) is not loop.is_healthy, told

@@ -1,0 +1,298 @@
+"""A loop's trial: unwatched and watched from the same seeds, and what the server makes of it.
+
+The watched run is written offline; its folder is read as the server reads what an uploader sends,
+into an empty database of SQLite, and diagnosed there.
+"""
+
+import contextlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from db import accounts, claiming, findings, ingest, queue, workers
+from db import runs as run_rows
+from db.database import Database
+from db.finding import Finding
+from db.recording import Recording
+from db.tables import Run, Status, WatchedAttempt
+from db.verdict import Verdict, verdict
+from halfstep import watching
+from halfstep.attempt_files import AttemptFiles
+from halfstep.run_config import parse_config
+from halfstep.run_folder import read_outcome, read_run
+from halfstep.spool import Event, SpoolReader, Unrecordable, json_safe
+from tests import warm
+from tests.diagnosis.recipes.cases import trained
+from tests.diagnosis.registry import HEALTHY, LOOPS, Handle, Loop
+from tests.diagnosis.unwatched import Ended, Unwatched, run
+
+ROOT = Path(__file__).parents[2]
+RANK_SECONDS = 120  # a busy machine is no fault
+
+
+@dataclass
+class Trial:
+    """What a trial came to."""
+
+    loop: Loop
+    unwatched: Ended
+    watched: Ended
+    findings: list[Finding] = field(default_factory=list)
+    verdict: Verdict | None = None
+    told: str = ""  # what `watch` printed
+
+    @property
+    def causes(self) -> list[str]:
+        """The findings' causes that are among ours, the first first."""
+        return [each for finding in self.findings if (each := cause_of(finding))]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether to watch has changed no bit, and no exception."""
+        return self.watched.is_same(self.unwatched)
+
+    @property
+    def named(self) -> str:
+        """How the true cause was named: right, partly, wrong or none. Of a healthy loop, if any."""
+        causes = self.causes
+        if self.loop.cause == HEALTHY:
+            return "wrong" if causes else "right"
+        right = {self.loop.cause, *self.loop.accepts}
+        if not causes:
+            return "none"
+        return "right" if causes[0] in right else "partly" if right & set(causes) else "wrong"
+
+
+def cause_of(finding: Finding) -> str:
+    """Return the slug of a finding's cause; "" of one that only informs."""
+    return str(getattr(finding, "cause", ""))
+
+
+def attempt(loop: Loop) -> Trial:
+    """Try a loop."""
+    if loop.recipe is not None:
+        return _of_recipe(loop)
+    with tempfile.TemporaryDirectory(prefix="halfstep-trial-") as folder:
+        runs = Path(folder) / "runs"
+        if loop.processes > 1:
+            unwatched, watched = _apart(loop, Path(folder), runs)
+            told = ""
+        else:
+            unwatched = run(loop, Unwatched())
+            printed = io.StringIO()
+            with contextlib.redirect_stderr(printed):
+                watched = watched_run(loop, runs)
+            told = printed.getvalue()
+        trial = Trial(loop, unwatched, watched, told=told)
+        for each in sorted(runs.glob("*/run.json")):
+            with recorded(each.parent) as (session, row):
+                trial.findings += findings.of_run(session, row)
+                trial.verdict = verdict(session, row) or trial.verdict
+        return trial
+
+
+@cache
+def tried(name: str) -> Trial:
+    """Return a loop's trial, which several tests look at."""
+    return attempt(LOOPS[name])
+
+
+def watched_run(loop: Loop, runs: Path) -> Ended:
+    """Train a loop, watched; its runs lie in this folder."""
+    opened: list[watching.Watch] = []
+
+    def watch(*modules: Any, **options: Any) -> Handle:
+        handle = watching.watch(*modules, **{"mode": "offline", "folder": runs, **options})
+        opened.append(handle)
+        return handle
+
+    ended = run(loop, watch)
+    if opened and ended.error:
+        name, _, text = ended.error.partition(": ")
+        opened[-1].__exit__(RuntimeError, RuntimeError(f"{name}: {text}"), None)
+    if opened:
+        opened[-1].finish()
+    assert watching._active is None
+    return ended
+
+
+@contextlib.contextmanager
+def recorded(folder: Path) -> Iterator[tuple[Any, Run]]:
+    """Yield a session of a database that holds what this run's folder does, and its row."""
+    with _database() as database:
+        with database.writing() as session:
+            run_id = record(session, folder)
+        with database.reading() as session:
+            yield session, session.get_one(Run, run_id)
+
+
+@contextlib.contextmanager
+def _database() -> Iterator[Database]:
+    """Yield an empty one."""
+    with tempfile.TemporaryDirectory(prefix="halfstep-trial-") as place:
+        path = Path(place) / "halfstep.db"
+        shutil.copy(_migrated(), path)
+        database = Database(f"sqlite:///{path}")
+        try:
+            yield database
+        finally:
+            database.dispose()
+
+
+def record(session: Any, folder: Path) -> int:
+    """Record a run's folder as the server does, attempt by attempt; return the run's id."""
+    described = read_run(folder)
+    ada = accounts.user_named(session, "ada")
+    run_id = 0
+    for written in described["attempts"]:
+        number = written["attempt"]
+        place = ingest.begin(
+            session,
+            ada,
+            described["id"],
+            number,
+            name=described["name"],
+            project=described["project"] or "",
+            config=json_safe(described["config"] or {}),
+            tags=", ".join(described["tags"]),
+            started_at=datetime.fromisoformat(described["started"]).timestamp(),
+            host=written["host"],
+            versions=written["versions"],
+        )
+        run_id = place.run_id
+        _record_attempt(session, place, folder, number)
+        files = AttemptFiles(folder, number)
+        if outcome := read_outcome(files, lives=False):
+            how, exit_code = outcome["status"], outcome.get("exit_code")
+            step, error = outcome["step"], outcome["error"]
+            ingest.end(
+                session, ada, run_id, number, how, step=step, error=error, exit_code=exit_code
+            )
+        session.flush()
+    return run_id
+
+
+def _record_attempt(session: Any, place: WatchedAttempt, folder: Path, number: int) -> None:
+    with tempfile.TemporaryDirectory() as own:
+        for path in (folder / "spool").glob(f"{number}-*.spool"):
+            shutil.copy(path, own)
+        reader = SpoolReader(Path(own))
+        while items := reader.poll():
+            faults = [item for item in items if isinstance(item, Unrecordable)]
+            assert not faults, faults
+            run, _ = ingest.held(session, *_sender(session, place))
+            position = reader.position()
+            assert position is not None
+            ingest.record(session, run, place, items, end=(position.sequence, position.offset))
+
+
+def _sender(session: Any, place: WatchedAttempt) -> tuple[Any, int, int]:
+    return accounts.user_named(session, "ada"), place.run_id, place.attempt
+
+
+def events(folder: Path) -> list[Event]:
+    """Return a run's events, as they lie in its spool."""
+    reader, told = SpoolReader(folder / "spool"), []
+    while items := reader.poll():
+        told += [item for item in items if isinstance(item, dict)]
+    return told
+
+
+@cache
+def _migrated() -> Path:
+    """An empty database that every trial's own is copied from."""
+    path = Path(tempfile.mkdtemp(prefix="halfstep-migrated-")) / "halfstep.db"
+    database = Database(f"sqlite:///{path}")
+    database.migrate()
+    database.dispose()
+    return path
+
+
+def _apart(loop: Loop, folder: Path, runs: Path) -> tuple[Ended, Ended]:
+    """Train a loop of several processes; return how all ranks ended, unwatched and watched."""
+    script = str(Path(__file__).with_name("rank.py"))
+    ranks = [
+        warm.Popen(
+            [
+                *(sys.executable, script, loop.name, str(loop.processes), str(rank)),
+                *(str(folder / "store"), str(folder / f"{rank}.pt"), str(runs)),
+            ],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(loop.processes)
+    ]
+    try:
+        printed = [each.communicate(timeout=RANK_SECONDS)[0] for each in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+    both = Ended(), Ended()
+    for rank, process in enumerate(ranks):
+        assert process.returncode == 0, printed[rank]
+        results = torch.load(folder / f"{rank}.pt", weights_only=False)
+        for whole, ended in zip(both, results, strict=True):
+            whole.error += ended.error
+            whole.moved += ended.moved
+            whole.state |= {f"rank {rank} {name}": value for name, value in ended.state.items()}
+    return both
+
+
+# ---- Recipes -------------------------------------------------------------------------------------
+
+
+def _of_recipe(loop: Loop) -> Trial:
+    """Train a recipe as a worker does, without its processes, and record what it tells."""
+    assert loop.recipe is not None
+    items: list[Any] = []
+    unwatched = run(loop, Unwatched())
+    told = replace(
+        loop, train=lambda watch: trained(loop.recipe, {"precision": loop.precision}, watch, items)
+    )
+    trial = Trial(loop, unwatched, run(told, Unwatched()))
+    with _database() as database:
+        with database.writing() as session:
+            run_id = _record_recipe(session, loop, items)
+        with database.reading() as session:
+            row = session.get_one(Run, run_id)
+            trial.findings, trial.verdict = findings.of_run(session, row), verdict(session, row)
+    return trial
+
+
+def _record_recipe(session: Any, loop: Loop, items: list[Any]) -> int:
+    recipe = loop.recipe
+    assert recipe is not None
+    config = parse_config(recipe, {"precision": loop.precision}).model_dump(mode="json")
+    device = {"kind": "cpu", "index": 0, "memory_bytes": 8 * 2**30, "fp16": True, "bf16": True}
+    offer = {"name": recipe.name, "title": recipe.title, "description": "", "schema": {}}
+    ada = accounts.user_named(session, "ada")
+    worker = workers.register(
+        session, name="w1", host="host", pid=1, devices=[device], recipes=[offer], versions={},
+        offers_commands=False,
+    )  # fmt: skip
+    run_rows.submit(session, owner=ada, recipe=recipe.name, config=config)
+    row = claiming.claim(
+        session, worker.id, recipes=[recipe.name], precisions=[loop.precision], free_devices=[0],
+        lease_seconds=60.0,
+    )  # fmt: skip
+    assert row is not None
+    recording = Recording(row.id, row.attempt, has_begun=False, last_line=0)
+    kept = [item for item in items if not isinstance(item, dict) or item["event"] != "artifact"]
+    recording.take(kept)
+    recording.write(session, [], [])
+    queue.end(session, row.id, row.attempt, Status.FINISHED)
+    return row.id
