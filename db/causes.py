@@ -13,12 +13,12 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db import fixes
+from db import fixes, precision_findings
 from db.advice_words import AdviceWords
 from db.finding import Finding
 from db.scales import in_words
 from db.tables import Diagnosis, Run, RunNode, ScalerEvent, Step
-from db.verdict import ZERO_STEPS, has_scaler
+from db.verdict import ZERO_STEPS, Figures, Verdict, has_scaler
 
 #: Events whose newest counts, and those whose first one does.
 NEWEST = (
@@ -38,6 +38,9 @@ EARLIEST = ("bad_inputs", "first_nonfinite", "poison")
 SEVERAL = ("origin", "no_gradient", "precision")
 MOST_EVENTS = 50  # of a kind that has several
 UNCLEARED, REPLACED, LEFT_OUT = 2, 3, 2
+#: Skips that lead from a scale of 2^40 to 1, and of the last 100 steps more than a search's.
+LONGEST_SEARCH, COSTLY = 40, 25
+COSTLY_SETTLED = 5  # per cent of the steps since the search: a saw-tooth at the limit skips fewer
 NAMES_SHOWN = 6
 OUTSIDE = "training_step"  # what a replay calls the place outside of all modules
 
@@ -54,6 +57,7 @@ class Signs:
     zero_steps: int = 0  # the last ones, all of whose gradients were 0
     verdict: str | None = None
     scale: float | None = None
+    is_costly: bool = False  # more steps are skipped than a search for a scale takes
     fell_at: int | None = None  # the step from which on the scale was below 1
     has_scaler: bool = False
     precision: str = ""
@@ -65,9 +69,10 @@ def read(
     run: Run,
     skips: Sequence[ScalerEvent],
     replays: Sequence[dict[str, Any]],
-    verdict: str | None,
+    judged: Verdict | None,
 ) -> Signs:
     """Read the signs of a run. skips: the latest.  replays: of its first skips."""
+    figures = judged.figures if judged else None
     events: dict[str, dict[str, Any]] = {}
     several: dict[str, list[dict[str, Any]]] = {}
     for kind in NEWEST + EARLIEST:
@@ -77,7 +82,11 @@ def read(
     for kind in SEVERAL:
         newest = _contents(run, kind).order_by(Diagnosis.step.desc()).limit(MOST_EVENTS)
         several[kind] = list(session.scalars(newest))
-    several["origin"] += [_origin(each) for each in replays if each["found"] and each["exact"]]
+    several["origin"] += [
+        _origin(each)
+        for each in replays
+        if each["exact"] and (each["found"] or each["loss_nonfinite"])
+    ]
     return Signs(
         events=events,
         several=several,
@@ -85,13 +94,22 @@ def read(
         steps=run.own_steps,
         skipped=run.skipped,
         zero_steps=run.zero_steps,
-        verdict=verdict,
+        verdict=judged.word if judged else None,
         scale=run.scale,
+        is_costly=_is_costly(figures),
         fell_at=_fell_at(session, run),
         has_scaler=has_scaler(run),
         precision=run.precision,
         resumed=_resumed(session, run),
     )
+
+
+def _is_costly(figures: Figures | None) -> bool:
+    if figures is None:
+        return False
+    is_search = figures.skips_1000 < LONGEST_SEARCH or figures.skips_100 < COSTLY
+    is_saw = 100 * figures.settled_skips <= COSTLY_SETTLED * figures.settled
+    return not is_search or not is_saw
 
 
 def _fell_at(session: Session, run: Run) -> int | None:
@@ -105,12 +123,14 @@ def _origin(replay: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a replay found in the form of an armed step's event."""
     is_outside = replay["module"] in (None, "", OUTSIDE)
     kind: str = "outside" if is_outside else "inside"
+    if replay["loss_nonfinite"] and replay["direction"] != "forward":
+        kind = "inputs"  # no operation of the forward pass made it of finite numbers
     if replay["direction"] == "backward":  # earlier versions did not classify the operation
         kind = replay.get("kind") or ("overflow" if replay["dtype"] == "float16" else "hidden")
     return {
         "step": replay["step"],
         "scale": float(replay["scale"]),
-        "direction": replay["direction"],
+        "direction": "forward" if kind == "inputs" else replay["direction"],
         "kind": kind,
         "operation": replay["operation"],
         "dtype": replay["dtype"],
@@ -141,6 +161,7 @@ def _resumed(session: Session, run: Run) -> tuple[int, float, float] | None:
 
 def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     """Yield the causes that the signs prove, the first one being what explains the others."""
+    has_zeros = signs.zero_steps >= ZERO_STEPS
     calls = [
         *_refused(signs),
         *_direct_steps(signs),
@@ -149,10 +170,10 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         *_scaler_lost(signs),
     ]
     yield from calls
-    if not calls or all(each.cause == "scaler_not_restored" for each in calls):
+    if not calls:
         numbers = list(_numbers(signs, words))
         yield from numbers
-        if not numbers:
+        if not numbers and not has_zeros:
             yield from _skips(signs, words)
     yield from _gradients(signs)
     yield from _left_out(signs)
@@ -301,8 +322,14 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         found = origins[kinds.index("inputs")]
         yield Finding(
             "The batch is not finite",
-            f"At step {found['step']:,} the input of {found['module']} held an inf or NaN. No "
-            "precision and no loss scale changes that: find the samples, and clean or drop them.",
+            f"At step {found['step']:,} the loss was not finite, and "
+            + (
+                f"neither was the input of {found['module']}. "
+                if found["module"]
+                else "no operation made an inf or NaN of finite numbers: the batch held it. "
+            )
+            + "No precision and no loss scale changes that: find the samples, and clean or drop "
+            "them.",
             cause="nonfinite_inputs",
             fix=fixes.INPUTS,
         )
@@ -383,11 +410,14 @@ def _skips(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     """Yield overflows: of the forward pass at once, of the backward pass where it costs steps."""
     forward = [skip for skip in signs.skips if skip.loss_nonfinite]
     origins = [o for o in signs.several.get("origin", ()) if o["direction"] == "forward"]
-    is_unwell = signs.verdict in ("oscillating", "collapsing", "dead")
+    is_unwell = signs.verdict in ("collapsing", "dead") or signs.is_costly
+    poison = list(precision_findings.poisoned(signs.events.get("poison"), words))
+    yield from poison if not is_unwell else ()
     if forward:
         yield _forward(signs, len(forward), origins, words, is_lasting=is_unwell)
     elif signs.skips and is_unwell:
         yield _backward(signs, words)
+    yield from poison if is_unwell else ()
 
 
 def _forward(

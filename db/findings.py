@@ -105,7 +105,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     judged = verdict(session, run)
     evidence = Evidence(
         verdict=judged,
-        signs=causes.read(session, run, skips, replays, judged.word if judged else None),
+        signs=causes.read(session, run, skips, replays, judged),
         lost_metrics=latest_metrics.nonfinite(session, run.id, most=NAMES_SHOWN),
         lost_losses=_lost_losses(session, run),
         skips=skips,
@@ -178,7 +178,8 @@ def _of_precision(evidence: Evidence, named: Set[str]) -> Iterator[Finding]:
     """
     if not named:
         yield from _losses(evidence)
-    yield from precision_findings.poisoned(evidence.poison, evidence.words)
+    if "nonfinite_buffers" not in named:
+        yield from precision_findings.poisoned(evidence.poison, evidence.words)
     if named - OF_PRECISION - {"nonfinite_buffers"}:
         return
     yield from _one_module(evidence)

@@ -65,7 +65,8 @@ for name, parameter in model.named_parameters():
     print(name, parameter.requires_grad, parameter.grad is None)
 """
 NO_OPTIMIZER = """\
-optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+optimizer = torch.optim.SGD(model.parameters())
+loss.backward()
 optimizer.step()
 """
 ZERO_GRADIENTS = """\

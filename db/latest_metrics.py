@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Select, delete, func, insert, select, text
+from sqlalchemy import Connection, Select, delete, func, insert, or_, select, text
 from sqlalchemy.orm import Session
 
 from db import bulk
@@ -13,6 +13,7 @@ from db.metric_points import MetricPoints
 from db.summaries import Ints
 from db.tables import LatestMetric, Metric
 
+LARGEST = 1.7976931348623157e308  # finite number
 COLUMNS = ("run_id", "name", "step", "value")
 
 _OF_NAMES = "SELECT name, step FROM latest_metrics WHERE run_id = :run_id AND name"
@@ -124,7 +125,7 @@ def take_back(connection: Connection, run_id: int, *, after: int) -> None:
 
 def nonfinite(session: Session, run_id: int, *, most: int) -> list[str]:
     """Name metrics of a run whose latest value is not finite, in alphabetical order."""
-    query = select(LatestMetric.name).where(
-        LatestMetric.run_id == run_id, LatestMetric.value.is_(None)
-    )
+    value = LatestMetric.value
+    is_nonfinite = or_(value.is_(None), func.abs(value) > LARGEST)
+    query = select(LatestMetric.name).where(LatestMetric.run_id == run_id, is_nonfinite)
     return list(session.scalars(query.order_by(LatestMetric.name).limit(most)))

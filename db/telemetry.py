@@ -249,9 +249,10 @@ def _summarise(run: Run, steps: np.ndarray[Any, Any]) -> None:
         run.loss = _number(last["loss"])
     is_lost = is_known and not np.isfinite(last["loss"])
     run.last_flags = int(last["flags"]) & ~NONFINITE_LOSS | (NONFINITE_LOSS if is_lost else 0)
-    is_zero = (steps["grad_norm"] == 0) & (steps["flags"] & SKIPPED == 0)
-    trailing = len(steps) - 1 - int(np.flatnonzero(~is_zero)[-1]) if not is_zero.all() else None
-    run.zero_steps = run.zero_steps + len(steps) if trailing is None else trailing
+    is_zero = steps["grad_norm"][steps["flags"] & SKIPPED == 0] == 0  # of applied steps
+    others = np.flatnonzero(~is_zero)
+    before = run.zero_steps if not len(others) else -1 - int(others[-1])
+    run.zero_steps = before + len(is_zero)
     run.scale = _number(last["scale"])
     run.steps_per_second = 1e6 / max(float(steps["step_us"][-200:].mean()), 1.0)
 

@@ -44,11 +44,22 @@ class BackwardPass:
 class OwnLosses:
     """The losses of one optimizer's next step."""
 
-    __slots__ = ("_before", "_mark", "_probes", "_weights", "is_first", "losses", "of_grad", "took")
+    __slots__ = (
+        "_before",
+        "_mark",
+        "_probes",
+        "_weights",
+        "has_changed",
+        "is_first",
+        "losses",
+        "of_grad",
+        "took",
+    )
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.losses: list[Value] = []
         self.of_grad: list[Value] = []  # of autograd.grad over its parameters
+        self.has_changed = False  # a pass has ever changed its gradients
         self.took: BackwardPass | None = None  # the pass in which it stepped
         self.is_first = True  # no pass has changed its gradients since its step
         self._weights = 0
@@ -91,13 +102,19 @@ class OwnLosses:
         """
         now = [mark(p) for p in self._probes]
         if now == self._before or self.took is done:
+            self.has_changed |= self.took is done
             self.took = None
             return False
+        self.has_changed = True
         self._mark = now
         if not is_again:
             self.is_first = False
             self.losses += done.losses or ()
         return True
+
+    def has_moved(self) -> bool:
+        """Return whether the weights changed since the first pass of this step."""
+        return bool(self._probes) and self._probes[0]._version != self._weights
 
     def remark(self) -> None:
         """Take gradients that were changed in place, by a clip, for the same as before."""
@@ -222,12 +239,23 @@ class BackwardPasses:
         else:
             own = self._own[id(optimizer)] = OwnLosses(optimizer)
             losses = self._early_losses(optimizer)
+            own.has_changed = bool(losses)
             if under_way is not None:
                 losses, own.took = list(under_way.losses or ()), under_way
         if not losses and len(self._own) == 1:
             losses = self._recent
         self._recent = []
         return losses
+
+    def has_changed(self, optimizer: int) -> bool:
+        """Return whether a pass has ever changed an optimizer's gradients. optimizer: its id."""
+        own = self._own.get(optimizer)
+        return own is not None and own.has_changed
+
+    def has_moved(self, optimizer: int) -> bool:
+        """Return whether an optimizer's weights changed since its last backward pass."""
+        own = self._own.get(optimizer)
+        return own is not None and own.has_moved()
 
     def clipped(self) -> None:
         """Take gradients that a clip changed in place for the same."""

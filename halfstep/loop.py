@@ -120,7 +120,8 @@ class Loop:
         """Close the iteration that is under way, and report the evidence that is left."""
         if self._unscaled.stepped:
             self._close_unscaled()
-        self._careful("evidence", self._evidence.end, self.closed_steps, list(self._known.values()))
+        known = [(each, self._passes.has_changed(key)) for key, each in self._known.items()]
+        self._careful("evidence", self._evidence.end, self.closed_steps, known)
 
     def add_loss(self, loss: Tensor | float) -> None:
         """Take this for the next row's loss; the mean of several."""
@@ -255,6 +256,11 @@ class Loop:
         row, ring = self._open.get(id(scaler)), self._ring
         if row is None or not row.found_inf or ring is None or (after := scaler._scale) is None:
             return
+        if self._is_ascent(row):
+            row.ascents += 1
+            row.is_continued = True
+            row.measured, row.found_inf = {}, {}
+            return
         if ring.is_on_host or after.is_cpu:
             self._write(row, after.item() if new_scale is None else row.scale)
         elif new_scale is None:
@@ -266,7 +272,16 @@ class Loop:
         stepping = self._stepping
         while any(each is optimizer for each in stepping):
             stepping.pop()
+        if stepping and _shares(stepping[-1], optimizer):  # which may clear its gradients
+            self._careful("gradient norms", self._measure_within, stepping[0])
         stepping.append(optimizer)
+
+    def _measure_within(self, outer: Optimizer) -> None:
+        """Measure gradients when an optimizer steps by another one."""
+        gradients = self._known.get(id(outer))
+        if gradients is not None and gradients.is_current() and self._is_wanted(outer):
+            self._before_clip[id(outer)] = gradients.measure()
+            gradients.steps -= 1
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         """Note a step, unless it is a part of another optimizer's, as in SAM."""
@@ -359,6 +374,16 @@ class Loop:
         if identity not in row.measured:  # a clip was ahead of it, if it is
             self._measure(row, optimizer, scale)
 
+    def _is_ascent(self, row: OpenRow) -> bool:
+        """Return whether the scaler was updated in the midst of a step, as by SAM's first half.
+
+        The loop moved the weights by hand, and the step of the optimizer follows.
+        """
+        is_moved = (
+            not row.stepped and not row.direct and all(map(self._passes.has_moved, row.measured))
+        )
+        return is_moved and not row.ascents
+
     def _replace(self, before: OpenRow, row: OpenRow) -> None:
         """Let a scaler go on where another one was that stepped the same optimizer."""
         row.number = before.number
@@ -420,7 +445,7 @@ class Loop:
             rate = gradients.rate()  # a schedule may change a tensor in place
             row.rate = rate.detach().clone() if isinstance(rate, Tensor) else rate
         losses = self._careful("loss", self._passes.take, optimizer)
-        row.losses[identity] = losses or []
+        row.losses.setdefault(identity, losses or [])  # an ascent's is the step's
         measured = self._before_clip.pop(identity, None) if self._before_clip else None
         if measured is None:
             measured = self._careful(
@@ -434,7 +459,12 @@ class Loop:
             if self._diagnoses:
                 self._diagnoses.measured(step, row, gradients, scale)
         if gradients.without_gradient:
-            self._careful("missing gradients", self._evidence.measured, step, gradients)
+            self._careful(
+                "missing gradients",
+                partial(self._evidence.measured, has_changed=self._passes.has_changed(identity)),
+                step,
+                gradients,
+            )
 
     def _start(self) -> None:
         if self._step_started is None:
@@ -517,12 +547,15 @@ class Loop:
         """Note what the host knows of a row that is being written."""
         if not has_loss:
             self._rows.note(number).has_loss = False
+        if row.is_continued:
+            self._rows.note(number).is_continued = True
+            row.is_continued = False
         if row.has_replaced:
             self._rows.note(number).replaced = True
             row.has_replaced = False
         if row.direct:
             self._rows.note(number).is_direct = True
-        elif row.scaler is not None and not row.stepped and row.measured:
+        elif row.scaler is not None and not row.stepped and not row.ascents:
             self._rows.note(number).is_stepped = False
             self._careful("steps left out", self._evidence.not_stepped, self.closed_steps + 1)
         if len(row.losses) > 1 and not _are_one(list(row.losses.values())):
@@ -572,6 +605,8 @@ class Loop:
             self._careful("origin", self._evidence.closed, step, row, self._known, scale, row.loss)
         self._careful("loss", self._passes.iteration_ends)
         rate = row.rate if isinstance(row.rate, float) else 0.0
+        if row.stepped:
+            row.ascents = 0
         row.clear()
         if self._explicit:
             self._explicit = []

@@ -19,10 +19,12 @@ class OpenRow:
     """
 
     __slots__ = (
+        "ascents",
         "counted",
         "direct",
         "found_inf",
         "has_replaced",
+        "is_continued",
         "loss",
         "losses",
         "measured",
@@ -38,6 +40,8 @@ class OpenRow:
         self.number: int | None = None  # of the scaler, in the order in which they first updated
         self.scale: Value = 1.0
         self.loss: Value = math.nan  # that was written last
+        self.ascents = 0  # updates of the scaler in a row, ahead of the step that belongs to them
+        self.is_continued = False  # the scale changed since the last row, in an ascent
         self.has_replaced = False  # another scaler, which stepped the same optimizer
         self.counted: list[tuple[Exponents, Tensor]] = []  # in a step that is due
         self.clear()

@@ -42,8 +42,8 @@ class RowNotes:
     is_direct: bool = False  # it was stepped outside of its scaler: applied, whatever the flags say
     #: Optimizers with a loss of their own, by position, where those of several differ.
     own_losses: Sequence[int] = ()
-    #: The scale that the scaler before this one left, where the loop replaced it.
-    replaced: bool = False
+    replaced: bool = False  # the scaler is another one, whose state was not restored
+    is_continued: bool = False  # the scaler changed its scale since the row before
 
 
 class Rows:
@@ -216,7 +216,7 @@ class Rows:
         events: list[Event] = self._own(notes, rows, records)
         events += self._replacements(notes, rows, records, left)
         events += self._unscaled_culprits(first, rows, records, found_inf)
-        replaced = np.array([each.replaced for each in notes])
+        replaced = np.array([each.replaced or each.is_continued for each in notes])
         for i in np.flatnonzero(found_inf.any(axis=1) | (left != before) | (before != after)):
             if left[i] != before[i] and not replaced[i]:
                 events.append(_event("set", records[i], float(left[i]), float(before[i])))

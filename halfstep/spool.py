@@ -369,7 +369,7 @@ class SpoolPart:
     def __init__(self, part: bytes, offset: int) -> None:
         self._file, self.offset = io.BytesIO(part), offset
         self._part, self._start = part, offset
-        is_damaged = part[: len(MAGIC)] != MAGIC and next_frame(part, 0) is not None
+        is_damaged = part[: len(MAGIC)] != MAGIC and next_frame(part, FILE_HEADER.size) is not None
         if offset == 0 and not is_damaged and _has_header(self._file, "the part"):
             self.offset = FILE_HEADER.size
 
@@ -384,7 +384,7 @@ class SpoolPart:
         return items or self._skip_damage()
 
     def _skip_damage(self) -> list[Item]:
-        following = next_frame(self._part, self.offset - self._start)
+        following = next_frame(self._part, max(self.offset, FILE_HEADER.size) - self._start)
         if following is None:
             return []
         before, self.offset = self.offset, self._start + following
@@ -554,7 +554,8 @@ def _begins(file: BinaryIO, name: object) -> bool:
     """Return whether a file has a header; a damaged one is none, if a whole frame follows it."""
     start = file.read(len(MAGIC))
     file.seek(0)
-    if len(start) == len(MAGIC) and start != MAGIC and next_frame(file.read(WINDOW_BYTES), 0):
+    is_header = len(start) < len(MAGIC) or start == MAGIC
+    if not is_header and next_frame(file.read(WINDOW_BYTES), FILE_HEADER.size):
         return False
     file.seek(0)
     return _has_header(file, name)

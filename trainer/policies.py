@@ -104,21 +104,28 @@ class Calibration:
 
     def __init__(self) -> None:
         self.is_over = False
+        self.skipped_in_a_row = 0
         self._applied_in_a_row = 0
 
     def count(self, was_skipped: bool) -> None:
         """Count one step."""
         self._applied_in_a_row = 0 if was_skipped else self._applied_in_a_row + 1
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if was_skipped else 0
         self.is_over = self.is_over or self._applied_in_a_row >= CALIBRATED_AFTER
 
     def state_dict(self) -> dict[str, int]:
         """Return what a resumed run has to know, so as not to calibrate anew."""
-        return {"is_over": int(self.is_over), "applied_in_a_row": self._applied_in_a_row}
+        return {
+            "is_over": int(self.is_over),
+            "applied_in_a_row": self._applied_in_a_row,
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Put it back."""
         self.is_over = bool(state["is_over"])
         self._applied_in_a_row = state["applied_in_a_row"]
+        self.skipped_in_a_row = state.get("skipped_in_a_row", 0)
 
 
 class StopRule(Observer):

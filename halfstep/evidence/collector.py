@@ -124,14 +124,19 @@ class Collector:
             return
         for group in gradients.optimizer.param_groups:
             eps = group.get("eps")
-            if isinstance(eps, float) and 0 < eps < SMALLEST_HALF and "betas" in group:
+            if isinstance(eps, float) and 0 < eps < SMALLEST_HALF:
                 event = {"event": "adam_eps", "step": step, "optimizer": gradients.name}
                 self._once(event | {"eps": eps, "count": len(half)})
                 return
 
-    def measured(self, step: int, gradients: Gradients) -> None:
-        """The gradients of an optimizer's step were measured."""
+    def measured(self, step: int, gradients: Gradients, *, has_changed: bool) -> None:
+        """The gradients of an optimizer's step were measured.
+
+        has_changed: a backward pass has changed them; a step may clear them itself.
+        """
         without, steps = gradients.without_gradient, gradients.steps
+        if has_changed and len(without) == len(gradients.parameters):
+            return
         if not without or steps not in (STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER):
             return
         needing = sum(p.requires_grad for p in gradients.parameters)
@@ -233,18 +238,18 @@ class Collector:
         if skips and self._has_skipped_loss:
             self._read_buffers(int(skips[0]["step"]))
 
-    def end(self, step: int, known: Sequence[Gradients]) -> None:
+    def end(self, step: int, known: Sequence[tuple[Gradients, bool]]) -> None:
         """Leave torch as it was, and report what is left."""
         self.origin.disarm()
         for tally in self._tallies.values():
             tally.flush()
         if step:
             self._read_buffers(step)
-        for gradients in known:
+        for gradients, has_changed in known:
             needing = sum(p.requires_grad for p in gradients.parameters)
             if needing and len(gradients.without_gradient) == needing and gradients.steps:
                 gradients.steps = STEPS_OF_A_PARAMETER
-                self.measured(step, gradients)
+                self.measured(step, gradients, has_changed=has_changed)
 
     def drain(self, *, wait: bool) -> None:
         """Report what has arrived from a device."""

@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfstep.spool import (
+    FILE_HEADER,
+    MAGIC,
     STEP_DTYPE,
     STEPS,
     UNKNOWN_US,
+    VERSION,
     Position,
     SpoolPart,
     SpoolReader,
@@ -293,3 +296,26 @@ def test_steps_whose_wait_nobody_knows_are_as_before(tmp_path, write):
     first, last = SpoolReader(tmp_path).poll()
     assert first.tobytes() == made.tobytes()
     assert last["data_us"].tolist() == [0]
+
+
+@given(
+    begun=st.booleans(),
+    pieces=st.lists(
+        st.one_of(
+            st.binary(max_size=80),
+            st.builds(frame, st.integers(0, 4), st.sampled_from([b"", b"{}", b"null", bytes(52)])),
+        ),
+        max_size=5,
+    ),
+)
+def test_reading_any_bytes_comes_to_an_end(begun, pieces):
+    """Each poll that returns something goes on from a later byte."""
+    header = FILE_HEADER.pack(MAGIC, VERSION) if begun else b""
+    try:
+        part = SpoolPart(header + b"".join(pieces), 0)
+    except ValueError:
+        return
+    before = part.offset
+    while part.poll(1):
+        assert part.offset > before
+        before = part.offset

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 SCALES_KEPT = 1000  # of skipped steps, for a replay by hand
 #: How long to watch: the default growth interval of a scale, and some more.
 WATCHED_STEPS = 2500
+#: Skips in a row, more than lead from 2^24 to 16: some other cause than the scale is likely.
+LONG_SEARCH = 20
 #: Until calibration is over a GPU's flags come this many steps late. The host is never so far
 #: ahead that the device would run dry while it waits for one.
 FLAG_LATE_STEPS = 32
@@ -194,6 +196,8 @@ class Replay(Observer):
         """Hear of skips so late as they may at the latest have come, whenever they came."""
         while self._flags and self._flags[0].step < self._now - self._late:
             self._calibration.count(bool(self._flags.popleft().skipped().any()))
+            if self._calibration.skipped_in_a_row == LONG_SEARCH:  # it will find no scale
+                self._watched_until = max(self._watched_until, self._now + WATCHED_STEPS)
             if self._calibration.is_over:
                 self._watched_until = self._now + WATCHED_STEPS
                 self._flags.clear()
