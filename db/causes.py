@@ -17,7 +17,7 @@ from db import fixes, precision_findings
 from db.advice_words import AdviceWords
 from db.finding import Finding
 from db.scales import in_words
-from db.tables import Diagnosis, Run, RunNode, ScalerEvent, Step
+from db.tables import FLAGGED, Diagnosis, Run, RunNode, ScalerEvent, Step
 from db.verdict import ZERO_STEPS, Figures, Verdict, has_scaler
 
 #: Events whose newest counts, and those whose first one does.
@@ -61,6 +61,8 @@ class Signs:
     fell_at: int | None = None  # the step from which on the scale was below 1
     has_scaler: bool = False
     precision: str = ""
+    #: The first step of a run without a scaler with a number that is not finite; was its loss?
+    first_lost: tuple[int, bool] | None = None
     resumed: tuple[int, float, float] | None = None  # step, scale before it and after
 
 
@@ -100,8 +102,24 @@ def read(
         fell_at=_fell_at(session, run),
         has_scaler=has_scaler(run),
         precision=run.precision,
+        first_lost=None if has_scaler(run) else _lost_at(session, run),
         resumed=_resumed(session, run),
     )
+
+
+def _lost_at(session: Session, run: Run) -> tuple[int, bool] | None:
+    first = (
+        select(func.min(Step.step))
+        .with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
+        .where(Step.run_id == run.id, FLAGGED["nonfinite"])
+    )
+    step = session.scalar(first)
+    if step is None:
+        return None
+    before = select(Step.grad_norm).where(Step.run_id == run.id, Step.step == step - 1)
+    found = session.execute(before).first()
+    # A NaN is stored as NULL: the gradients of the step before were lost, with a finite loss.
+    return (step - 1, True) if found is not None and found[0] is None else (step, False)
 
 
 def _is_costly(figures: Figures | None) -> bool:
@@ -175,6 +193,8 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         yield from numbers
         if not numbers and not has_zeros:
             yield from _skips(signs, words)
+        if not signs.has_scaler and not numbers:
+            yield from _first_lost(signs)
     yield from _gradients(signs)
     yield from _left_out(signs)
     yield from _schedule(signs)
@@ -333,8 +353,8 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
             cause="nonfinite_inputs",
             fix=fixes.INPUTS,
         )
-    elif "singular" in kinds:
-        yield _singular(origins[kinds.index("singular")], kinds.count("singular"))
+    elif undefined := [each for each in origins if _is_undefined(each)]:
+        yield _singular(undefined[0], len(undefined))
     elif adam := signs.events.get("adam_eps"):
         yield _adam_eps(adam)
     elif found := signs.events.get("first_nonfinite"):
@@ -352,6 +372,20 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         )
 
 
+def _first_lost(signs: Signs) -> Iterator[Finding]:
+    """Yield the first step of a run without a scaler that was not finite, by its recorded steps."""
+    if signs.first_lost is not None:
+        step, loss_is_finite = signs.first_lost
+        event = {"step": step, "loss_nonfinite": not loss_is_finite, "culprits": []}
+        yield _first_nonfinite(signs, event | {"finite": step - 1})
+
+
+def _is_undefined(origin: Mapping[str, Any]) -> bool:
+    """Return whether a gradient was not finite for another reason than the range of its type."""
+    kind: str = origin["kind"]
+    return kind == "singular" or (kind == "hidden" and origin["direction"] == "backward")
+
+
 def _singular(found: Mapping[str, Any], count: int) -> Finding:
     where = " of ".join(filter(None, (found["operation"], found["module"])))
     source = f", at {found['source']}" if found["source"] else ""
@@ -359,8 +393,14 @@ def _singular(found: Mapping[str, Any], count: int) -> Finding:
         f"The gradient of {where} is not defined",
         f"At step {found['step']:,}, with a finite loss and a scale of {in_words(found['scale'])}, "
         f"{found['operation']}{source} was the first operation of the backward pass whose gradient "
-        f"was not finite ({_times(count)} observed). The derivative of a root, logarithm or "
-        "division is infinite at 0, in every precision and at every loss scale.",
+        f"was not finite ({_times(count)} observed). "
+        + (
+            "The derivative of a root, logarithm or division is infinite at 0, in every precision "
+            "and at every loss scale."
+            if found["kind"] == "singular"
+            else "Its type holds far larger numbers, so this is no overflow: a factor that the "
+            "forward pass left infinite, such as the logarithm of 0 behind a mask, times 0 is NaN."
+        ),
         before=found["step"],
         cause="singular_gradient",
         fix=fixes.SINGULAR,
@@ -576,11 +616,18 @@ def _schedule(signs: Signs) -> Iterator[Finding]:
 
 def _pointless_scaler(signs: Signs) -> Iterator[Finding]:
     types = {each["dtype"] for each in signs.several.get("precision", ())}
-    if signs.has_scaler and types and types <= {"bfloat16"}:
+    if signs.has_scaler and types and types <= {"bfloat16", "float32"}:
+        half = "bfloat16" in types
         yield Finding(
-            "The scaler does nothing for bf16",
-            "Matrix products are computed in bfloat16, which has the range of float32: gradients "
-            "neither underflow nor need a scale. GradScaler can be left out.",
+            f"The scaler does nothing for {'bf16' if half else 'fp32'}",
+            "Matrix products are computed in "
+            + ("bfloat16, which has the range of float32" if half else "float32")
+            + ": gradients neither underflow nor need a scale. "
+            + (
+                "GradScaler can be left out."
+                if half
+                else "Use autocast with float16, or leave GradScaler out."
+            ),
             cause="scaler_without_fp16",
             fix=fixes.SCALER_WITHOUT_FP16,
         )

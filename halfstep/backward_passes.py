@@ -34,10 +34,10 @@ def mark(parameter: Tensor) -> Mark:
 class BackwardPass:
     """One pass under way or done. losses: of its roots; None where a root's is not known."""
 
-    __slots__ = ("changed", "losses")
+    __slots__ = ("changed", "is_scaled", "losses")
 
-    def __init__(self, losses: list[Value] | None) -> None:
-        self.losses = losses
+    def __init__(self, losses: list[Value] | None, *, is_scaled: bool) -> None:
+        self.losses, self.is_scaled = losses, is_scaled
         self.changed: set[int] | None = None  # ids of named parameters, in the first iteration
 
 
@@ -51,6 +51,7 @@ class OwnLosses:
         "_weights",
         "has_changed",
         "is_first",
+        "is_scaled",
         "losses",
         "of_grad",
         "took",
@@ -62,7 +63,8 @@ class OwnLosses:
         self.has_changed = False  # a pass has ever changed its gradients
         self.took: BackwardPass | None = None  # the pass in which it stepped
         self.is_first = True  # no pass has changed its gradients since its step
-        self._weights = 0
+        self.is_scaled = False  # a pass that changed its gradients began from a scaled loss
+        self._weights: int | None = None  # their version at the first pass
         self._before: list[Mark] = []
         self._mark: list[Mark] | None = None
         self._probes: list[Tensor] = []
@@ -110,11 +112,14 @@ class OwnLosses:
         if not is_again:
             self.is_first = False
             self.losses += done.losses or ()
+        self.is_scaled |= done.is_scaled
         return True
 
     def has_moved(self) -> bool:
         """Return whether the weights changed since the first pass of this step."""
-        return bool(self._probes) and self._probes[0]._version != self._weights
+        if not self._probes or self._weights is None:
+            return False
+        return self._probes[0]._version != self._weights
 
     def remark(self) -> None:
         """Take gradients that were changed in place, by a clip, for the same as before."""
@@ -140,7 +145,7 @@ class OwnLosses:
             losses = self.of_grad
         if self._probes and self._probes[0].grad is None:
             self.choose(optimizer)
-        self.losses, self.of_grad, self.is_first = [], [], True
+        self.losses, self.of_grad, self.is_first, self.is_scaled = [], [], True, False
         return losses
 
 
@@ -155,6 +160,7 @@ class BackwardPasses:
         self._again: set[int] = set()  # optimizers whose loss the pass under way re-evaluates
         self._scaled: dict[int, tuple[Any, Value | None]] = {}  # by a scaled tensor's id
         self._is_scaled = False  # something was scaled that no pass has begun from yet
+        self._is_pass_scaled = False  # the pass that begins does so from a scaled loss
         self._is_over = False  # a row has closed
         self._recent: list[Value] = []  # losses since anyone's last step
         self._early: list[BackwardPass] | None = []  # of the first iteration
@@ -202,11 +208,11 @@ class BackwardPasses:
         losses = self._losses(roots, scale)
         if not accumulates:
             self._stack.append(None)
-            self._note_grad(losses, arguments)
+            self.count += self._note_grad(losses, arguments)
             return losses
         self.count += 1
         self.since_step += 1
-        self._stack.append(BackwardPass(losses))
+        self._stack.append(BackwardPass(losses, is_scaled=self._is_pass_scaled))
         self._again = {identity for identity, own in self._own.items() if own.begins()}
         if self._early is not None:
             self._note_early()
@@ -252,6 +258,11 @@ class BackwardPasses:
         own = self._own.get(optimizer)
         return own is not None and own.has_changed
 
+    def holds_scaled(self, optimizer: int) -> bool:
+        """Return whether an optimizer's gradients are still as a scaled loss left them."""
+        own = self._own.get(optimizer)
+        return own is not None and own.is_scaled and own.is_uncleared()
+
     def has_moved(self, optimizer: int) -> bool:
         """Return whether an optimizer's weights changed since its last backward pass."""
         own = self._own.get(optimizer)
@@ -285,14 +296,17 @@ class BackwardPasses:
 
     def _losses(self, roots: Sequence[Any], scale: Tensor | None) -> list[Value] | None:
         losses: list[Value] = []
+        self._is_pass_scaled = False
         for root in roots:
             if (found := self._scaled.get(id(root))) and found[0]() is root:
                 loss = found[1]
+                self._is_pass_scaled = True
             elif not isinstance(root, Tensor) or root.numel() != 1:
                 return None
             else:
                 loss = known_loss(root)
                 if self._is_scaled and scale is not None and loss is not None:
+                    self._is_pass_scaled = True
                     loss = loss / (scale.item() if scale.is_cpu else scale)
             if loss is None:
                 return None
@@ -300,17 +314,21 @@ class BackwardPasses:
         self._is_scaled = False
         return losses
 
-    def _note_grad(self, losses: list[Value] | None, arguments: Sequence[Any]) -> None:
+    def _note_grad(self, losses: list[Value] | None, arguments: Sequence[Any]) -> bool:
+        """Note a pass of autograd.grad, and return whether it is one over known parameters."""
         inputs = arguments[INPUTS] if len(arguments) > INPUTS else ()
         if not losses or not isinstance(inputs, tuple | list):
-            return
+            return False
+        is_known = False
         if self._early is not None:
             named = {id(p) for p in self._named()}
-            if any(id(each) in named for each in inputs):
+            if is_known := any(id(each) in named for each in inputs):
                 self._recent += losses
         for own in self._own.values():
             if own.holds(inputs):
+                is_known = True
                 own.of_grad = own.of_grad + losses
+        return is_known
 
     def _note_early(self) -> None:
         """Drop from earlier passes the parameters whose gradients were cleared since."""

@@ -76,10 +76,6 @@ class Gradients:
         except (TypeError, ValueError, RuntimeError):  # None of an Adafactor with relative steps
             return math.nan
 
-    def owns(self, parameter: object) -> bool:
-        """Return whether this is one of the optimizer's parameters."""
-        return any(map(is_, self.parameters, (parameter,) * len(self.parameters)))
-
     def measure(self, scale: Tensor | None = None) -> Measured | None:
         """Measure them; None if there are none. scale: what they are still multiplied by."""
         present = [g for p in self.parameters if (g := p.grad) is not None]

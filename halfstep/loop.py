@@ -159,10 +159,10 @@ class Loop:
         scaler, passes = self._current.scaler, self._passes
         if self._evidence.in_a_row > 1 and accumulates and not passes.since_step:
             self._careful("uncleared gradients", self._look_for_uncleared)
-        is_outermost = not passes.is_under_way
+        is_outermost, count = not passes.is_under_way, passes.count
         scale = None if scaler is None else scaler._scale
         losses = self._careful("loss", passes.begins, roots, arguments, accumulates, scale)
-        if not accumulates:
+        if passes.count == count:
             return
         if self._evidence.origin.is_armed:
             self._careful("origin", self._evidence.origin.arm, roots)
@@ -314,8 +314,12 @@ class Loop:
         row = self._current
         if row is not self._unscaled:
             if identity not in row.measured:
-                self._measure(row, optimizer)
+                is_scaled = self._passes.holds_scaled(identity)
+                scale = row.scaler._scale if row.scaler is not None and is_scaled else None
+                self._measure(row, optimizer, scale)
                 row.stepped.add(identity)
+                if is_scaled:
+                    self._step_directly(optimizer, row, is_scaled=True)
                 return
             # The scaler is used for its losses only: it never updates.
             if self._passes.is_scaled:
@@ -348,7 +352,8 @@ class Loop:
         step = self.closed_steps
         if identity in row.measured or is_scaled:
             step += 1
-            row.direct.add(identity)
+            if identity in self._row_of:
+                row.direct.add(identity)
             row.stepped.add(identity)
         elif ring is not None:
             ring.holds_last = True
@@ -379,10 +384,11 @@ class Loop:
 
         The loop moved the weights by hand, and the step of the optimizer follows.
         """
-        is_moved = (
-            not row.stepped and not row.direct and all(map(self._passes.has_moved, row.measured))
-        )
-        return is_moved and not row.ascents
+        if row.stepped or row.direct:
+            row.is_by_hand = False
+            return False
+        row.is_by_hand = all(map(self._passes.has_moved, row.measured))
+        return row.is_by_hand and not row.ascents
 
     def _replace(self, before: OpenRow, row: OpenRow) -> None:
         """Let a scaler go on where another one was that stepped the same optimizer."""
@@ -406,22 +412,22 @@ class Loop:
         self._uncleared.clear()
 
     def _clip(self, parameters: Any, max_norm: Any) -> None:
-        first = parameters if isinstance(parameters, Tensor) else next(iter(parameters), None)
+        clipped = {id(parameters)} if isinstance(parameters, Tensor) else set(map(id, parameters))
         for identity, gradients in self._known.items():
-            if first is None or not gradients.owns(first) or not gradients.is_current():
+            first = next(iter(gradients.parameters), None)
+            if id(first) not in clipped or not gradients.is_current():
                 continue
             row = self._row_of.get(identity)
             if row is None or row is not self._current or row.scaler is None:
                 if self._current is self._unscaled:
                     self._before_clip[identity] = gradients.measure()
                     gradients.steps -= 1
-                return
+                continue
             states = row.scaler._per_optimizer_states
             stage = states[identity].get("stage") if identity in states else None
             if getattr(stage, "name", "READY") == "READY" and self._passes.is_scaled:
                 self._measure(row, gradients.optimizer, row.scaler._scale)
                 self._evidence.scaled_clip(self.closed_steps + 1, gradients.name, max_norm)
-            return
 
     def _schedule(self, scheduler: Any) -> None:
         optimizer = scheduler.optimizer
@@ -555,8 +561,8 @@ class Loop:
             row.has_replaced = False
         if row.direct:
             self._rows.note(number).is_direct = True
-        elif row.scaler is not None and not row.stepped and not row.ascents:
-            self._rows.note(number).is_stepped = False
+        elif row.found_inf and not row.is_by_hand and not row.stepped >= row.found_inf.keys():
+            self._rows.note(number).is_stepped = bool(row.stepped)
             self._careful("steps left out", self._evidence.not_stepped, self.closed_steps + 1)
         if len(row.losses) > 1 and not _are_one(list(row.losses.values())):
             known = list(self._known)

@@ -24,6 +24,7 @@ class OpenRow:
         "direct",
         "found_inf",
         "has_replaced",
+        "is_by_hand",
         "is_continued",
         "loss",
         "losses",
@@ -41,6 +42,7 @@ class OpenRow:
         self.scale: Value = 1.0
         self.loss: Value = math.nan  # that was written last
         self.ascents = 0  # updates of the scaler in a row, ahead of the step that belongs to them
+        self.is_by_hand = False  # the loop moved the weights, and no optimizer stepped
         self.is_continued = False  # the scale changed since the last row, in an ascent
         self.has_replaced = False  # another scaler, which stepped the same optimizer
         self.counted: list[tuple[Exponents, Tensor]] = []  # in a step that is due

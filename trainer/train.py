@@ -39,6 +39,7 @@ from trainer.diagnosis import shapes
 from trainer.diagnosis.fp8_ranges import Fp8Ranges
 from trainer.diagnosis.headroom import Headroom
 from trainer.diagnosis.histogram import Histogram
+from trainer.diagnosis.missing_gradients import MissingGradients
 from trainer.diagnosis.poison import Poison
 from trainer.diagnosis.replay import Replay
 from trainer.diagnosis.uncalled import Uncalled
@@ -118,7 +119,8 @@ class Followers:
     telemetry: Telemetry
     logged: Logged
     uncalled: Uncalled
-    poison: Poison  # last: what telemetry drains it hears of before it is drained itself
+    poison: Poison  # after telemetry: what that drains it receives before it is drained itself
+    missing_gradients: MissingGradients
 
 
 @dataclass(frozen=True)
@@ -389,6 +391,7 @@ def make_rig(
         logged,
         Uncalled(modules, config, on_event),
         Poison(modules, on_event),
+        MissingGradients(on_event),
     )
     if training.static_graph and ranks.world_size > 1:
         observers.join(averaging=AveragingCheck(ranks))

@@ -33,7 +33,7 @@ from halfstep.parcel import Parcels
 from halfstep.spool import Event
 
 MOST_NODES = 200_000  # of a graph that is armed
-ARMED_STEPS = 2  # in a row, after a skip
+ARMED_STEPS, MOST_ARMED_STEPS = 2, 32  # in a row after a skip; doubled while none shows its cause
 EARLY_SKIPS = 5  # in a row, after which skips near the limit are looked into as well
 FEW = 0.5  # share of the parameters: beyond it, inf only does not prove an overflow
 SOURCE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
@@ -58,6 +58,8 @@ class Origin:
         self._names: dict[nn.Module, str] = {}
         self._left = 0  # steps to arm
         self._skips = self._in_a_row = 0
+        self._budget = ARMED_STEPS
+        self._seen = 0  # skips in armed steps
         self._arm_at = 0  # skips, from which on it is armed again
         self.is_armed = False
         self._hooks: list[Any] = []
@@ -87,9 +89,9 @@ class Origin:
         is_near_limit = loss_is_finite and not nan and infinite <= max(1, FEW * parameters)
         if is_near_limit and self._in_a_row <= EARLY_SKIPS:
             return
-        if not self._left and self._skips >= self._arm_at:
-            self._left = ARMED_STEPS
-            self._arm_at = 10 * self._skips
+        if not self._left and self._skips >= self._arm_at and self._budget <= MOST_ARMED_STEPS:
+            self._left = self._budget
+            self._budget *= 2
 
     def begin(self) -> None:
         """Arm the step that begins, if one is to be."""
@@ -242,6 +244,10 @@ class Origin:
         *totals, scale, found_inf, loss = arrived[0].tolist()
         if not found_inf:
             return
+        self._seen += 1
+        if self._seen >= ARMED_STEPS:  # enough, until there are ten times as many skips
+            self._seen, self._left, self._budget = 0, 0, ARMED_STEPS
+            self._arm_at = 10 * self._skips
         bad = [
             (i < forward, each)
             for i, (each, total) in enumerate(zip(suspects, totals, strict=True))

@@ -1,0 +1,56 @@
+"""Parameters that receive no gradient, reported once it is certain enough.
+
+An optimizer none of whose parameters has one is reported after 10 steps, single parameters after
+100: rarely used experts may follow later.
+"""
+
+from collections.abc import Callable
+
+from halfstep.spool import Event
+from trainer.observers import Observer
+from trainer.watched import WatchedOptimizer
+
+STEPS, STEPS_OF_A_PARAMETER = 10, 100
+NAMES = 50  # of an event, at most
+
+
+class MissingGradients(Observer):
+    """Looks at which gradients there are, in the first steps of each optimizer."""
+
+    is_diagnosis = True
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        self._step = 0
+        self._steps: dict[int, int] = {}  # by an optimizer's id, of this process
+        self._without: dict[int, set[int]] = {}  # positions of parameters without one so far
+
+    def before_step(self, step: int) -> None:
+        """Note the step."""
+        self._step = step
+
+    def unscaled(self, optimizer: WatchedOptimizer) -> None:
+        """Look which parameters have a gradient."""
+        key = id(optimizer)
+        steps = self._steps.get(key, 0) + 1
+        if steps > STEPS_OF_A_PARAMETER:
+            return
+        self._steps[key] = steps
+        parameters = optimizer.parameters
+        needing = {i for i, p in enumerate(parameters) if p.requires_grad}
+        without = {i for i in self._without.get(key, needing) if parameters[i].grad is None}
+        self._without[key] = without
+        is_all = steps == STEPS and len(without) == len(needing)
+        if without and (is_all or steps == STEPS_OF_A_PARAMETER):
+            names = [optimizer.names[i] for i in sorted(without)]
+            self._on_event(
+                {
+                    "event": "no_gradient",
+                    "step": self._step,
+                    "optimizer": type(optimizer.optimizer).__name__,
+                    "parameters": names[:NAMES],
+                    "count": len(names),
+                    "of": len(needing),
+                    "steps": steps,
+                }
+            )
