@@ -60,6 +60,7 @@ class Signs:
     is_costly: bool = False  # more steps are skipped than a search for a scale takes
     fell_at: int | None = None  # the step from which on the scale was below 1
     has_scaler: bool = False
+    may_replay: bool = False
     precision: str = ""
     #: The first step of a run without a scaler with a number that is not finite; was its loss?
     first_lost: tuple[int, bool] | None = None
@@ -72,8 +73,13 @@ def read(
     skips: Sequence[ScalerEvent],
     replays: Sequence[dict[str, Any]],
     judged: Verdict | None,
+    *,
+    may_replay: bool,
 ) -> Signs:
-    """Read the signs of a run. skips: the latest.  replays: of its first skips."""
+    """Read the signs of a run. skips: the latest.  replays: of its first skips.
+
+    may_replay: its page offers to replay a skipped step.
+    """
     figures = judged.figures if judged else None
     events: dict[str, dict[str, Any]] = {}
     several: dict[str, list[dict[str, Any]]] = {}
@@ -102,6 +108,7 @@ def read(
         fell_at=_fell_at(session, run),
         has_scaler=has_scaler(run),
         precision=run.precision,
+        may_replay=may_replay,
         first_lost=None if has_scaler(run) else _lost_at(session, run),
         resumed=_resumed(session, run),
     )
@@ -143,7 +150,7 @@ def _origin(replay: Mapping[str, Any]) -> dict[str, Any]:
     kind: str = "outside" if is_outside else "inside"
     if replay["loss_nonfinite"] and replay["direction"] != "forward":
         kind = "inputs"  # no operation of the forward pass made it of finite numbers
-    if replay["direction"] == "backward":  # earlier versions did not classify the operation
+    elif replay["direction"] == "backward":  # earlier versions did not classify the operation
         kind = replay.get("kind") or ("overflow" if replay["dtype"] == "float16" else "hidden")
     return {
         "step": replay["step"],
@@ -474,11 +481,12 @@ def _forward(
         f"at step {last:,}; the loss scale has no part in it, and a smaller one does not help. "
     )
     module: str | None = None
-    remedies: tuple[str, ...] = ("bf16",)
+    remedies: tuple[str, ...] = ("lower_rate", "bf16") if is_lasting else ("bf16",)
+    before = min(skip.step for skip in signs.skips if skip.loss_nonfinite)
     inside = [each for each in origins if each["kind"] == "inside"]
     if inside:
         found = inside[0]
-        module = found["module"]
+        module, before = found["module"], min(before, *(each["step"] for each in inside))
         text += (
             f"At step {found['step']:,} the output of {module}, in {found['dtype']}, was the first "
             "that was not finite, with finite inputs and weights. "
@@ -505,6 +513,7 @@ def _forward(
         f"The forward pass {'overflows' if is_lasting else 'overflowed'}",
         text,
         module=module,
+        before=before,
         remedies=remedies,
         part="skipped",
         cause="forward_overflow",
@@ -530,6 +539,8 @@ def _backward(signs: Signs, words: AdviceWords) -> Finding:
             "smaller scale only makes others underflow. Clip the gradients, go back to before the "
             f"scale fell with a smaller learning rate, {words.stop_falling}, or use bf16."
         )
+        if signs.may_replay:
+            text += " Replay a skipped step to see which module it is in."
     else:
         text += (
             f"A larger {words.scaler('growth_interval')} tries the limit less often"

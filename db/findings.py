@@ -41,7 +41,8 @@ USUAL_RATE = "usual_rate"  # what mends that
 OUTSIDE = causes.OUTSIDE
 NAMES_SHOWN = 6
 #: Causes that another precision mends.
-OF_PRECISION = frozenset({"forward_overflow", "backward_overflow"})
+FORWARD = "forward_overflow"
+OF_PRECISION = frozenset({FORWARD, "backward_overflow"})
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,7 @@ class Evidence:
     the latest steps.  weights: how those fit that it started from.  headroom: of an fp16 run, the
     newest.  rates: learning rates, by the setting's path.  over_storage: of a run in training, that
     its project stores more than it may.  nan_steps: all its steps, if the loss was NaN from the
-    first on.  words: what remedies are called in its loop.  may_replay: its page offers to replay a
-    skipped step.
+    first on.  words: what remedies are called in its loop.
     """
 
     verdict: Verdict | None
@@ -84,7 +84,6 @@ class Evidence:
     signs: causes.Signs = field(default_factory=causes.Signs)
     lost_metrics: Sequence[str] = ()
     words: AdviceWords = advice_words.RECIPE
-    may_replay: bool = False
 
 
 def of_run(session: Session, run: Run) -> list[Finding]:
@@ -103,9 +102,11 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     # What a fork may mend it may mend of a recipe's run alone.
     is_recipe = run.source == RECIPE
     judged = verdict(session, run)
+    is_training = run.status in (Status.STARTING, Status.RUNNING)
+    may_replay = is_recipe and is_training and not left_out
     evidence = Evidence(
         verdict=judged,
-        signs=causes.read(session, run, skips, replays, judged),
+        signs=causes.read(session, run, skips, replays, judged, may_replay=may_replay),
         lost_metrics=latest_metrics.nonfinite(session, run.id, most=NAMES_SHOWN),
         lost_losses=_lost_losses(session, run),
         skips=skips,
@@ -127,7 +128,6 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         over_storage=quotas.over_storage(session, run.project) if run.status in ACTIVE else "",
         nan_steps=_nan_steps(session, run),
         words=advice_words.RECIPE if is_recipe else advice_words.SCRIPT,
-        may_replay=is_recipe and run.status in (Status.STARTING, Status.RUNNING) and not left_out,
     )
     found = list(find(evidence))
     # With a rate beyond reason nothing else is the cause, and nothing else mends it.
@@ -155,6 +155,8 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     """Yield what the evidence shows, the gravest first."""
     yield from _rate(evidence)
     found = list(causes.named(evidence.signs, evidence.words))
+    if evidence.nan_steps:  # of a loss that was never a number no overflow is certain
+        found = [each for each in found if each.is_certain or each.cause != FORWARD]
     if not found:
         yield from _not_a_number(evidence)
     yield from found
@@ -163,7 +165,8 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from precision_findings.uncalled(evidence.uncalled)
     named = {each.cause for each in found}
     if not evidence.nan_steps:
-        yield from _of_precision(evidence, named)
+        has_module = any(each.module for each in found)
+        yield from _of_precision(evidence, named, has_module=has_module)
     yield from _starving(evidence)
     yield from _slower(evidence)
     yield from _shapes(evidence)
@@ -171,23 +174,24 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _over_storage(evidence)
 
 
-def _of_precision(evidence: Evidence, named: Set[str]) -> Iterator[Finding]:
+def _of_precision(evidence: Evidence, named: Set[str], *, has_module: bool) -> Iterator[Finding]:
     """Yield what has its cause in what fp16 and bf16 can hold, or in the loss scale.
 
     named: causes that are known. What a mistake of the loop explains is no matter of precision.
+    has_module: one of them names a module.
     """
-    if not named:
+    if named <= OF_PRECISION:
         yield from _losses(evidence)
     if "nonfinite_buffers" not in named:
         yield from precision_findings.poisoned(evidence.poison, evidence.words)
     if named - OF_PRECISION - {"nonfinite_buffers"}:
         return
     yield from _one_module(evidence)
-    yield from _replayed(evidence)
+    yield from () if has_module else _replayed(evidence)
     yield from precision_findings.little_headroom(evidence.headroom, evidence.words)
     yield from _underflow(evidence)
     yield from precision_findings.rounded_away(evidence.updates, evidence.words)
-    if named & OF_PRECISION:
+    if named & OF_PRECISION or (not named and evidence.signs.skipped):
         yield from _bf16(evidence)
 
 
@@ -271,7 +275,7 @@ def _replayed(evidence: Evidence) -> Iterator[Finding]:
         each
         for each in evidence.replays
         if each["found"] and each["exact"] and each["module"] not in (None, "", OUTSIDE)
-        if each["dtype"] == "float16" and each.get("kind") in (None, "overflow")
+        if each.get("dtype") == "float16" and each.get("kind") in (None, "overflow")
         if each["direction"] == "forward" or _is_unwell(evidence)
     ]
     if not found:

@@ -200,7 +200,7 @@ class Loop:
         """Know the clipped gradients again."""
         self._careful("loss", self._passes.clipped)
 
-    def step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+    def step_begins(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         """Note a scaler's step, in which the optimizer's own is no direct one."""
         if scaler._enabled:
             self._scaler_steps += 1

@@ -49,7 +49,7 @@ class Listener(Protocol):
     def checked(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
         """After gradients were checked and left multiplied by the scale."""
 
-    def step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+    def step_begins(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         """Before `scaler.step(optimizer)`."""
 
     def step_ends(self, scaler: GradScaler) -> None:

@@ -51,7 +51,7 @@ def fall(database: Database, ada: User, *, rate: float = 40.0) -> None:
 def test_what_is_possible_is_a_click_away(
     database: Database, ada: User, browser: TestClient, bf16: bool
 ) -> None:
-    """A fork from before the fall with a floor, or a lower rate; bf16 where the devices have it."""
+    """A fork from before the overflow with a lower rate; bf16 where the devices have it."""
     offer(database, bf16=bf16)
     fall(database, ada, rate=0.5)
     found = {
@@ -59,7 +59,6 @@ def test_what_is_possible_is_a_click_away(
     }
     actions = [action for each in found.values() for action in each["actions"]]
     labels = [action["label"] for action in actions]
-    assert "Fork from step 5 with scaler.floor 1" in labels
     assert "Fork from step 5 with training.learning_rate 0.05" in labels
     assert ("Start again with precision bf16" in labels) is bf16
     assert "The learning rate is beyond reason" not in found
@@ -72,8 +71,8 @@ def test_what_is_possible_is_a_click_away(
         for path, value in action["settings"].items():
             assert f'name="{path}"' in form.text
             assert f'value="{value if path == "precision" else f"{value:g}"}"' in form.text
-    [floor, *_] = [each for each in actions if "scaler.floor" in each["settings"]]
-    form = browser.get(floor["address"]).text
+    [lower, *_] = [each for each in actions if "training.learning_rate" in each["settings"]]
+    form = browser.get(lower["address"]).text
     assert 'name="parent_step" value="5"' in form
 
 

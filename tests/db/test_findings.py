@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from db import findings, queue, verdict
+from db import causes, findings, queue, verdict
 from db.database import Database
 from db.findings import Evidence
 from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
@@ -25,6 +25,22 @@ def _verdict(word: str) -> verdict.Verdict:
     return verdict.Verdict(word, "Because.", verdict.count(100, [], 1.0))
 
 
+def _evidence(word: str, **changes: Any) -> Evidence:
+    """Return evidence with a verdict; skips, scale and events are those of its signs, too."""
+    events = changes.pop("events", {})
+    skips = changes.get("skips", ())
+    signs = causes.Signs(
+        events=events,
+        skips=skips,
+        skipped=changes.pop("skipped", len(skips)),
+        verdict=word,
+        scale=changes.pop("scale", None),
+        is_costly=word == "oscillating",
+        has_scaler=True,
+    )
+    return Evidence(verdict=_verdict(word), signs=signs, **changes)
+
+
 def _skips(*names: str, loss_nonfinite: bool = False) -> list[ScalerEvent]:
     culprits = [{"name": name} for name in names]
     return [
@@ -35,7 +51,7 @@ def _skips(*names: str, loss_nonfinite: bool = False) -> list[ScalerEvent]:
 
 def _replay(step: int, module: str = "model.head", **changes: Any) -> dict[str, Any]:
     found = {"found": True, "exact": True, "direction": "forward", "operation": "addmm"}
-    return {"step": step, "module": module, **found, **changes}
+    return {"step": step, "module": module, "dtype": "float16", **found, **changes}
 
 
 MODULES = [make_module("body", -10, [90]), make_module("head", -10, [10])]
@@ -62,7 +78,11 @@ LEFT_OUT = {"diagnosis": "replay", "reason": "not with training.parallel fsdp"}
             {"skips": [*_skips("head.bias"), *_skips("head.bias", loss_nonfinite=True)]},
             ["The forward pass overflowed"],
         ),
-        ("collapsing", {"scale": 0.25}, ["The loss scale is below 1"]),
+        (
+            "collapsing",
+            {"scale": 0.25, "skips": _skips("body.weight", "head.bias")},
+            ["The loss scale is below 1"],
+        ),
         (
             "healthy",
             {"lost_losses": 3},
@@ -85,7 +105,8 @@ LEFT_OUT = {"diagnosis": "replay", "reason": "not with training.parallel fsdp"}
         ),
         ("healthy", {"modules": SINKING}, ["Gradients underflow"]),
         ("healthy", {"modules": MODULES, "has_bf16": True}, []),
-        ("dead", {"has_bf16": True}, ["bf16 is available"]),
+        ("dead", {"has_bf16": True, "skipped": 250}, ["bf16 is available"]),
+        ("dead", {"has_bf16": True}, []),
         (
             "healthy",
             {"variant": "fp16", "seconds": {"fp32": 2.0, "fp16": 3.0}},
@@ -103,7 +124,7 @@ LEFT_OUT = {"diagnosis": "replay", "reason": "not with training.parallel fsdp"}
         ("healthy", {"variant": "fp32", "seconds": {"fp32": 3.0}}, []),
         (
             "healthy",
-            {"schedule": {"advanced": 9, "skipped": 10}},
+            {"events": {"schedule": {"step": 40, "advanced": 9, "skipped": 10}}},
             ["The learning-rate schedule advances in skipped steps"],
         ),
         ("healthy", {"left_out": LEFT_OUT}, ["The replay is left out"]),
@@ -111,7 +132,7 @@ LEFT_OUT = {"diagnosis": "replay", "reason": "not with training.parallel fsdp"}
 )
 def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: list[str]) -> None:
     """Each trouble is named by its own evidence, and a healthy run has none."""
-    found = findings.find(Evidence(verdict=_verdict(word), **changes))
+    found = findings.find(_evidence(word, **changes))
     assert [each.title for each in found] == titles
 
 
@@ -152,7 +173,7 @@ def test_the_newest_count_of_a_schedule_is_shown(database: Database, running: Ru
     record(database, running, make_steps([1.0] * 40), events=told)
     with database.reading() as session:
         [found] = findings.of_run(session, session.get_one(Run, running.id))
-    assert found.text.startswith("It did so in 39 of 40 skips")
+    assert found.text.startswith("The learning rate changed after 39 of 40 skips, up to step 40")
 
 
 def test_evidence_comes_from_the_rows(database: Database, running: Run) -> None:
@@ -168,8 +189,8 @@ def test_evidence_comes_from_the_rows(database: Database, running: Run) -> None:
     with database.reading() as session:
         found = findings.of_run(session, session.get_one(Run, running.id))
     assert [each.title for each in found] == [
-        "The loss is not finite, but its gradients are",
         "Only the backward pass overflows",
+        "The loss is not finite, but its gradients are",
         "Gradients underflow",
         "Shapes miss tensor cores",
     ]
@@ -228,9 +249,7 @@ def test_a_replayed_module_is_offered_to_a_fork(
 
 def test_one_module_that_overflows_is_offered_to_a_fork() -> None:
     """Where only its parameters were culprits, too."""
-    evidence = Evidence(
-        verdict=_verdict("oscillating"), skips=_skips("head.weight"), modules=MODULES
-    )
+    evidence = _evidence("oscillating", skips=_skips("head.weight"), modules=MODULES)
     assert [(f.module, f.before) for f in findings.find(evidence) if f.module] == [("head", 7)]
 
 
@@ -346,7 +365,7 @@ def test_replays_of_the_first_skips_are_evidence(database: Database, running: Ru
     with database.reading() as session:
         found = findings.of_run(session, session.get_one(Run, running.id))
     [offer] = [(each.title, each.before) for each in found if each.module]
-    assert offer == ("model.head overflows", 30)
+    assert offer == ("The forward pass overflows", 30)
 
 
 def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, running: Run) -> None:
