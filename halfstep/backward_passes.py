@@ -7,7 +7,7 @@ between two passes without a step (LBFGS's closures, SAM's ascent), the first pa
 This module imports torch.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 from weakref import ref
 
@@ -34,11 +34,14 @@ def mark(parameter: Tensor) -> Mark:
 class BackwardPass:
     """One pass under way or done. losses: of its roots; None where a root's is not known."""
 
-    __slots__ = ("changed", "is_scaled", "losses")
+    __slots__ = ("changed", "is_scaled", "losses", "weights")
 
     def __init__(self, losses: list[Value] | None, *, is_scaled: bool) -> None:
         self.losses, self.is_scaled = losses, is_scaled
-        self.changed: set[int] | None = None  # ids of named parameters, in the first iteration
+        #: Of named parameters, by id, in the first iteration: whose gradients it changed, and the
+        #: versions of the weights before it.
+        self.changed: set[int] = set()
+        self.weights: dict[int, int] = {}
 
 
 class OwnLosses:
@@ -114,6 +117,11 @@ class OwnLosses:
             self.losses += done.losses or ()
         self.is_scaled |= done.is_scaled
         return True
+
+    def begins_at(self, versions: Mapping[int, int]) -> None:
+        """Take these versions of the weights, by parameters' ids, for those at the first pass."""
+        if self._probes:
+            self._weights = versions.get(id(self._probes[0]), self._weights)
 
     def has_moved(self) -> bool:
         """Return whether the weights changed since the first pass of this step."""
@@ -244,7 +252,7 @@ class BackwardPasses:
             losses = own.take(optimizer, under_way)
         else:
             own = self._own[id(optimizer)] = OwnLosses(optimizer)
-            losses = self._early_losses(optimizer)
+            losses = self._early_losses(optimizer, own)
             own.has_changed = bool(losses)
             if under_way is not None:
                 losses, own.took = list(under_way.losses or ()), under_way
@@ -334,22 +342,29 @@ class BackwardPasses:
         """Drop from earlier passes the parameters whose gradients were cleared since."""
         marks = {id(p): mark(p) for p in self._named()}
         cleared = {key for key, now in marks.items() if now != self._early_marks.get(key)}
+        versions = {id(p): p._version for p in self._named()}
         for each in self._early or ():
-            each.changed = (each.changed or set()) - cleared
+            # Where the weights moved as well, the pass that begins evaluates its loss again.
+            each.changed -= {key for key in cleared if each.weights.get(key) == versions[key]}
         self._early_marks = marks
+        under_way = self._stack[-1]
+        if under_way is not None:
+            under_way.weights = versions
 
-    def _early_losses(self, optimizer: Optimizer) -> list[Value]:
+    def _early_losses(self, optimizer: Optimizer, known: OwnLosses) -> list[Value]:
+        """Return the losses of an optimizer's first step, of passes before it was known."""
         if not self._early or not self._early_marks:
             return self._recent
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not own & self._early_marks.keys():
             return self._recent
-        return [
-            loss
-            for each in self._early
-            if each.changed and own & each.changed
-            for loss in each.losses or ()
-        ]
+        passes = [each for each in self._early if own & each.changed]
+        if not passes:
+            return []
+        key = min(own & passes[0].weights.keys())
+        known.begins_at(passes[0].weights)
+        same = [each for each in passes if each.weights.get(key) == passes[0].weights[key]]
+        return [loss for each in same for loss in each.losses or ()]
 
 
 def known_loss(loss: Tensor) -> Value | None:

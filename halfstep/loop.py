@@ -34,6 +34,7 @@ from halfstep.spool import Event, Steps
 
 RELAY_SECONDS = 30.0  # for a device to finish its rows before they are laid out again
 PRIVATE = ("_per_optimizer_states", "_scale", "_growth_tracker")
+SETTLED_AFTER = 8  # iterations, after which no further optimizer is waited for
 NEVER = Intervals()
 
 
@@ -85,6 +86,7 @@ class Loop:
         self._stepping: list[Optimizer] = []  # whose steps are under way, the outermost first
         self._scaler_steps = 0  # calls of GradScaler.step under way
         self._leader: int | None = None  # the optimizer that began the first iteration
+        self._iterations = 0  # without a scaler, since an optimizer was met
         self._is_settled = optimizers is not None  # all optimizers of an iteration are known
         self._uncleared: dict[int, Tensor | None] = {}  # norms of gradients, by an optimizer's id
         self._before_clip: dict[int, Any] = {}  # gradients as measured ahead of a clip
@@ -336,9 +338,12 @@ class Loop:
             return
         if self._leader is None:
             self._leader = identity
+        if identity not in self._known:  # which may step in some iterations only
+            self._iterations = 0
         if row.stepped and (identity in row.stepped or identity == self._leader):
             self._close_unscaled()
-            self._is_settled = True
+            self._iterations += 1
+            self._is_settled |= self._iterations >= SETTLED_AFTER
         row.stepped.add(identity)
         self._measure(row, optimizer)
         self._ended = time.perf_counter()
