@@ -322,13 +322,16 @@ def observe(loop: Loop, *, fp32: bool = False) -> Truth:
 def in_fp32() -> Iterator[None]:
     """Turn autocast and conversions to half precision off."""
     with ExitStack() as stack:
-        init = torch.autocast.__init__
+        enter = torch.autocast.__enter__
 
-        def disabled(self: Any, *args: Any, **kwargs: Any) -> None:
-            init(self, *args, **kwargs)
-            self._enabled = False
+        def disabled(self: torch.autocast) -> Any:
+            was, self._enabled = self._enabled, False  # one that decorates is entered again
+            try:
+                return enter(self)
+            finally:
+                self._enabled = was
 
-        stack.enter_context(patch.object(torch.autocast, "__init__", disabled))
+        stack.enter_context(patch.object(torch.autocast, "__enter__", disabled))
         for owner in (nn.Module, Tensor):
             for name in ("half", "bfloat16"):
                 stack.enter_context(patch.object(owner, name, lambda self: self))
