@@ -10,10 +10,7 @@ from tests.diagnosis import remedies, trial, truth
 from tests.diagnosis.corpus import LOOPS, chosen, each_loop
 from tests.diagnosis.registry import CAUSES, HEALTHY, Loop
 
-pytestmark = [
-    pytest.mark.usefixtures("nothing_compiled"),
-    pytest.mark.filterwarnings("default"),  # a loop's own slips make torch warn
-]
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def test_every_cause_has_three_loops_and_thirty_are_healthy() -> None:

@@ -9,10 +9,7 @@ from tests.diagnosis.corpus import chosen, each_loop
 from tests.diagnosis.registry import Loop
 from trainer.diagnosis import check
 
-pytestmark = [
-    pytest.mark.usefixtures("nothing_compiled"),
-    pytest.mark.filterwarnings("default"),  # a loop's own slips make torch warn
-]
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 #: Causes that five steps cannot show, or that are not in a recipe's training step.
 NOT_FOR_CHECK = ("backward_overflow", "metric_nonfinite", "nonfinite_without_scaler", "no_gradient")
 
