@@ -91,6 +91,7 @@ def attempt(loop: Loop) -> Trial:
             told = ""
         else:
             unwatched = run(loop, Unwatched())
+            unwatched.exception = None
             printed = io.StringIO()
             with contextlib.redirect_stderr(printed):
                 watched = watched_run(loop, runs)
@@ -119,11 +120,11 @@ def watched_run(loop: Loop, runs: Path) -> Ended:
         return handle
 
     ended = run(loop, watch)
-    if opened and ended.error:
-        name, _, text = ended.error.partition(": ")
-        opened[-1].__exit__(RuntimeError, RuntimeError(f"{name}: {text}"), None)
+    if opened and (error := ended.exception):
+        opened[-1].__exit__(type(error), error, error.__traceback__)
     if opened:
         opened[-1].finish()
+    ended.exception = None  # with all that its frames hold
     assert watching._active is None
     return ended
 
