@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 #: By their addresses, in the order in which they are listed.
 NAMES = (
-    *("glossary", "amp", "recipes", "commands", "watch", "client"),
+    *("glossary", "amp", "diagnosis", "recipes", "commands", "watch", "client"),
     *("alerts", "teams", "operations", "clusters", "security"),
 )
 _DOCUMENT = re.compile(r"(\w+)\.md(#[\w-]+)?")

@@ -108,8 +108,7 @@ def named_by_wandb(text: str) -> set[str]:
     before they are drawn, and gradients are times the loss scale, so that nothing else can be told.
     """
     charts = json.loads(text or "{}")
-    missing = [name for name, each in charts.items() if each is None]
-    if missing and len(missing) < len(charts):
+    if None in charts.values():
         return {"no_gradient"}
     drawn = [each for each in charts.values() if each is not None]
     return {"zero_gradients"} if drawn and all(each == [0.0, 0.0] for each in drawn) else set()
@@ -145,13 +144,11 @@ def wandb_watch(loop: Loop) -> set[str]:
     """Train a loop whose modules wandb watches, and that logs its loss at each backward pass."""
     import wandb
 
-    names: dict[str, bool] = {}
+    names: list[str] = []
 
     def watched(*modules: nn.Module) -> None:
-        for index, module in enumerate(modules):
-            for name, parameter in module.named_parameters():
-                if parameter.requires_grad:
-                    names[f"gradients/{f'graph_{index}' if index else ''}{name}"] = True
+        for module in modules:
+            names.extend(name for name, p in module.named_parameters() if p.requires_grad)
         run_.watch(list(modules), log="all", log_freq=1)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -167,28 +164,27 @@ def wandb_watch(loop: Loop) -> set[str]:
 
         with patch.object(torch.Tensor, "backward", logged):
             run(loop, Unwatched(watched))
-        drawn = {name: _range(run_.summary.get(name)) for name in names}
+        shown = dict(run_.summary)
+        drawn = {name: _range(_chart(shown, name)) for name in names}
         run_.unwatch()
         run_.finish()
     return named_by_wandb(json.dumps(drawn))
 
 
+def _chart(shown: dict[str, Any], name: str) -> Any:
+    """Return a parameter's histogram: later graphs of a process have a number in their names."""
+    pattern = re.compile(rf"gradients/(graph_\d+)?{re.escape(name)}")
+    return next((shown[key] for key in shown if pattern.fullmatch(key)), None)
+
+
 def _range(histogram: Any) -> list[float] | None:
-    """Return from where to where a histogram reaches; None: there is none."""
+    """Return from where to where a histogram of wandb's reaches; None: there is none."""
     if histogram is None:
         return None
-    counted = dict(histogram)
-    if "packedBins" in counted:
-        packed = counted["packedBins"]
-        edges = [packed["min"], packed["min"] + packed["size"] * packed["count"]]
-        filled = [i for i, value in enumerate(counted["values"]) if value]
-        is_zero = len(filled) == 1 and edges[0] <= 0 <= edges[1] and packed["size"] <= 1 / 32
-    else:
-        bins = counted["bins"]
-        edges = [bins[0], bins[-1]]
-        filled = [i for i, value in enumerate(counted["values"]) if value]
-        is_zero = (len(filled) == 1 and bins[filled[0]] == 0.0) or bins[filled[0] + 1] == 0.0
-    return [0.0, 0.0] if is_zero else [float(edge) for edge in edges]
+    drawn = dict(histogram)
+    bins = [float(each) for each in drawn["bins"]]
+    filled = [number for number, value in enumerate(drawn["values"]) if value]
+    return [bins[filled[0]], bins[filled[-1] + 1]] if filled else [bins[0], bins[-1]]
 
 
 RUNS: dict[str, Callable[[Loop], set[str]]] = {

@@ -14,11 +14,10 @@ from tests.diagnosis.registry import LOOPS, Loop, sample
 __all__ = ["LOOPS", "chosen", "each_loop", "loops", "recipes"]
 
 
-def chosen(*, processes: int | None = None) -> list[Loop]:
-    """Return the loops to try, of so many processes."""
+def chosen() -> list[Loop]:
+    """Return the loops to try."""
     is_full = os.environ.get("HALFSTEP_DIAGNOSIS") == "full"
-    found = list(LOOPS.values()) if is_full else sample()
-    return [each for each in found if processes in (None, each.processes)]
+    return list(LOOPS.values()) if is_full else sample()
 
 
 def each_loop(loops: list[Loop]) -> pytest.MarkDecorator:

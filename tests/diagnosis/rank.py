@@ -1,13 +1,15 @@
 """One process of a loop that several train together over gloo: unwatched, then watched.
 
-    python tests/diagnosis/rank.py LOOP PROCESSES RANK STORE RESULT RUNS
+    python tests/diagnosis/rank.py LOOP PROCESSES RANK STORE RESULT [RUNS]
 
-RESULT: a file for how both ended.  RUNS: the folder that the watched run is written to.
+RESULT: a file for how both ended.  RUNS: the folder that the watched run is written to; left out,
+the loop is observed instead, as it is and in fp32, and RESULT is what happened in both.
 """
 
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,18 +18,24 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.diagnosis.corpus import LOOPS
 from tests.diagnosis.trial import watched_run
+from tests.diagnosis.truth import observe
 from tests.diagnosis.unwatched import Unwatched, run
 
 
 def main() -> None:
     """Train twice, and leave how it ended."""
-    name, processes, rank, store, result, runs = sys.argv[1:]
+    name, processes, rank, store, result, *runs = sys.argv[1:]
     os.environ |= {"RANK": rank, "WORLD_SIZE": processes}
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(processes)
     )
-    torch.save([run(LOOPS[name], Unwatched()), watched_run(LOOPS[name], Path(runs))], result)
+    loop = LOOPS[name]
+    if runs:
+        both: list[Any] = [run(loop, Unwatched()), watched_run(loop, Path(runs[0]))]
+    else:
+        both = [observe(loop), observe(loop, fp32=True)]
+    torch.save(both, result)
     dist.destroy_process_group()
 
 

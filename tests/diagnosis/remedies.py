@@ -11,16 +11,20 @@ from itertools import combinations
 from db.finding import Finding
 
 #: What ends a clause, so that what one rules out the next may offer.
-CLAUSES = re.compile(r"(?<=[a-z0-9)`])[.;:!?](?:\s|$)|\n|, (?=but\b|so\b|or\b|and\b)")
+CLAUSES = re.compile(
+    r"(?<=[a-z0-9)`])[.;:!?](?:\s|$)|\n|, (?=but\b|so\b)|(?=\brather than\b|\binstead of\b)"
+)
 RULED_OUT = re.compile(
     r"\b(no|not|never|neither|nor|cannot|won't|would harm|harms?|useless|nothing|without effect"
     r"|in vain|rules? out|ruled out|has no part|instead of|rather than)\b|n't\b",
     re.IGNORECASE,
 )
+#: A verb that asks for something; not a noun of the same form, as in "the same run in fp32".
 ASKS = (
-    r"\b(use|try|run|compute|train|set|start|lower|reduce|decrease|halve|raise|increase|keep|add"
-    r"|call|put|move|switch|choose|let|pass|replace|restore|save|load|clip|clamp|clear|convert"
-    r"|cast|give|take|make|unscale|enlarge|grow|shrink|mend|need)s?\b"
+    r"(?<!\bthe )(?<!\bsame )(?<!\bthis )(?<!\bthat )(?<!\beach )(?<!\ba )"
+    r"\b(use|try|tries|run|compute|train|set|start|lower|reduce|decrease|halve|raise|increase|keep"
+    r"|add|call|put|move|switch|choose|let|pass|replace|restore|save|load|clip|clamp|clear|convert"
+    r"|cast|give|take|make|unscale|enlarge|grow|shrink|mend|need|go back|continue)s?\b"
 )
 SMALLER = r"\b(smaller|lower|lowers?|reduced?|decrease|halve|shrink)\b"
 LARGER = r"\b(larger|higher|raise|increase|enlarge|grow)\b"

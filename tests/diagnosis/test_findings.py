@@ -9,10 +9,7 @@ from tests.diagnosis.corpus import chosen, each_loop
 from tests.diagnosis.registry import Loop
 from trainer.diagnosis import check
 
-pytestmark = [
-    pytest.mark.usefixtures("nothing_compiled"),
-    pytest.mark.filterwarnings("default"),  # a loop's own slips make torch warn
-]
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 #: Causes that five steps cannot show, or that are not in a recipe's training step.
 NOT_FOR_CHECK = ("backward_overflow", "metric_nonfinite", "nonfinite_without_scaler", "no_gradient")
 
@@ -35,6 +32,14 @@ def test_no_remedy_would_harm(loop: Loop) -> None:
     harm = {each.title: remedies.offered(each) & loop.harmful for each in ended.findings}
     assert {title: sorted(words) for title, words in harm.items() if words} == {}
     assert remedies.contradictions(ended.findings) == []
+
+
+@each_loop([each for each in chosen() if not each.is_healthy])
+def test_nothing_learned_is_not_healthy(loop: Loop) -> None:
+    """The verdict is not "healthy" where gradients are all 0 or no weight moved at all."""
+    ended = trial.tried(loop.name)
+    if ended.verdict and (loop.cause == "zero_gradients" or not ended.unwatched.moved):
+        assert ended.verdict.word != "healthy", ended.verdict.reason
 
 
 @each_loop([each for each in chosen() if each.recipe and each.cause not in NOT_FOR_CHECK])

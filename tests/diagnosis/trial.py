@@ -35,6 +35,7 @@ from halfstep.spool import Event, SpoolReader, Unrecordable, json_safe
 from tests import warm
 from tests.diagnosis.recipes.cases import trained
 from tests.diagnosis.registry import HEALTHY, LOOPS, Handle, Loop
+from tests.diagnosis.truth import Truth, observe
 from tests.diagnosis.unwatched import Ended, Unwatched, run
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +91,7 @@ def attempt(loop: Loop) -> Trial:
             told = ""
         else:
             unwatched = run(loop, Unwatched())
+            unwatched.exception = None
             printed = io.StringIO()
             with contextlib.redirect_stderr(printed):
                 watched = watched_run(loop, runs)
@@ -118,11 +120,11 @@ def watched_run(loop: Loop, runs: Path) -> Ended:
         return handle
 
     ended = run(loop, watch)
-    if opened and ended.error:
-        name, _, text = ended.error.partition(": ")
-        opened[-1].__exit__(RuntimeError, RuntimeError(f"{name}: {text}"), None)
+    if opened and (error := ended.exception):
+        opened[-1].__exit__(type(error), error, error.__traceback__)
     if opened:
         opened[-1].finish()
+    ended.exception = None  # with all that its frames hold
     assert watching._active is None
     return ended
 
@@ -221,12 +223,31 @@ def _migrated() -> Path:
 
 def _apart(loop: Loop, folder: Path, runs: Path) -> tuple[Ended, Ended]:
     """Train a loop of several processes; return how all ranks ended, unwatched and watched."""
+    both = Ended(), Ended()
+    for rank, results in enumerate(_of_ranks(loop, folder, str(runs))):
+        for whole, ended in zip(both, results, strict=True):
+            whole.error += ended.error
+            whole.moved += ended.moved
+            whole.state |= {f"rank {rank} {name}": value for name, value in ended.state.items()}
+    return both
+
+
+def truths(loop: Loop) -> list[tuple[Truth, Truth]]:
+    """Return what each rank saw happen in a loop, as it is and in fp32."""
+    if loop.processes == 1:
+        return [(observe(loop), observe(loop, fp32=True))]
+    with tempfile.TemporaryDirectory(prefix="halfstep-trial-") as folder:
+        return [(seen, in_fp32) for seen, in_fp32 in _of_ranks(loop, Path(folder))]
+
+
+def _of_ranks(loop: Loop, folder: Path, *arguments: str) -> Iterator[list[Any]]:
+    """Have a process for each rank, and yield what each leaves."""
     script = str(Path(__file__).with_name("rank.py"))
     ranks = [
         warm.Popen(
             [
                 *(sys.executable, script, loop.name, str(loop.processes), str(rank)),
-                *(str(folder / "store"), str(folder / f"{rank}.pt"), str(runs)),
+                *(str(folder / "store"), str(folder / f"{rank}.pt"), *arguments),
             ],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -241,15 +262,9 @@ def _apart(loop: Loop, folder: Path, runs: Path) -> tuple[Ended, Ended]:
     finally:
         for each in ranks:
             each.kill()
-    both = Ended(), Ended()
     for rank, process in enumerate(ranks):
         assert process.returncode == 0, printed[rank]
-        results = torch.load(folder / f"{rank}.pt", weights_only=False)
-        for whole, ended in zip(both, results, strict=True):
-            whole.error += ended.error
-            whole.moved += ended.moved
-            whole.state |= {f"rank {rank} {name}": value for name, value in ended.state.items()}
-    return both
+        yield torch.load(folder / f"{rank}.pt", weights_only=False)
 
 
 # ---- Recipes -------------------------------------------------------------------------------------

@@ -74,7 +74,8 @@ class Truth:
     scheduled: list[bool] = field(default_factory=list)  # the attempt before it was skipped
     inputs_nonfinite: int = 0
     forwards: int = 0
-    logged_nonfinite: list[str] = field(default_factory=list)
+    logged_nonfinite: list[str] = field(default_factory=list)  # at last
+    infinite_by_design: list[str] = field(default_factory=list)  # buffers, from the start
     buffers_nonfinite: list[str] = field(default_factory=list)
     weights_nonfinite: list[str] = field(default_factory=list)
     moved: int = 0  # parameters that ended elsewhere than they began
@@ -117,13 +118,16 @@ class _Recorder:
 
     def watched(self, *modules: nn.Module) -> None:
         for module in modules:
-            module.register_forward_pre_hook(self._entered)
+            module.register_forward_pre_hook(self._entered, with_kwargs=True)
+            bad = [n for n, b in module.named_buffers() if not b.isfinite().all()]
+            self.truth.infinite_by_design += bad
             for parameter in module.parameters():
                 self._parameters[id(parameter)] = parameter
 
-    def _entered(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _entered(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.truth.forwards += 1
-        floats = [x for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
+        given = [*inputs, *named.values()]
+        floats = [x for x in given if isinstance(x, Tensor) and x.is_floating_point()]
         first = floats[:2]
         self.truth.inputs_nonfinite += any(not x.isfinite().all() for x in first)
 
@@ -302,8 +306,12 @@ def observe(loop: Loop, *, fp32: bool = False) -> Truth:
         watch = Unwatched(on_watch=recorder.watched)
         ended = run(loop, watch)
     truth.error = ended.error
-    truth.logged_nonfinite = [n for n, v in watch.logged if not math.isfinite(v)]
-    truth.buffers_nonfinite = ended.nonfinite("buffer")
+    truth.logged_nonfinite = [n for n, v in dict(watch.logged).items() if not math.isfinite(v)]
+    truth.buffers_nonfinite = [
+        name
+        for name in ended.nonfinite("buffer")
+        if not name.endswith(tuple(f" {each}" for each in truth.infinite_by_design))
+    ]
     truth.weights_nonfinite = ended.nonfinite("weight")
     truth.moved = ended.moved
     recorder.end()
@@ -314,13 +322,16 @@ def observe(loop: Loop, *, fp32: bool = False) -> Truth:
 def in_fp32() -> Iterator[None]:
     """Turn autocast and conversions to half precision off."""
     with ExitStack() as stack:
-        init = torch.autocast.__init__
+        enter = torch.autocast.__enter__
 
-        def disabled(self: Any, *args: Any, **kwargs: Any) -> None:
-            init(self, *args, **kwargs)
-            self._enabled = False
+        def disabled(self: torch.autocast) -> Any:
+            was, self._enabled = self._enabled, False  # one that decorates is entered again
+            try:
+                return enter(self)
+            finally:
+                self._enabled = was
 
-        stack.enter_context(patch.object(torch.autocast, "__init__", disabled))
+        stack.enter_context(patch.object(torch.autocast, "__enter__", disabled))
         for owner in (nn.Module, Tensor):
             for name in ("half", "bfloat16"):
                 stack.enter_context(patch.object(owner, name, lambda self: self))
@@ -410,7 +421,7 @@ def _nonfinite_buffers(truth: Truth, _: Truth) -> bool:
 
 
 def _nonfinite_inputs(truth: Truth, _: Truth) -> bool:
-    return truth.inputs_nonfinite > 0
+    return truth.inputs_nonfinite > 0 and truth.nonfinite_losses > 0
 
 
 def _nonfinite_without_scaler(truth: Truth, _: Truth) -> bool:
@@ -481,7 +492,6 @@ def is_healthy(truth: Truth) -> list[str]:
         (truth.weights_nonfinite, "weights are not finite"),
         (truth.buffers_nonfinite, "buffers are not finite"),
         (truth.logged_nonfinite, "a metric is not finite"),
-        (truth.inputs_nonfinite, "an input is not finite"),
         (truth.nonfinite_losses, "a loss is not finite"),
         (any(not e.is_finite and not e.by_scaler for e in truth.steps), "a bad step was applied"),
         (any(e.before for e in truth.passes) and truth.skipped > 2, "gradients are not cleared"),

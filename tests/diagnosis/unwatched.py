@@ -61,6 +61,7 @@ class Ended:
     """How a loop ended: its weights, buffers and optimizers' state, or what it raised."""
 
     error: str = ""
+    exception: Exception | None = None
     state: dict[str, Tensor] = field(default_factory=dict)
     moved: int = 0
     warnings: list[str] = field(default_factory=list)
@@ -111,7 +112,7 @@ def run(loop: Loop, watch: WatchCall) -> Ended:
         try:
             loop.train(called)
         except Exception as error:
-            ended.error = f"{type(error).__name__}: {error}"
+            ended.error, ended.exception = f"{type(error).__name__}: {error}", error
     ended.warnings = [f"{each.category.__name__}: {each.message}" for each in caught]
     for index, module in enumerate(modules):
         ended.state |= dict(_state_of(module, index))

@@ -1,8 +1,10 @@
 """A finite loss whose gradient is NaN, in any precision and at any scale."""
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.diagnosis.parts import autocast, grad_scaler, labelled, mlp
 from tests.diagnosis.registry import PRECISION, SCALE, WatchCall, loop
@@ -171,6 +173,26 @@ def function_of_its_own(watch: WatchCall) -> None:
             out, again = net(x), net(x.clone())
         spread = SafeRoot.apply((out.float() - again.float()) ** 2).mean()
         loss = F.cross_entropy(out.float(), y) + spread
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@loop(cause="singular_gradient", harmful=HARMFUL, processes=2)
+def nan_of_another_rank(watch: WatchCall) -> None:
+    """Two ranks, of which the one that is not watched meets the root of 0: all get its NaN."""
+    net = mlp()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = grad_scaler(2.0**10)
+    watch(net, name="ranks")
+    rank = dist.get_rank()
+    for x, y in labelled(60, seed=1 + rank):
+        optimizer.zero_grad()
+        with autocast("fp16"):
+            out = model(x).float()
+        spread = out - out.detach() if rank == 1 else out - out.mean()
+        loss = F.cross_entropy(out, y) + 0.01 * spread.square().sum(1).sqrt().mean()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
