@@ -38,6 +38,10 @@ class AdvisedFinding(BaseModel):
     module: Annotated[str | None, Field(description="That a fork may run in fp32, to mend it")]
     before: Annotated[int | None, Field(description="The step from which on it is so")]
     part: Annotated[str, Field(description="Of the run's page, with the figures; or empty")]
+    cause: Annotated[str, Field(description="One of docs/diagnosis.md; empty for mere advice")]
+    help: Annotated[str, Field(description="Address of the cause's section; or empty")]
+    fix: Annotated[str, Field(description="The change to a script, as code; or empty")]
+    is_certain: Annotated[bool, Field(description="False: other causes are not excluded")]
     actions: Annotated[list[Action], Field(description="Those that are possible now")]
 
 
@@ -54,6 +58,10 @@ def advised(session: Session, run: Run) -> list[AdvisedFinding]:
             module=each.module,
             before=each.before,
             part=each.part,
+            cause=each.cause,
+            help=f"/help/diagnosis#{each.cause.replace('_', '-')}" if each.cause else "",
+            fix="" if run.source == RECIPE else each.fix,
+            is_certain=each.is_certain,
             actions=list(_actions(session, run, each, fields)) if fields else [],
         )
         for each in found
