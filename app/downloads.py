@@ -8,6 +8,7 @@ signed for some minutes.
 import logging
 import re
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import obstore
@@ -16,8 +17,9 @@ from fastapi.responses import StreamingResponse
 from obstore.store import ObjectStore
 
 from app.auth import SignedIn
-from app.context import Db, TheSettings
+from app.context import Db, TheDatabase, TheSettings
 from app.file_names import artifact_name, file_name, log_name
+from app.live_log import live_parts
 from app.parameters import RowId, RunId
 from db import artifacts, checkpoints, runs
 from db.errors import NotFound, StorageUnreachable
@@ -97,14 +99,23 @@ LOG_PATH = "/runs/{run_id}/log/download"
 
 @router.get(LOG_PATH, response_class=Response, tags=["runs"])
 def download_log(
-    run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedIn
+    run_id: RunId, session: Db, settings: TheSettings, database: TheDatabase, _visitor: SignedIn
 ) -> StreamingResponse:
-    """Download all that a run has printed, compressed by gzip: its complete parts, one by one.
+    """Download all that a run has printed, compressed by gzip: its parts, one by one.
 
-    Of a run in training the last part, of 64 MiB at most, is not complete yet.
+    Of a run in training on another machine than the server's, what it printed in the last five
+    minutes, or twentieth of its time, is not there yet.
     """
-    run, rows = runs.get(session, run_id), artifacts.log_files(session, run_id)
-    if not rows:
+    run = runs.get(session, run_id)
+    live = live_parts(settings, run_id)
+    with database.reading() as later:  # a part that is gone by now is a row there
+        rows = artifacts.log_files(later, run_id)
+    published = {row.name for row in rows}
+    for part in live:
+        if part.name in published or not part.size:
+            part.file.close()
+    live = [part for part in live if not part.file.closed]
+    if not rows and not live:
         text = "has no log file: it has printed nothing, or its first part is not complete yet."
         raise NotFound(f"Run {run_id} {text}")
     store = open_store(settings, retry_seconds=RETRY_SECONDS)
@@ -113,9 +124,13 @@ def download_log(
     headers = {
         "Cache-Control": "no-store",
         "Content-Disposition": f'attachment; filename="{log_name(run)}"',
-        "Content-Length": str(sum(row.size_bytes for row in rows)),
     }
-    chunks = (chunk for row in rows for chunk in _whole(store, row.key))
+    if not live:
+        headers["Content-Length"] = str(sum(row.size_bytes for row in rows))
+    pieces = [*((row.name, _whole(store, row.key)) for row in rows)]
+    pieces += [(part.name, part.compressed()) for part in live]
+    pieces.sort(key=itemgetter(0))
+    chunks = (chunk for _name, piece in pieces for chunk in piece)
     return StreamingResponse(chunks, headers=headers, media_type="application/gzip")
 
 

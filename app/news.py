@@ -187,6 +187,11 @@ def _words(
     is_listed = not summary.is_watched
     if is_listed and (changes.goes_back or any(row.kind == SPIKE for row in changes.diagnoses)):
         fragments["spikes"] = fragment("_spikes.html", spikes=spikes(session, run.id))
+    has_first_line = any(line.number == 1 for line in changes.log_lines)
+    if has_first_line or any(file.name.startswith(artifacts.LOG) for file in changes.artifacts):
+        log_bytes = artifacts.log_bytes(session, run.id)
+        html = fragment("_log_link.html", run=summary, log_bytes=log_bytes, has_log=True)
+        fragments["log_link"] = html
     if changes.goes_back:
         skipped = skipped_steps(session, run.id)
         fragments["skips"] = fragment("_skips.html", run=summary, skipped=skipped)

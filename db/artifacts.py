@@ -50,6 +50,12 @@ def log_files(session: Session, run_id: int) -> list[Artifact]:
     return list(session.scalars(query.order_by(Artifact.name)))
 
 
+def log_bytes(session: Session, run_id: int) -> int:
+    """Return what the files of a run's log take."""
+    query = select(func.sum(Artifact.size_bytes)).where(Artifact.run_id == run_id, IS_LOG)
+    return int(session.scalar(query) or 0)
+
+
 def count(session: Session, run_id: int) -> int:
     """Return how many artifacts a run has."""
     query = select(func.count()).select_from(Artifact).where(Artifact.run_id == run_id, ~IS_LOG)

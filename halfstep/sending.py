@@ -199,8 +199,8 @@ class AttemptSending:
                 return True
             if len(data) == PIECE_BYTES:
                 self._say(
-                    f"{path} is damaged at byte {here.offset} for more than {WINDOW_BYTES:,} "
-                    "bytes; what follows there is lost"
+                    f"{path} is damaged from byte {here.offset:,} on: no whole frame follows "
+                    f"within {WINDOW_BYTES:,} bytes; what is there is lost"
                 )
             self._fruitless = here, len(data)  # the last frame is cut short, or being written
         return False

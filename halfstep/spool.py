@@ -327,7 +327,7 @@ class SpoolReader:
         is_whole = here.offset or size >= FILE_HEADER.size
         if following is None and is_over and is_whole and not _is_cut_short(rest):
             following = size - here.offset
-        if following is None:
+        if not following:
             self._seen_to = here, size
             return False
         items.append(_damaged(here.offset, following))
@@ -369,23 +369,25 @@ class SpoolPart:
     def __init__(self, part: bytes, offset: int) -> None:
         self._file, self.offset = io.BytesIO(part), offset
         self._part, self._start = part, offset
-        is_damaged = part[: len(MAGIC)] != MAGIC and next_frame(part, FILE_HEADER.size) is not None
-        if offset == 0 and not is_damaged and _has_header(self._file, "the part"):
-            self.offset = FILE_HEADER.size
+        self._has_begun = offset > 0 or (part[: len(MAGIC)] != MAGIC and _has_frame(part))
+        if not self._has_begun and _has_header(self._file, "the part"):
+            self.offset, self._has_begun = FILE_HEADER.size, True
 
     def poll(self, limit_bytes: int = 2**20, *, limit_items: float = math.inf) -> list[Item]:
         """Return the next whole frames, of about `limit_bytes` and at most `limit_items`; an empty
         list is the end. Damaged bytes that a whole frame follows are one Unrecordable.
         """
         items: list[Item] = []
+        if not self._has_begun:
+            return items
         self._file.seek(self.offset - self._start)  # a damaged frame was read past
         stop = self.offset + limit_bytes
         self.offset = _take_frames(self._file, self.offset, stop, items, limit_items)
         return items or self._skip_damage()
 
     def _skip_damage(self) -> list[Item]:
-        following = next_frame(self._part, max(self.offset, FILE_HEADER.size) - self._start)
-        if following is None:
+        following = next_frame(self._part, self.offset - self._start)
+        if following is None or self._start + following <= self.offset:
             return []
         before, self.offset = self.offset, self._start + following
         return [_damaged(before, self.offset - before)]
@@ -443,10 +445,11 @@ def lost_bytes(path: Path) -> int:
     A last frame that is cut short is none of them: its process was killed while it wrote.
     """
     with path.open("rb") as file:
-        lost = 0 if file.read(FILE_HEADER.size) == FILE_HEADER.pack(MAGIC, VERSION) else 1
-        if lost:
+        lost = 0
+        if file.read(FILE_HEADER.size) != FILE_HEADER.pack(MAGIC, VERSION):
             file.seek(0)
-            lost = next_frame(file.read(WINDOW_BYTES), 0) or path.stat().st_size
+            first = next_frame(file.read(WINDOW_BYTES), 0)
+            lost = path.stat().st_size if first is None else first
             file.seek(lost)
         while True:
             begin = file.tell()
@@ -525,10 +528,12 @@ def _read(
 ) -> tuple[int, int]:
     """Add whole frames from offset until past stop; return where they end, and the file's size."""
     with path.open("rb") as file:
-        if offset == 0 and _begins(file, path):
-            offset = FILE_HEADER.size
-        file.seek(offset)
-        offset = _take_frames(file, offset, stop, items, limit_items)
+        has_begun = offset > 0 or _has_lost_header(file)
+        if not has_begun and _has_header(file, path):
+            offset, has_begun = FILE_HEADER.size, True
+        if has_begun:
+            file.seek(offset)
+            offset = _take_frames(file, offset, stop, items, limit_items)
         return offset, file.seek(0, os.SEEK_END)
 
 
@@ -536,7 +541,7 @@ def _take_frames(
     file: BinaryIO, offset: int, stop: int, items: list[Item], limit_items: float
 ) -> int:
     """Add whole frames from where the file is read, at offset, until past stop; return the end."""
-    while 0 < offset < stop and len(items) < limit_items and (found := _next_frame(file)):
+    while offset < stop and len(items) < limit_items and (found := _next_frame(file)):
         kind, payload = found
         items.append(_decode(kind, payload))
         offset += FRAME_HEADER.size + len(payload)
@@ -550,15 +555,17 @@ def _has_header(file: BinaryIO, name: object) -> bool:
     return len(header) == FILE_HEADER.size
 
 
-def _begins(file: BinaryIO, name: object) -> bool:
-    """Return whether a file has a header; a damaged one is none, if a whole frame follows it."""
+def _has_lost_header(file: BinaryIO) -> bool:
+    """Return whether a file has frames, and something else where its header is to be."""
     start = file.read(len(MAGIC))
     file.seek(0)
-    is_header = len(start) < len(MAGIC) or start == MAGIC
-    if not is_header and next_frame(file.read(WINDOW_BYTES), FILE_HEADER.size):
-        return False
+    is_lost = len(start) == len(MAGIC) and start != MAGIC and _has_frame(file.read(WINDOW_BYTES))
     file.seek(0)
-    return _has_header(file, name)
+    return is_lost
+
+
+def _has_frame(data: bytes) -> bool:
+    return next_frame(data, 0) is not None
 
 
 def _next_frame(file: BinaryIO) -> tuple[int, bytes] | None:

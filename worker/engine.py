@@ -4,8 +4,10 @@ A cluster's engine would offer the same five calls. A supervisor is named after 
 it outlives the worker that launched it, and is never launched twice.
 """
 
+import hmac
 import json
 import os
+import secrets
 import signal
 import subprocess
 from dataclasses import asdict, dataclass
@@ -38,7 +40,9 @@ class Handle:
 class SubprocessEngine:
     """Launch supervisors as processes of this machine, each in a session of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes) -> None:
+        """key: the worker's own, which signs handles: a run can write to the folder they lie in."""
+        self._key = key
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     def launch(self, folder: Path, attempt: int, argv: list[str], env: dict[str, str]) -> Handle:
@@ -50,7 +54,8 @@ class SubprocessEngine:
             claim.touch(exist_ok=False)
         except FileExistsError as error:
             raise AlreadyLaunched(f"{claim} exists: attempt {attempt} was launched") from error
-        with log.open("wb") as output:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW  # a run may have linked it
+        with os.fdopen(os.open(log, flags, 0o600), "wb") as output:
             process = subprocess.Popen(
                 argv,
                 env={**os.environ, **env},
@@ -61,16 +66,26 @@ class SubprocessEngine:
             )
         self._children[process.pid] = process
         handle = Handle(process.pid, started(process.pid) or 0, _boot_id())
-        claim.write_text(json.dumps(handle.as_dict()))
+        signature = self._signature(folder, attempt, handle)
+        claim.write_text(json.dumps(handle.as_dict() | {"signature": signature}))
         return handle
 
+    def _signature(self, folder: Path, attempt: int, handle: Handle) -> str:
+        content = json.dumps([str(folder.resolve()), attempt, handle.as_dict()], sort_keys=True)
+        return hmac.digest(self._key, content.encode(), "sha256").hex()
+
     def adopt(self, folder: Path, attempt: int) -> Handle:
-        """Find a supervisor that an earlier worker launched, dead or alive."""
+        """Find a supervisor that an earlier worker launched, dead or alive.
+
+        One whose handle is not signed by this worker is none: it may be any process.
+        """
         try:
-            handle = Handle(**json.loads((folder / f"supervisor-{attempt}.json").read_text()))
-            if isinstance(handle.pid, int) and isinstance(handle.started_ticks, int):
+            content = json.loads((folder / f"supervisor-{attempt}.json").read_text())
+            signature = content.pop("signature")
+            handle = Handle(**content)
+            if hmac.compare_digest(signature, self._signature(folder, attempt, handle)):
                 return handle
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             pass  # it never came to a launch, or the run's recipe wrote over it
         return Handle(pid=0, started_ticks=0, boot_id="")
 
@@ -88,6 +103,21 @@ class SubprocessEngine:
     def release(self, handle: Handle) -> None:
         """Forget a supervisor that has ended."""
         self._children.pop(handle.pid, None)
+
+
+def key_in(folder: Path) -> bytes:
+    """Return this worker's key, made at first; a sandboxed run cannot read it."""
+    path = folder / "supervisors.key"
+    made = path.with_name(f".supervisors.key.{os.getpid()}")
+    try:
+        made.write_bytes(secrets.token_bytes(32))
+        made.chmod(0o600)
+        os.link(made, path)  # whole from the start
+    except FileExistsError:
+        pass
+    finally:
+        made.unlink(missing_ok=True)
+    return path.read_bytes()
 
 
 def _boot_id() -> str:

@@ -1,6 +1,7 @@
 """The files of a run that hold all that it prints: parts, compressed once each is complete.
 
-    runs/<id>/log/attempt-0001-000001.txt      a part that is being written, or not published yet
+    runs/<id>/log/attempt-0001-000001.txt      a part that is being written, or not published yet,
+                                               which a server on this machine reads too
                   attempt-0001-000001.txt.gz   a complete part, published as a file of the run
 
 The database keeps a bounded number of lines for the page; these files keep all of them.
@@ -17,10 +18,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from db.artifacts import LOG
+from halfstep.clock import clock
 from worker.waiting import wait_for
 
 #: After so many bytes, uncompressed, a part is complete.
 PART_BYTES = 64 * 2**20
+#: And after so many seconds, or a twentieth of the attempt's: whoever is elsewhere waits no longer.
+PART_SECONDS = 300.0
 #: gzip's fastest levels compress about 100 MB/s; higher ones save little of what programs print.
 COMPRESSION_LEVEL = 3
 
@@ -36,6 +40,7 @@ class LogFile:
         self._lock = threading.Lock()
         self._file: BinaryIO | None = None
         self._path = Path()  # of the part that is open
+        self._begun_at = self._opened_at = clock()
         self._is_closed = False
         self._complete = sorted(self._folder.glob("attempt-*.txt"))
         self._missing_bytes, self._fault = 0, ""
@@ -82,7 +87,7 @@ class LogFile:
     def complete_parts(self) -> list[Path]:
         """Return the parts that nothing is added to any more, in their order."""
         with self._lock:
-            if self._is_closed:
+            if self._is_closed or self._is_due():
                 self._end_part()
             return list(self._complete)
 
@@ -91,11 +96,17 @@ class LogFile:
         with self._lock:
             self._complete.remove(part)
 
+    def _is_due(self) -> bool:
+        now = clock()
+        patience = max(PART_SECONDS, (now - self._begun_at) / 20)
+        return self._file is not None and now - self._opened_at >= patience
+
     def _open(self) -> BinaryIO:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         there = {each.name.partition(".")[0] for each in self._folder.glob(f"{self._stem}-[0-9]*")}
         self._path = self._folder / f"{self._stem}-{len(there) + 1:06}.txt"
         self._file = self._path.open("xb")
+        self._opened_at = clock()
         return self._file
 
     def _end_part(self) -> None:
@@ -138,7 +149,9 @@ def compress(part: Path, folder: Path) -> dict[str, Any]:
     path = part.with_name(f"{part.name}.gz")
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with part.open("rb") as source, partial.open("wb") as file:
+        # A run can write to its folder: a link may lead anywhere.
+        descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(descriptor, "rb") as source, partial.open("wb") as file:
             with gzip.GzipFile("", "wb", COMPRESSION_LEVEL, file, mtime=0) as compressed:
                 shutil.copyfileobj(source, compressed, 2**20)
             file.flush()

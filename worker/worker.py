@@ -34,7 +34,7 @@ from db.tables import RunNode, Status
 from halfstep.output import say
 from halfstep.process import close_to_others
 from worker import gang, limits, run_users, sandbox
-from worker.engine import AlreadyLaunched, Handle, SubprocessEngine
+from worker.engine import AlreadyLaunched, Handle, SubprocessEngine, key_in
 from worker.lost_runs import LostRuns
 from worker.offering import Offer, Offering
 from worker.recorder import CannotRecord, Recorder, in_short, may_pass
@@ -70,7 +70,7 @@ class Worker:
         self.only = only
         self.without: dict[str, str] = {}  # variables, of what cannot stand here
         self.name = _name(settings, only)
-        self.engine = SubprocessEngine()
+        self.engine = SubprocessEngine(key_in(settings.data))
         self.store = open_store(settings)
         self.offering = Offering(settings)
         self.running: dict[Attempt, tuple[Handle, RunNode]] = {}
@@ -434,7 +434,9 @@ class Worker:
 
     def _supervisor_log(self, run_id: int, attempt: int) -> str:
         path = self.settings.run_folder(run_id) / f"supervisor-{attempt}.log"
-        return path.read_text(errors="replace")[-8000:] if path.exists() else "it left no log"
+        if path.is_symlink() or not path.exists():  # a link of the run's leads anywhere
+            return "it left no log"
+        return path.read_text(errors="replace")[-8000:]
 
     def _beat(self) -> None:
         """Say that we are alive, hear what is wanted, and look for runs of others that are not."""

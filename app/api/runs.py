@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from app import columns, configuration, continuing, deeds, filters, uploads
 from app.api.answers import written
-from app.auth import SignedIn
+from app.auth import AdmittedEarly, SignedIn
 from app.command_lines import Command, as_submitted
 from app.configuration import Setting
 from app.context import Db, TheSettings
@@ -171,7 +171,7 @@ def list_runs(
     return written(listed)
 
 
-def _lost(submission: Submission, settings: TheSettings) -> dict[str, str]:
+def _lost(_user: AdmittedEarly, submission: Submission, settings: TheSettings) -> dict[str, str]:
     return uploads.lost(settings, submission.config)
 
 

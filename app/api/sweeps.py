@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from app import search, sweep_news, sweeping, uploads
 from app.api.runs import Destination
 from app.api.streams import After, LastEventId
-from app.auth import SignedIn
+from app.auth import AdmittedEarly, SignedIn
 from app.command_lines import Command, as_submitted
 from app.context import Db, TheDatabase, TheLive, TheSettings
 from app.parameters import Body, RowId, Text
@@ -115,7 +115,9 @@ def list_sweeps(
     )
 
 
-def _lost(submission: SweepSubmission, settings: TheSettings) -> dict[str, str]:
+def _lost(
+    _user: AdmittedEarly, submission: SweepSubmission, settings: TheSettings
+) -> dict[str, str]:
     return uploads.lost(settings, submission.config)
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from app import deeds, forms, schemas, uploads
-from app.auth import SignedIn, Visitor
+from app.auth import AdmittedEarly, SignedIn, Visitor
 from app.context import Db, Posted, TheSettings
 from app.parameters import RowId, RunId, Step, Text
 from app.rendering import page
@@ -139,7 +139,7 @@ def other_recipe(request: Request, session: Db, posted: Posted, visitor: SignedI
     return form(request, session, visitor, wanted, config, values, refused=refused)
 
 
-def _lost(posted: Posted, settings: TheSettings) -> dict[str, str]:
+def _lost(_user: AdmittedEarly, posted: Posted, settings: TheSettings) -> dict[str, str]:
     return uploads.lost(settings, {"weights": {"upload": posted.get(SETTING)}})
 
 

@@ -67,6 +67,7 @@ def show_run(
     tab = request.query_params.get("tab", "")
     last = runs.last_change(session, run_id)
     metric_names = chosen.names(session, run_id)
+    log = series.log_lines(session, run_id, most=LOG_LINES_SHOWN)
     return page(
         request,
         "run.html",
@@ -103,8 +104,9 @@ def show_run(
         metric_names=metric_names,
         chosen_metrics=chosen,
         comparison=comparison.of_group(session, run.group_id, settings) if run.group_id else None,
-        log_bytes=sum(file.size_bytes for file in artifacts.log_files(session, run_id)),
-        log=series.log_lines(session, run_id, most=LOG_LINES_SHOWN),
+        log_bytes=artifacts.log_bytes(session, run_id),
+        has_log=bool(log),
+        log=log,
         config=run.whole_config,
         meant=run.settings,
         examples=(run.workload or {}).get("examples"),

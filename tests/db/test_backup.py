@@ -37,6 +37,7 @@ from db.storage import mend, mismatches
 from db.tables import Checkpoint, Run, Status, Table, User
 from tests import swept
 from tests.db.conftest import submit
+from tests.db.telemetry_made import make_metric, make_steps, record
 
 CHECKPOINT, ARTIFACT = "runs/1/checkpoints/a.pt", "runs/1/artifacts/step-00000002/a.txt"
 
@@ -262,6 +263,29 @@ def test_every_column_of_every_table_is_restored(
     for name in before.keys() - ended - derived:
         assert after[name] == before[name], name
     assert not ended & after.keys()
+
+
+def test_summaries_are_the_same_after_a_restore(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """They are in no backup: their points lead to the same bytes, in whatever flushes they came."""
+    for first in range(1, 900, 90):
+        events = [
+            make_metric(step, step / 7, name)
+            for step in range(first, first + 90)
+            for name in ("every", "often", "seldom")
+            if step % {"every": 1, "often": 10, "seldom": 100}[name] == 0
+        ]
+        record(database, running, make_steps([1.0] * 90, first=first), events=events)
+    before = contents(database)
+    back_up(database, MemoryStore(), tmp_path / "backup")
+    target = Database(f"sqlite:///{tmp_path / 'other.db'}")
+    target.migrate()
+    restore(target, MemoryStore(), tmp_path / "backup")
+    after = contents(target)
+    target.dispose()
+    for name in ("step_buckets", "metric_buckets", "latest_metrics"):
+        assert before[name] == after[name] != []
 
 
 @contextmanager

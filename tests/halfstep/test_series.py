@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.metric_names import MOST_SHOWN
 from db import runs, telemetry
 from db.database import Database
 from db.tables import Run, Status, User
 from halfstep import Client, commands
 from halfstep.series import of_metrics, of_steps
 from halfstep.spool import NONFINITE_LOSS, SKIPPED, STEP_DTYPE
+from tests.db.telemetry_made import make_metric, record
 from tests.halfstep.test_client import token
 
 __all__ = ["token"]
@@ -148,3 +150,17 @@ def test_ada_forks(client: Client, database: Database, ada: User) -> None:
         runs.set_status(session, runs.get(session, 1), Status.CANCELLED)
     went_on = client.go_on(1)
     assert (went_on["parent_step"], went_on["name"]) == (200, client.run(1)["name"])
+
+
+def test_metrics_of_many_names_come_in_pages(
+    database: Database, running: Run, client: Client
+) -> None:
+    """All of them are returned; a chart has a page, what is searched for, and what is named."""
+    names = [f"layer{number:03d}" for number in range(MOST_SHOWN + 20)]
+    record(database, running, events=[make_metric(1, 0.5, name) for name in names])
+    every = ['a "b",\u2028c', *names]
+    assert list(client.metrics(running.id, points=32)) == every
+    page = client.chart(running.id)
+    assert (list(page["metrics"]), page["metrics_next"]) == (every[:MOST_SHOWN], every[99])
+    some = client.chart(running.id, metric_search="layer11", metrics=[names[3]])
+    assert list(some["metrics"]) == [names[3], *names[110:120]]

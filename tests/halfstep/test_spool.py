@@ -20,6 +20,7 @@ from halfstep.spool import (
     SpoolWriter,
     Unrecordable,
     frame,
+    lost_bytes,
 )
 from tests.db.telemetry_made import make_metric
 
@@ -252,6 +253,22 @@ def test_damaged_bytes_cost_their_frame_only(tmp_path, write, place):
     writer.steps(steps(4, 1))
     if place != "last":
         assert numbers(reader.poll()) == [4]
+
+
+def test_frames_without_a_header_are_read_and_are_not_read_for_ever(tmp_path, write):
+    """A part or a file that begins with a frame lacks nothing that anybody would miss."""
+    writer = write(1)
+    for step in (1, 2):
+        writer.steps(steps(step, 1))
+    path = tmp_path / "1-0.spool"
+    content = path.read_bytes()[16:]
+    part = SpoolPart(content, 0)
+    assert numbers([part.poll(limit_items=1)[0], part.poll(limit_items=1)[0]]) == [1, 2]
+    assert (part.poll(), part.offset) == ([], len(content))
+    path.write_bytes(content)
+    reader = SpoolReader(tmp_path)
+    assert numbers(iter_polls(reader)) == [1, 2]
+    assert (reader.end(), lost_bytes(path)) == (None, 0)
 
 
 def test_damage_at_the_end_of_a_file_is_told_when_another_begins(tmp_path, write):

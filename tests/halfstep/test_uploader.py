@@ -314,17 +314,23 @@ def test_a_frame_cut_short_stays_behind(site: IngestServer, tmp_path: Path) -> N
     assert arrived(site, writer.files).spool == {0: whole} | {1: spooled(writer.files)[1]}
 
 
-def test_a_frame_that_is_too_large_is_said(site: IngestServer, tmp_path: Path) -> None:
-    """The next file of the spool is sent all the same."""
+def test_damage_that_no_frame_follows_is_said(site: IngestServer, tmp_path: Path) -> None:
+    """With the bytes that are lost; the next file of the spool is sent all the same."""
     writer = Writer(tmp_path)
-    writer.spool.event(
-        {"event": "failed_diagnosis", "step": 0, "diagnosis": "a", "error": ""}
-        | {"more": [os.urandom(50_000).hex() for _ in range(50)]}
-    )
-    writer.steps(1).finish()
+    writer.spool.event({"event": "length", "step": 0, "steps": 3})
+    path = writer.files.spool / "1-0.spool"
+    whole = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"\xff" * (PIECE_BYTES + 1))
+    SpoolWriter(writer.files.spool, 1, sequence=1).close()
+    writer.finish()
     [said] = send(site, writer.files)
-    assert "1-0.spool holds at byte 16 a frame that is damaged, or larger than 4,194,304" in said
-    assert arrived(site, writer.files).spool[1] == spooled(writer.files)[1]
+    assert f"1-0.spool is damaged from byte {whole} on" in said
+    assert lost_bytes(path) == PIECE_BYTES + 1
+    assert arrived(site, writer.files).spool == {
+        0: spooled(writer.files)[0][:whole],
+        1: spooled(writer.files)[1],
+    }
 
 
 def test_a_server_that_was_set_back_gets_all_again(site: IngestServer, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Supervisors launched once, found again, and told from others."""
 
+import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -7,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.site import until
-from worker.engine import AlreadyLaunched, SubprocessEngine
+from worker.engine import AlreadyLaunched, SubprocessEngine, key_in
 
+KEY = b"of this worker"
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 def test_an_attempt_is_launched_once_and_found_again(tmp_path: Path) -> None:
     """The same attempt is refused, alive or dead; a worker that comes back finds what there is."""
-    first, second = SubprocessEngine(), SubprocessEngine()
+    first, second = SubprocessEngine(KEY), SubprocessEngine(KEY)
     handle = first.launch(tmp_path, 1, SLEEP, {})
     with pytest.raises(AlreadyLaunched, match="attempt 1 was launched"):
         second.launch(tmp_path, 1, SLEEP, {})
@@ -30,7 +33,7 @@ def test_an_attempt_is_launched_once_and_found_again(tmp_path: Path) -> None:
 
 def test_a_later_process_of_the_same_pid_is_another(tmp_path: Path) -> None:
     """After a restart of the machine, or when pids come round, nobody is taken for a supervisor."""
-    engine, after = SubprocessEngine(), SubprocessEngine()
+    engine, after = SubprocessEngine(KEY), SubprocessEngine(KEY)
     handle = engine.launch(tmp_path, 1, SLEEP, {})
     path = tmp_path / "supervisor-1.json"
     for part in ("started_ticks", "boot_id"):
@@ -49,5 +52,50 @@ def test_a_claim_that_a_recipe_wrote_over_is_a_supervisor_that_has_ended(
 ) -> None:
     """A worker that finds nonsense in a run's folder at its start goes on without it."""
     (tmp_path / "supervisor-1.json").write_text(content)
-    engine = SubprocessEngine()
+    engine = SubprocessEngine(KEY)
     assert not engine.is_alive(engine.adopt(tmp_path, 1))
+
+
+def test_a_handle_that_a_run_wrote_names_no_supervisor(tmp_path: Path) -> None:
+    """Neither a process of its choice, nor what was signed for another attempt or folder."""
+    engine, other = SubprocessEngine(KEY), tmp_path / "other"
+    handle = engine.launch(tmp_path / "own", 1, SLEEP, {})
+    try:
+        own = tmp_path / "own" / "supervisor-1.json"
+        signed = json.loads(own.read_text())
+        other.mkdir()
+        for path, content in (
+            (own, handle.as_dict()),
+            (own, signed | {"pid": os.getppid()}),
+            (own, signed | {"signature": 7}),
+            (own, signed | {"signature": "\N{SNOWMAN}"}),
+            (tmp_path / "own" / "supervisor-2.json", signed),
+            (other / "supervisor-1.json", signed),
+        ):
+            path.write_text(json.dumps(content))
+            attempt = int(path.stem[-1])
+            assert engine.adopt(path.parent, attempt).pid == 0, content
+        own.write_text(json.dumps(signed))
+        assert engine.adopt(own.parent, 1) == handle
+        assert SubprocessEngine(b"of another").adopt(own.parent, 1).pid == 0
+    finally:
+        engine.signal(handle, signal.SIGKILL)
+    until(lambda: not engine.is_alive(handle))
+
+
+def test_a_log_that_a_run_linked_is_not_written_through(tmp_path: Path) -> None:
+    """The launch fails, and what the link leads to is as it was."""
+    target = tmp_path / "target"
+    target.write_text("kept")
+    (tmp_path / "supervisor-2.log").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"):
+        SubprocessEngine(KEY).launch(tmp_path, 2, SLEEP, {})
+    assert target.read_text() == "kept"
+
+
+def test_a_key_is_made_once_and_is_its_users_alone(tmp_path: Path) -> None:
+    """A worker that comes back finds the supervisors that it has signed."""
+    key = key_in(tmp_path)
+    assert (len(key), key_in(tmp_path)) == (32, key)
+    [file] = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600

@@ -134,6 +134,15 @@ def test_damaged_bytes_cost_their_frame_only(
     assert uploader.begin().json()["offset"] == len(content)
 
 
+def test_a_spool_without_its_header_is_recorded(uploader: Uploader, database: Database) -> None:
+    """A piece that begins with a frame is taken to its end, not again and again."""
+    uploader.begin()
+    content = spool_steps(uploader, 2, 3)[FILE_HEADER.size :]
+    answer = uploader.put(content)
+    assert (answer.status_code, answer.json()["offset"]) == (200, len(content))
+    assert steps_of(database) == [1, 2, 3, 4, 5]
+
+
 def test_an_end_reports_the_bytes_that_were_lost(
     uploader: Uploader, database: Database, script: TestClient
 ) -> None:

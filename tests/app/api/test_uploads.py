@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import create_connection
 from typing import Any
@@ -203,6 +203,38 @@ def test_the_command_uploads_what_a_run_starts_from(
     for wrong in (("digits", "--weights", str(tmp_path)), ("--command", "ls", *words[:2])):
         refused = halfstep("run", "submit", *wrong, **environment)
         assert "allowed is a file, for a recipe" in refused.stderr
+
+
+def test_whether_an_upload_is_there_is_asked_for_nobody_who_is_not_signed_in(
+    settings: Settings, script: TestClient, stranger: TestClient, browser: TestClient
+) -> None:
+    """The check keeps it for another day; a stranger's request does not come so far."""
+    upload = script.put("/api/v1/uploads/net.pt", content=BODY).json()["upload"]
+    path = settings.data / "uploads" / upload
+    weights = {"weights": {"upload": upload}}
+    sweep = {"kind": "grid", "space": {"lr": [1]}, "metric": "loss", "goal": "minimise"}
+    form = {"recipe": "digits", "weights.upload": upload}
+
+    def is_kept_by(send: Callable[[], Any]) -> bool:
+        os.utime(path, (0, 0))
+        answer = send()
+        assert answer.status_code in (303, 401, 403, 404, 422), answer.text
+        return path.stat().st_mtime > 0
+
+    def runs_of(client: TestClient, **headers: str) -> list[Callable[[], Any]]:
+        run, swept = {"recipe": "digits", "config": weights}, {"recipe": "digits"} | sweep
+        swept |= {"name": "s", "config": weights, "runs": 1}
+        return [
+            lambda: client.post("/api/v1/runs", json=run, headers=headers),
+            lambda: client.post("/api/v1/sweeps", json=swept, headers=headers),
+            lambda: client.post("/runs", data=form, headers=headers),
+        ]
+
+    strangers = [*runs_of(stranger), *runs_of(stranger, authorization="Bearer nobody")]
+    assert [is_kept_by(send) for send in strangers] == [False] * 6
+    by_script, _sweep, _form = runs_of(script)
+    *_others, by_form = runs_of(browser)
+    assert [is_kept_by(send) for send in (by_script, by_form)] == [True, True]
 
 
 @pytest.fixture

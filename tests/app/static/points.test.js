@@ -86,6 +86,16 @@ test('a metric that is whole stays so in a zoom; measured again, it goes on from
   assert.deepEqual(points.metrics.get('own'), { x: [1], y: [null], isWhole: false })
 })
 
+test('of very many metrics the first that came are drawn, and go on', () => {
+  const points = new Points(page())
+  const told = (step) => upTo(300).map((number) => ({ name: `m${number}`, step, value: number }))
+  points.addMetrics(told(1))
+  points.addMetrics(told(2))
+  assert.equal(points.metrics.size, 200)
+  assert.deepEqual(points.metrics.get('m200'), { x: [1, 2], y: [200, 200], isWhole: true })
+  assert.equal(points.metrics.get('m201'), undefined)
+})
+
 test('smoothing begins without bias, and leaves gaps', () => {
   assert.deepEqual(smoothed([4, null, 4], 0.9).map((y) => y && Number(y.toFixed(9))), [4, null, 4])
   assert.deepEqual(smoothed([1, 2], 0), [1, 2])

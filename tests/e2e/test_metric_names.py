@@ -1,0 +1,56 @@
+"""A run with many metric names in a real browser: charts and table draw a page of them."""
+
+import json
+
+from playwright.sync_api import Page, expect
+
+from app.metric_names import MOST_SHOWN
+from db.database import Database
+from db.tables import Run
+from tests.db.telemetry_made import make_metric, make_steps, record
+
+NAMES = [f"layer{number:03d}/norm" for number in range(150)]
+DRAWN = """() => document.querySelector('[data-plot]').data.map(({ name }) => name)
+    .filter((name) => name.startsWith('layer'))"""
+
+
+def log(database: Database, run: Run, step: int) -> None:
+    events = [make_metric(step, step / 8, name) for name in NAMES]
+    record(database, run, make_steps([1.0], first=step), events=events)
+
+
+def test_a_search_finds_metrics_and_the_charts_draw_them(
+    database: Database, running: Run, page: Page
+) -> None:
+    """By the address, which live news follow too; what is pinned is drawn in any case."""
+    log(database, running, 1)
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    assert page.evaluate(DRAWN) == NAMES[:MOST_SHOWN]
+    page.get_by_role("link", name=f"{MOST_SHOWN} of {len(NAMES)} metrics").click()
+    search = page.get_by_role("searchbox", name="Search metrics by name")
+    search.fill("LAYER14")
+    search.press("Enter")
+    rows = page.get_by_role("region", name="Table of metrics").locator("tbody tr")
+    expect(rows).to_have_count(10)
+    pinned = json.dumps({"pinned": [NAMES[3]], "collapsed": []})
+    key = f"halfstep.metrics.{running.recipe}"
+    page.evaluate("([key, value]) => localStorage.setItem(key, value)", [key, pinned])
+    page.reload()
+    page.get_by_role("tab", name="Charts").click()
+    page.wait_for_selector("[data-drawn]")
+    shown = [NAMES[3], *NAMES[140:]]
+    assert page.evaluate(DRAWN) == shown
+    log(database, running, 2)
+    page.wait_for_function(
+        "() => document.querySelector('[data-plot]').data.every((trace) =>"
+        " !trace.name.startsWith('layer') || trace.x.length === 2)"
+    )
+    assert page.evaluate(DRAWN) == shown
+    page.get_by_role("tab", name="Metrics").click()
+    expect(rows.first).to_contain_text("0.25")
+    expect(rows).to_have_count(len(shown))
+    page.get_by_role("link", name="All metrics").click()
+    expect(rows).to_have_count(MOST_SHOWN)
+    page.get_by_role("link", name="Next").click()
+    expect(rows).to_have_count(len(NAMES) - MOST_SHOWN)
