@@ -8,6 +8,7 @@
                    uploaded.json               what has reached a server for good; see sending.py
                    writer.lock                 held by the process that writes the run
                    uploader.lock, .log         who sends it, and what that one has said
+                   relay-<attempt>/            numbers of child processes; see relay.py
                    last-step                   where attempts came to whose spool was deleted
 
     <folder>/resume                     a text file that names the run to go on with, if it is there

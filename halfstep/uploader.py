@@ -8,7 +8,6 @@ having written down how it ended, it says just that. A run's folder has one uplo
 one of its newest attempt, which also sends what is left of those before.
 """
 
-import fcntl
 import os
 import random
 import select
@@ -25,6 +24,7 @@ from halfstep import credentials, process
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.credentials import Credentials
+from halfstep.folder_lock import FolderLock
 
 if TYPE_CHECKING:
     from halfstep.sending import RunSending
@@ -73,7 +73,7 @@ def start(
 
 
 def is_at_work(folder: Path) -> bool:
-    """Tell whether some process sends this run."""
+    """Return whether some process sends this run."""
     with alone(folder) as is_alone:
         return not is_alone
 
@@ -81,13 +81,11 @@ def is_at_work(folder: Path) -> bool:
 @contextmanager
 def alone(folder: Path) -> Iterator[bool]:
     """Be the one that sends this run; yields whether one is. A killed process is it no more."""
-    with (folder / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+    lock = FolderLock(folder / LOCK)
+    try:
+        yield lock.acquire()
+    finally:
+        lock.release()
 
 
 @contextmanager
@@ -117,7 +115,7 @@ class Training:
         return not lives or read_outcome(self.files, lives=lives) is not None
 
     def lives(self) -> bool:
-        """Tell whether the process lives."""
+        """Return whether the process lives."""
         return process.lives(self._pid, self._since)
 
     def close(self) -> None:

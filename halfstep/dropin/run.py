@@ -82,8 +82,8 @@ class Run:
             say_once("log() after finish() is passed over")
             return
         if step is not None:
-            if step < self.step:
-                say_once(f"log(step={step}) is passed over: steps cannot go back from {self.step}")
+            if step < self.step:  # W&B drops these
+                self._record(flat(data), step)
                 return
             if step > self.step:
                 self._flush(None)
@@ -196,6 +196,9 @@ class Run:
         if self.is_finished:
             return
         self._flush(None)
+        if self._watch.is_relayed:  # the run is the parent's to end
+            self.is_finished = True
+            return
         for path in self._saved:
             if path.is_file():
                 self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
@@ -209,17 +212,20 @@ class Run:
     def _flush(self, step: int | None) -> None:
         if self._pending:
             pending, self._pending = self._pending, {}
-            self._tell(pending, self._at(step))
-            self._is_logging = True
-            for name, value in pending.items():
-                self._note(name, value)
-            self._is_logging = False
+            self._record(pending, self._at(step))
+
+    def _record(self, values: Mapping[str, Any], step: int | None) -> None:
+        self._tell(values, step)
+        self._is_logging = True
+        for name, value in values.items():
+            self._note(name, value)
+        self._is_logging = False
 
     def _at(self, step: int | None) -> int | None:
         """Return which step something is of; None: the last one that was heard."""
         if step is not None:
             return step
-        return None if self._watch.step else self.step
+        return None if self._watch.step or self._watch.is_relayed else self.step
 
     def _tell(self, values: Mapping[str, Any], step: int | None) -> None:
         shown: dict[str, Any] = {}
