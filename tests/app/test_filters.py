@@ -103,6 +103,7 @@ WRONG = (
     ("stauts:failed", [1], "did you mean status?"),
     ("skips:10", [1], "skips is a number; allowed: skips>…"),
     ("status>failed", [1], "status is not compared by >"),
+    ("status>0.5", [1], "of a metric or setting metrics.status>0.5, settings.status>0.5"),
     ("loss<few", [1], "'few' is no number; allowed: 10, 0.5"),
     ("loss<nan", [1], "'nan' is no number"),
     ("since:yesterday", [1], "it is no time; allowed: 7d"),
