@@ -244,9 +244,7 @@ def _settings(paths: Collection[str]) -> Subquery:
 
 def _metrics(names: Collection[str]) -> Subquery:
     """Select the latest points of runs, a row each, by name."""
-    columns = [
-        func.max(case((is_metric(name), LatestMetric.value))).label(name) for name in names
-    ]
+    columns = [func.max(case((is_metric(name), LatestMetric.value))).label(name) for name in names]
     wanted = or_(false(), *(is_metric(name) for name in names))
     query = select(LatestMetric.run_id, *columns).where(wanted)
     return query.group_by(LatestMetric.run_id).subquery()

@@ -143,7 +143,8 @@ def list_runs(
     sort: Annotated[
         Sort,
         Query(
-            description=f"{', '.join(ORDERS)}, or a setting or metric, metrics.loss if a column is called so; downwards with - before it"
+            description=f"{', '.join(ORDERS)}, or a setting or metric (metrics.loss where a column "
+            "has its name); downwards with - before it"
         ),
     ] = "-id",
     values: Annotated[
