@@ -5,6 +5,7 @@
                    artifacts/step-00000400/<name>
                    checkpoints/step-00000400/<name>
                    outcome-<attempt>.json      how it ended; none: it has not, or nobody could say
+                   crash-<attempt>             after a fatal signal, where Python was; see ending.py
                    uploaded.json               what has reached a server for good; see sending.py
                    writer.lock                 held by the process that writes the run
                    uploader.lock, .log         who sends it, and what that one has said

@@ -120,12 +120,15 @@ class Training:
 
     def close(self) -> None:
         """Write down that the process has ended, if it is gone and did not do so itself."""
+        from halfstep.ending import crash_of
         from halfstep.run_folder import last_step, write_outcome
 
         # Asked in this order: what it wrote in between is there.
         if self._since is not None and not self.lives() and not self.files.outcome.exists():
             following = AttemptFiles(self.files.folder, self.files.attempt + 1)
-            write_outcome(self.files, "vanished", last_step(following))
+            code, error = crash_of(self.files.crash) or (None, None)
+            status = "terminated" if code else "vanished"
+            write_outcome(self.files, status, last_step(following), error, code)
 
     def await_death(self, then: Callable[[], None]) -> None:
         """Wait for the process's end, and call something."""

@@ -206,9 +206,10 @@ class Watch:
         self._looked_at = clock()
         self._revivals = 0
         self._complaints: set[str] = set()
-        self._ending = Ending(self._process_ends, files.exit_code)
-        self._cells = Cells(self._cell_raised)
-        self._cell_end: tuple[int, str, str] | None = None  # its step, as _end has them the others
+        self._ending = Ending(self._process_ends, files.exit_code, files.crash, self._part_raised)
+        self._cells = Cells(self._part_raised)
+        # Of a notebook's cell or a pool's task that raised: its step, as _end has them the others.
+        self._part_end: tuple[int, str, str] | None = None
         self._taps.arm()
         self._is_on = True
 
@@ -391,7 +392,7 @@ class Watch:
         if not isinstance(values, Mapping):
             self._complain(f"log was told {shown(values)}; allowed: a dictionary of values by name")
             return
-        self._cell_end, self._logged_step = None, step
+        self._part_end, self._logged_step = None, step
         for name, value in values.items():
             try:
                 if not isinstance(name, str) or not name.strip():
@@ -528,7 +529,7 @@ class Watch:
 
     def _process_ends(self, status: str, error: str | None, exit_code: int | None) -> None:
         if status == "finished":
-            self._end_after_cells(status, exit_code)
+            self._end_after_parts(status, exit_code)
         else:
             self._end(status, error, exit_code)
 
@@ -545,22 +546,23 @@ class Watch:
         if self._queued or self._has_ended:
             return False
         if self._cells.has_ended:
-            self._end_after_cells("interrupted")
+            self._end_after_parts("interrupted")
         elif self._ending.is_child and self._is_other(*names):
-            self._end("finished", None)
+            self._end_after_parts("finished")
         return self._has_ended
 
-    def _end_after_cells(self, status: str, exit_code: int | None = None) -> None:
-        """End as the last cell that trained did, if it raised."""
-        step, cell_status, error = self._cell_end or (-1, "", "")
+    def _end_after_parts(self, status: str, exit_code: int | None = None) -> None:
+        """End as the last cell or task that trained did, if it raised."""
+        step, part_status, error = self._part_end or (-1, "", "")
         if step == self.step:
-            self._end(cell_status, error, exit_code)
+            self._end(part_status, error)
         else:
             self._end(status, None, exit_code)
 
-    def _cell_raised(self, error: BaseException) -> None:
+    def _part_raised(self, error: BaseException) -> None:
+        """Keep what a notebook's cell or a pool's task raised, after which the process goes on."""
         status = "terminated" if isinstance(error, KeyboardInterrupt) else "failed"
-        self._cell_end = self.step, status, "".join(traceback.format_exception(error))
+        self._part_end = self.step, status, "".join(traceback.format_exception(error))
 
     def _finish(self, status: str, error: str | None, exit_code: int | None) -> None:
         is_heard = self._is_on
