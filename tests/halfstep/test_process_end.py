@@ -265,7 +265,7 @@ def test_the_tasks_of_a_pool_have_finished(script: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["fork", "spawn", "forkserver", "executor"])
 def test_the_task_of_a_pool_that_raises_has_failed(script: Path, how: str) -> None:
-    """Whether another task of its worker follows or the pool ends; the parent gets the exception."""
+    """Whether another task follows or the pool ends; its parent still gets the exception."""
     done = run(script, "failing pool", how)
     assert done.stdout.strip() == "['boom', 'None', 'boom']", done.stderr
     for name in ("raises-first", "raises-last"):
