@@ -25,7 +25,7 @@ const api = `${root}/api/v1/runs/${article.dataset.run}`
 const [SHOWN, CHARTED] = ['log,fragments', 'steps,metrics']
 const FIRST_TAB = 'charts' // which the address does not name
 
-const view = readView()
+const view = readView(article)
 const further = { tab: '', hide: view.hidden, setting: '', changed: '' }
 const log = createLog(article.querySelector('[data-log]'), api)
 const series = createSeries(article.querySelector('[data-charts]'), api, {

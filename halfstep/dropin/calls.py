@@ -111,9 +111,9 @@ def watch(models: Any, *arguments: Any, **named: Any) -> Any:
     return _of_active("watch", models, *arguments, **named)
 
 
-def define_metric(name: str = "*", *arguments: Any, **named: Any) -> None:
-    """Say which value of a metric stands in the active run's summary."""
-    _of_active("define_metric", name, *arguments, **named)
+def define_metric(name: str = "*", *arguments: Any, **named: Any) -> Any:
+    """Choose which value of a metric stands in the active run's summary, and its x axis."""
+    return _of_active("define_metric", name, *arguments, **named)
 
 
 def alert(title: str, *arguments: Any, **named: Any) -> None:

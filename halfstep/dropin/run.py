@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from glob import glob
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from halfstep import watching
 from halfstep.dropin.settings import Entries
@@ -22,6 +22,12 @@ from halfstep.saying import say
 
 MOST_FILES = 1000  # of one `save`
 SUMMARIES: Mapping[str, Callable[[float, float], float]] = {"min": min, "max": max}
+
+
+class Defined(NamedTuple):
+    """What `define_metric` returns, to be named as a `step_metric`."""
+
+    name: str
 
 
 class Run:
@@ -50,6 +56,8 @@ class Run:
             self._log_on()
         self._pending: dict[str, Any] = {}
         self._wanted: dict[str, tuple[str, str]] = {}  # by pattern: which summary, which goal
+        self._step_metrics: dict[str, str] = {}  # by pattern
+        self._latest: dict[str, float] = {}  # of the metrics that x axes count
         self._own: set[str] = set()  # of the summary, what the script set itself
         self._is_logging = False
         self._saved: dict[Path, None] = {}  # in order
@@ -105,13 +113,18 @@ class Run:
         summary: str | None = None,
         goal: str | None = None,
         overwrite: bool | None = None,
-    ) -> None:
-        """Say which value of a metric stands in the summary: min, max, mean, best, last or none."""
+    ) -> "Defined":
+        """Choose which value of a metric stands in the summary, and which metric its x axis counts.
+
+        summary: min, max, mean, best, last or none.
+        """
         if step_metric is not None:
-            say_once("define_metric(step_metric=…) is not served: charts go by steps")
+            self._step_metrics[name] = str(getattr(step_metric, "name", step_metric))
+            self.config["step_metric"] = dict(self._step_metrics)
         for kind in (summary or "").split(","):
             if kind:
                 self._wanted[f"{kind} {name}"] = (name, _kind(kind, goal))
+        return Defined(name)
 
     @unraised
     def watch(
@@ -215,7 +228,7 @@ class Run:
             self._record(pending, self._at(step))
 
     def _record(self, values: Mapping[str, Any], step: int | None) -> None:
-        self._tell(values, step)
+        self._tell(self._axes(values) | dict(values), step)
         self._is_logging = True
         for name, value in values.items():
             self._note(name, value)
@@ -259,6 +272,18 @@ class Run:
                 kept[kind] = SUMMARIES[kind](kept.get(kind, value), value)
         if kept:
             self.summary[name] = kept
+
+    def _axes(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return where values stand on their x axes, as was logged last; W&B adds that too."""
+        axes = {
+            metric
+            for pattern, metric in self._step_metrics.items()
+            if any(fnmatchcase(name, pattern) for name in values)
+        }
+        for metric in {*self._step_metrics.values()} & values.keys():
+            if is_number(values[metric]):
+                self._latest[metric] = values[metric]
+        return {metric: self._latest[metric] for metric in axes & self._latest.keys()}
 
     def _summarise(self, changed: dict[str, Any]) -> None:
         if not self._is_logging:
