@@ -189,6 +189,25 @@ def test_values_of_settings_and_metrics_are_told(listed: None, script: TestClien
     ]
 
 
+def test_a_metric_named_as_a_column_is_listed_by_its_prefix(
+    listed: None, database: Database, running: Run, script: TestClient, browser: TestClient
+) -> None:
+    """In the filter, order, values and columns; `loss` stays the column."""
+    record(database, running, events=[make_metric(3, 41.5, "loss"), make_metric(3, 7.5, "status")])
+    query = {"filter": "metrics.loss>40 loss<1", "sort": "-metrics.status"}
+    answer = script.get("/api/v1/runs", params=query | {"values": "metrics.loss"}).json()
+    assert [(run["id"], run["values"]) for run in answer["runs"]] == [(1, {"metrics.loss": 41.5})]
+    assert answer["notes"] == []
+    ordered = script.get("/api/v1/runs", params={"sort": "metrics.loss"}).json()["runs"]
+    assert [run["id"] for run in ordered] == [1, 2, 3]
+    page = browser.get("/runs", params=query | {"columns": "loss,metrics.loss"}).text
+    assert "41.5" in page
+    words = script.get("/api/v1/runs/vocabulary").json()["metrics"]
+    assert words == ["metrics.loss", "metrics.status", "val/accuracy"]
+    told = script.get("/api/v1/runs", params={"filter": "metrics.los>1"}).json()["notes"]
+    assert told == ["no setting or metric is called metrics.los; did you mean metrics.loss?"]
+
+
 WORDS = st.lists(
     st.one_of(
         st.text(max_size=12),
