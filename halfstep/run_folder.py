@@ -91,8 +91,8 @@ def open_run(
         "started": _now(),
     } | written
     if config is not None:
-        told = redaction.without(config, secret)
-        described["config"] = {**(described["config"] or {}), **told}
+        redacted = redaction.without(config, secret)
+        described["config"] = {**(described["config"] or {}), **redacted}
     described["attempts"] = [*attempts, _attempt(files.attempt, secret)]
     write_json(place / "run.json", described)
     return files
@@ -252,7 +252,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def is_called(place: Path, name: str) -> bool:
-    """Tell whether a run is called so: as its folder, or as that cannot be, "my run/1" say."""
+    """Return whether a run is called so: as its folder, or as that cannot be, "my run/1" say."""
     if name == place.name:
         return True
     with suppress(OSError, ValueError):

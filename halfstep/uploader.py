@@ -68,8 +68,8 @@ def start(
     ) as starter:  # which forks and ends at once: a child would show up in the script's os.wait()
         if starter.stdout is None:
             return None
-        told, _, _ = select.select([starter.stdout], [], [], patience_seconds)
-        return os.read(starter.stdout.fileno(), 4096).decode() if told else None
+        ready, _, _ = select.select([starter.stdout], [], [], patience_seconds)
+        return os.read(starter.stdout.fileno(), 4096).decode() if ready else None
 
 
 def is_at_work(folder: Path) -> bool:
@@ -80,7 +80,7 @@ def is_at_work(folder: Path) -> bool:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[bool]:
-    """Be the one that sends this run; yields whether one is. A killed process is it no more."""
+    """Hold the lock of the process that sends this run; yields False if another holds it."""
     lock = FolderLock(folder / LOCK)
     try:
         yield lock.acquire()
@@ -90,7 +90,7 @@ def alone(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def succeeding(training: "Training") -> Iterator[None]:
-    """Be the one that sends the run, after the uploader of an attempt before has made way."""
+    """Hold that lock, once the uploader of an earlier attempt has released it."""
     while True:
         with alone(training.files.folder) as is_alone:
             if is_alone:
@@ -162,7 +162,7 @@ class Voice:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def announce(self, page: str) -> None:
-        """Tell the script where the run is to be seen; if it has stopped waiting, everybody."""
+        """Send the page's address to the script, or print it if that no longer waits."""
         try:
             is_heard = self._is_awaited and os.write(1, page.encode())
         except BrokenPipeError:

@@ -100,7 +100,7 @@ def _end_what_is_left() -> None:
 
 
 def _kill_descendants() -> bool:
-    """Tell whether there was one; what is another user's by now is not ours to end."""
+    """Return whether there was one; what is another user's by now is not ours to end."""
     has_killed = False
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):

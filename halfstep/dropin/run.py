@@ -85,7 +85,7 @@ class Run:
         commit: bool | None = None,
         sync: bool | None = None,
     ) -> None:
-        """Tell numbers, texts, images, tables and histograms. commit: False waits for more."""
+        """Log numbers, texts, images, tables and histograms. commit: False waits for more."""
         if self.is_finished:
             say_once("log() after finish() is passed over")
             return

@@ -96,8 +96,8 @@ def tell(arguments: list[str] | None = None) -> tuple[str, Report]:
         text = json.dumps({"error": str(error)}) if options.json else f"error: {error}"
         parser.exit(2, f"{text}\n")
     if options.json:
-        told = {"recipe": recipe.name, "findings": _findings(report)}
-        sys.stdout.write(json.dumps(told) + "\n")
+        findings = {"recipe": recipe.name, "findings": _findings(report)}
+        sys.stdout.write(json.dumps(findings) + "\n")
     else:
         sys.stdout.write("\n".join(_lines(recipe, report)) + "\n")
     sys.stdout.flush()
