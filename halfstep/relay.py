@@ -26,10 +26,9 @@ RECEIVE_SECONDS = 0.2  # between two looks at what children have logged
 
 
 class Relayed(NamedTuple):
-    """A number from a child. step: the one that the child named, if it did."""
+    """The numbers of one call of a child, by name. step: the one that the child named, if any."""
 
-    name: str
-    value: float
+    numbers: dict[str, float]
     step: int | None
 
 
@@ -48,17 +47,24 @@ class RelayWriter:
                 f"log received {in_a_line(values)}; allowed: a dictionary of values by name"
             )
             return
+        numbers = {}
         for name, value in values.items():
             if not is_number(value):
                 what = "only numbers of a child process are recorded; log it in the parent"
                 self.refuse(f"{str(name)[:100]} is not logged: {what}")
                 continue
             try:
-                number = float(as_scalar(value.detach() if hasattr(value, "detach") else value))
-                self._append(Relayed(str(name), number, None if step is None else int(step)))
-            except Exception as error:  # of a value that only looks like a number; a full disk
+                value = value.detach() if hasattr(value, "detach") else value
+                numbers[str(name)] = float(as_scalar(value))
+            except Exception as error:  # of a value that only looks like a number
                 what = f"{type(error).__name__}: {error}"
-                self.refuse(f"{str(name)[:100]}, of a child process, is not logged: {what}")
+                self.refuse(f"{str(name)[:100]} is not logged: {what}")
+        if not numbers:
+            return
+        try:
+            self._append(Relayed(numbers, None if step is None else int(step)))
+        except (OSError, ValueError, TypeError) as error:  # a full disk; a step that is none
+            self.refuse(f"numbers of a child process are not logged: {error}")
 
     def refuse(self, text: str) -> None:
         """Say a line, if no other child of the run has."""
@@ -69,14 +75,14 @@ class RelayWriter:
             said.open("x").close()
             say(text)
 
-    def _append(self, number: Relayed) -> None:
+    def _append(self, relayed: Relayed) -> None:
         if not self._is_open():
             return
         if self._pid != os.getpid():  # the first line, or the file is that of our parent
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(self._folder / f"{os.getpid()}.jsonl", flags, 0o666)
             self._pid = os.getpid()
-        os.write(self._descriptor, f"{json.dumps(number)}\n".encode())
+        os.write(self._descriptor, f"{json.dumps(relayed)}\n".encode())
 
     def _is_open(self) -> bool:
         """Return whether the run goes on; make the folder of the relay."""
@@ -111,11 +117,20 @@ class RelayReader:
                         break
                     self._offsets[path.name] = self._offsets.get(path.name, 0) + len(line)
                     with suppress(ValueError, TypeError):  # damaged: by a full disk, say
-                        yield Relayed(*json.loads(line))
+                        yield _relayed(json.loads(line))
 
     def close(self) -> None:
         """Delete what was received."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _relayed(line: Any) -> Relayed:
+    """Return what a line holds. Raises ValueError."""
+    numbers, step = line if isinstance(line, list) else (None, None)
+    is_whole = step is None or isinstance(step, int)
+    if not is_whole or not isinstance(numbers, dict):
+        raise ValueError(f"no call of a child process: {line}")
+    return Relayed({name: float(value) for name, value in numbers.items()}, step)
 
 
 def announce(files: AttemptFiles) -> None:

@@ -190,6 +190,8 @@ class Watch:
             return
         relay.announce(files)
         self._children = RelayReader(files)
+        # Called for the step of numbers that a child process logs without one.
+        self.step_of_children: Callable[[], int] = self._last_step
         first_step, sequence, started_at = 0, 0, clock()
         self._resumed: Event | None = None
         if queued:  # its next attempt begins anew, unless the script resumes it
@@ -478,12 +480,16 @@ class Watch:
             except Exception as error:  # a name that nobody can record, say
                 self._complain(f"{name:.100} is not logged: {error}")
 
+    def _last_step(self) -> int:
+        return max(self.step, self._logged_step)
+
     def _receive(self) -> None:
         """Take the numbers that child processes have logged."""
         try:
-            for name, value, step in self._children.receive():
-                last = max(self.step, self._logged_step)
-                self._log_number(cleaned(name), value, last if step is None else step)
+            for numbers, step in self._children.receive():
+                at = self.step_of_children() if step is None else step
+                for name, value in numbers.items():
+                    self._log_number(cleaned(name), value, at)
         except OSError as error:
             self._complain(f"numbers of child processes cannot be read: {error}")
 

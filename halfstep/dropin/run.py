@@ -51,6 +51,7 @@ class Run:
         self.tags: tuple[str, ...] = tuple(described.get("tags", ()))
         self.disabled = watch.files is None
         self.resumed = bool(watch.files and watch.files.attempt > 1)
+        watch.step_of_children = self._step_of_children
         self.step = 0
         if self.resumed and not watch.step:
             self._log_on()
@@ -239,6 +240,13 @@ class Run:
         if step is not None:
             return step
         return None if self._watch.step or self._watch.is_relayed else self.step
+
+    def _step_of_children(self) -> int:
+        """Return the step of a child process's call, which counts as one of this process."""
+        if self._watch.step:
+            return self._watch.step
+        self.step += 1
+        return self.step - 1
 
     def _tell(self, values: Mapping[str, Any], step: int | None) -> None:
         shown: dict[str, Any] = {}
