@@ -22,6 +22,7 @@ from halfstep.saying import in_a_line, say
 
 #: Names the run of a process to its children by spawn: its folder, attempt and PID.
 PARENT = "HALFSTEP_PARENT_RUN"
+MOST_SAID = 20  # lines of all child processes of a run
 RECEIVE_SECONDS = 0.2  # between two looks at what children have logged
 
 
@@ -41,39 +42,38 @@ class RelayWriter:
         self._pid, self._descriptor = 0, -1
 
     def log(self, values: Any, step: Any) -> None:
-        """Relay the numbers; say which values are none."""
-        if not isinstance(values, Mapping):
-            self.refuse(
-                f"log received {in_a_line(values)}; allowed: a dictionary of values by name"
-            )
-            return
-        numbers = {}
-        for name, value in values.items():
-            if not is_number(value):
-                what = "only numbers of a child process are recorded; log it in the parent"
-                self.refuse(f"{str(name)[:100]} is not logged: {what}")
-                continue
-            try:
-                value = value.detach() if hasattr(value, "detach") else value
-                numbers[str(name)] = float(as_scalar(value))
-            except Exception as error:  # of a value that only looks like a number
-                what = f"{type(error).__name__}: {error}"
-                self.refuse(f"{str(name)[:100]} is not logged: {what}")
-        if not numbers:
-            return
+        """Relay the numbers; say which values are none. Raises nothing."""
         try:
-            self._append(Relayed(numbers, None if step is None else int(step)))
-        except (OSError, ValueError, TypeError) as error:  # a full disk; a step that is none
+            self._log(values, step)
+        except Exception as error:  # a full disk, a step that is none
             self.refuse(f"numbers of a child process are not logged: {error}")
 
     def refuse(self, text: str) -> None:
         """Say a line, if no other child of the run has."""
-        if not self._is_open():
-            return
         said = self._folder / f"said-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         with suppress(OSError):  # FileExistsError: another child said it
-            said.open("x").close()
-            say(text)
+            if self._is_open() and len([*self._folder.glob("said-*")]) < MOST_SAID:
+                said.open("x").close()
+                say(text)
+
+    def _log(self, values: Any, step: Any) -> None:
+        if not isinstance(values, Mapping):
+            what = f"log received {in_a_line(values)}"
+            self.refuse(f"{what}; allowed: a dictionary of values by name")
+            return
+        numbers = {}
+        for name, value in values.items():
+            try:
+                if is_number(value):
+                    value = value.detach() if hasattr(value, "detach") else value
+                    numbers[str(name)] = float(as_scalar(value))
+                    continue
+                what = "only numbers of a child process are recorded; log it in the parent"
+            except Exception as error:  # of a value that only looks like a number
+                what = f"{type(error).__name__}: {error}"
+            self.refuse(f"{str(name)[:100]} is not logged: {what}")
+        if numbers:
+            self._append(Relayed(numbers, None if step is None else int(step)))
 
     def _append(self, relayed: Relayed) -> None:
         if not self._is_open():

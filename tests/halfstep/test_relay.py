@@ -10,7 +10,7 @@ import pytest
 
 import halfstep
 from halfstep.attempt_files import AttemptFiles
-from halfstep.relay import RelayReader, RelayWriter
+from halfstep.relay import MOST_SAID, RelayReader, RelayWriter
 from tests.halfstep.watch_made import Written
 
 WORKERS, ITEMS = 2, 12
@@ -129,3 +129,26 @@ def test_what_a_child_cannot_relay_is_said_once_in_a_run(
     assert "log received 'text'" in said[0]
     assert "number is not logged: OverflowError" in said[1]
     assert "numbers of a child process are not logged: invalid literal" in said[2]
+    for number in range(2 * MOST_SAID):
+        RelayWriter(files).log({f"text {number}": "text"}, None)
+    assert len(capsys.readouterr().err.splitlines()) == MOST_SAID - len(said)
+
+
+def test_a_relay_that_cannot_be_written_ends_no_child(
+    files: AttemptFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does a value that raises whatever is asked of it."""
+
+    class Wrong:
+        @property
+        def item(self) -> None:
+            raise RuntimeError("wrong")
+
+    RelayWriter(files).log({"wrong": Wrong(), "right": 1}, None)
+    assert "wrong is not logged: RuntimeError: wrong" in capsys.readouterr().err
+    [relayed] = RelayReader(files).receive()
+    assert relayed.numbers == {"right": 1.0}
+    RelayReader(files).close()
+    (files.folder / "relay-1").write_text("a file where a folder would be")
+    RelayWriter(files).log({"a": 1, "b": "text"}, None)
+    assert list(RelayReader(files).receive()) == []
