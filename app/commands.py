@@ -287,6 +287,7 @@ def restore(
     lines = [
         f"{folder}: {restored['rows']} rows, {restored['files']} files restored",
         "All browsers are signed out; `halfstep link NAME` makes a sign-in link.",
+        f"Deliveries of alerts that were due, and are not sent: {restored['unsent']}",
         *_valid_secrets(restored),
     ]
     tell({"folder": str(folder)} | restored, "\n".join(lines), as_json=as_json)
@@ -436,11 +437,15 @@ def _named(session: Session, name: str) -> User:
     return accounts.user_named(session, name)
 
 
-def print_link(settings: Settings, name: str, token: str, *, as_json: bool = False) -> None:
-    """Print what signs somebody in once."""
+def _local_address(settings: Settings) -> str:
+    """Return the address of the server that runs on this machine."""
     host, port = where(settings)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    host = f"[{host}]" if ":" in host else host
-    link = f"http://{host}:{port}/?token={token}"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def print_link(settings: Settings, name: str, token: str, *, as_json: bool = False) -> None:
+    """Print a link that signs a user in once, at the public address if there is one."""
+    link = f"{settings.public_url.rstrip('/') or _local_address(settings)}/?token={token}"
     text = "The link signs you in once, within a day. `halfstep link NAME` makes another."
     tell({"name": name, "link": link}, f"\n  Halfstep: {link}\n\n  {text}\n", as_json=as_json)

@@ -4,7 +4,8 @@
 
 A bare word is looked for in name, recipe, precision, tags, owner and project; quotes keep blanks
 together, and what they hold from being read as anything but itself ("" is a quote within them); "-"
-before a word turns it round. db/conditions.py has what each word means as SQL.
+before a word turns it round. A metric or setting whose name is that of a column or key is called
+metrics.loss, settings.status. db/conditions.py has what each word means as SQL.
 """
 
 import math
@@ -21,8 +22,10 @@ from app.parameters import TYPED_CHARACTERS, flaw
 from db import vocabulary
 from db.conditions import (
     COMPARISONS,
+    METRICS,
     NUMBERS,
     ORDERS,
+    SETTINGS,
     STATUS_GROUPS,
     SYNONYMS,
     TEXTS,
@@ -180,7 +183,10 @@ def _keyed(key: str, sign: str, value: str, me: str) -> Condition:
         raise _Misread(f"nothing stands before {sign}; allowed: a key or a name, lr{sign}0.1")
     if key in KEYS:
         if sign not in (":", "="):
-            raise _Misread(f"{key} is not compared by {sign}; allowed: {key}:…, {KEYS[key]}")
+            raise _Misread(
+                f"{key} is not compared by {sign}; allowed: {key}:…, {KEYS[key]}; of a metric or "
+                f"setting {METRICS}{key}{sign}{value[:50]}, {SETTINGS}{key}{sign}{value[:50]}"
+            )
         if not value:
             raise _Misread(f"it lacks a value; allowed: {KEYS[key]}")
         return _READERS[key](key, value, me)

@@ -13,6 +13,7 @@ from app.documents import term
 from app.file_names import file_name
 from app.markdown import markdown
 from app.path_prefix import with_prefix
+from app.step_metrics import step_metrics
 
 _FOLDER = Path(__file__).parent / "templates"
 #: Read once: an upgrade replaces them under a server that is still the old one.
@@ -26,6 +27,7 @@ _environment = Environment(
 )
 _environment.filters.update(formats.FILTERS)
 _environment.filters["markdown"] = markdown
+_environment.filters["step_metrics"] = step_metrics
 _environment.globals.update(file_name=file_name, term=term)
 
 

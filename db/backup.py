@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from obstore.store import ObjectStore
-from sqlalchemy import Integer, Table, delete, func, insert, or_, select
+from sqlalchemy import Integer, Table, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from db import metric_pyramids, pyramid, uploads
@@ -33,6 +33,7 @@ from db.tables import (
     Artifact,
     Checkpoint,
     Deed,
+    Delivery,
     MetricBucket,
     Run,
     SharedLink,
@@ -51,6 +52,7 @@ WITH_FILES = (Checkpoint.__table__, Artifact.__table__)
 DERIVED = (StepBucket.__table__, MetricBucket.__table__)
 #: Sign-ins end with a restore: some may have been ended since the backup was made.
 SIGN_INS = (SignInSession.__table__, SignInLink.__table__)
+NOT_SENT = "not sent: restored from a backup, after which it may have been sent already"
 TABLES = [table for table in Base.metadata.sorted_tables if table not in (*DERIVED, *SIGN_INS)]
 #: How a column's values are written to JSON and read back, by their Python type.
 CODECS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -145,10 +147,12 @@ def restore(
 ) -> dict[str, Any]:
     """Fill an empty, migrated database and the store from a backup.
 
-    All sessions and sign-in links end. API tokens and shared links of the backup are valid again,
-    also those that were revoked since; `revoke` deletes them.
+    All sessions and sign-in links end, and deliveries that were due are not sent. API tokens and
+    shared links of the backup are valid again, also those that were revoked since; `revoke`
+    deletes them.
 
-    Returns {rows, files, tokens, shared_links}: see valid_tokens and valid_links.
+    Returns {rows, files, unsent, tokens, shared_links}; unsent: how many deliveries were due. See
+    valid_tokens and valid_links.
 
     Raises Invalid if the folder is not a backup, Conflict if the database has runs.
     """
@@ -183,8 +187,16 @@ def restore(
         if revoke:
             for secret in (SharedRun, SharedLink, ApiToken):
                 session.execute(delete(secret))
+        unsent = _end_deliveries(session)
         valid = {"tokens": valid_tokens(session), "shared_links": valid_links(session)}
-    return {"rows": rows, "files": len(keys), **valid}
+    return {"rows": rows, "files": len(keys), "unsent": unsent, **valid}
+
+
+def _end_deliveries(session: Session) -> int:
+    """End the deliveries that were due: they may have been sent since the backup."""
+    ended = update(Delivery).where(Delivery.ended_at.is_(None))
+    ended = ended.values(ended_at=now(), answer=NOT_SENT).returning(Delivery.id)
+    return len(session.scalars(ended).all())
 
 
 def valid_tokens(session: Session) -> list[dict[str, Any]]:

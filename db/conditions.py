@@ -1,7 +1,8 @@
 """What runs are listed by: conditions that a filter is made of, and orders, as SQL.
 
 What a filter may say is app/filters.py's; here is what it means. A name is one of NUMBERS, or else
-of a setting, by its path or the last part of it, or of a metric, whose latest value counts.
+of a setting, by its path or the last part of it, or of a metric, whose latest value counts. With
+"metrics." or "settings." before it, it is a metric or a setting, also if a column has that name.
 """
 
 import math
@@ -46,6 +47,7 @@ COMPARISONS: MappingProxyType[str, Callable[[Any, Any], Any]] = MappingProxyType
 #: How people also call what a column, or a setting, is called here.
 SYNONYMS = MappingProxyType({"skips": "skipped", "speed": "steps_per_second"})
 SHORT_NAMES = MappingProxyType({"lr": "learning_rate"})
+METRICS, SETTINGS = "metrics.", "settings."
 #: A first attempt that is in none of them has had no pause.
 _PERHAPS_PAUSED = (Status.PAUSED, Status.QUEUED, Status.CANCELLED)
 
@@ -103,6 +105,11 @@ ORDERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
         "status": Run.status.expression,
         "created": Run.created_at.expression,
     }
+)
+#: Names that a filter, an order or a list of columns has for something else than a metric.
+TAKEN = frozenset(
+    {*ORDERS, *TEXTS, *SYNONYMS}
+    | {"since", "before", "sweep", "has", "verdict", "size", "device", "runs"}
 )
 #: A setting that goes by its last part may be at several paths: so many of them are looked at.
 MOST_PATHS = 5
@@ -207,7 +214,7 @@ class Has:
         if self.name in TEXTS and self.name != "owner":
             return TEXTS[self.name] != ""
         settings = select(RunSetting.run_id).where(_settings_called(self.name))
-        metrics = select(LatestMetric.run_id).where(LatestMetric.name == self.name)
+        metrics = select(LatestMetric.run_id).where(is_metric(self.name))
         return Run.id.in_(union_all(settings, metrics))
 
 
@@ -234,7 +241,7 @@ class Compared:
             return Run.id.in_(select(RunSetting.run_id).where(called, is_so))
         settings = select(RunSetting.run_id).where(called, compare(RunSetting.number, value))
         metrics = select(LatestMetric.run_id).where(
-            LatestMetric.name == self.name, compare(LatestMetric.value, value)
+            is_metric(self.name), compare(LatestMetric.value, value)
         )
         return Run.id.in_(union_all(settings, metrics))
 
@@ -272,10 +279,33 @@ _ROW = func.lower(
 )
 
 
+def is_metric(name: str) -> ColumnElement[bool]:
+    """Return the condition that a latest point is of a metric that goes by a name."""
+    return LatestMetric.name.in_(_metric_names(name))
+
+
+def qualified(metric: str) -> str:
+    """Return the name of a metric as a filter or an order has it."""
+    return METRICS + metric if metric in TAKEN else metric
+
+
+def _metric_names(name: str) -> list[str]:
+    return list(dict.fromkeys((name, name.removeprefix(METRICS))))
+
+
 def _settings_called(name: str) -> ColumnElement[bool]:
-    prefix, names = _parts(name)
+    paths, names = _paths(name), _parts(name)[1]
     is_named = RunSetting.name.in_(names)
-    return is_named & RunSetting.path.in_([prefix + each for each in names]) if prefix else is_named
+    return is_named & RunSetting.path.in_(paths) if paths else is_named
+
+
+def _paths(name: str) -> list[str]:
+    """Return the paths that a name stands for; none: any path that ends in it."""
+    prefix, names = _parts(name)
+    if prefix in ("", SETTINGS):
+        return []
+    prefixes = dict.fromkeys((prefix, prefix.removeprefix(SETTINGS)))
+    return [each + last for each in prefixes for last in names]
 
 
 def _parts(name: str) -> tuple[str, list[str]]:
@@ -312,8 +342,8 @@ class Order:
             return _order_by_number(name, falls=falls)
         if name in ORDERS:
             return cls((ORDERS[name], Run.id.expression), falls)
-        paths, is_metric = tuple(paths_of(session, name)), is_logged(session, name)
-        return _order_by_name(name, paths, is_metric=is_metric, falls=falls)
+        metrics = tuple(each for each in _metric_names(name) if is_logged(session, each))
+        return _order_by_name(tuple(paths_of(session, name)), metrics, falls=falls)
 
     def joined_to(self, query: Select[Any]) -> Select[Any]:
         """Return a query of runs that can be ordered so."""
@@ -332,11 +362,11 @@ def _order_by_number(name: str, *, falls: bool) -> Order:
 
 
 @lru_cache(MOST_KEPT)
-def _order_by_name(name: str, paths: tuple[str, ...], *, is_metric: bool, falls: bool) -> Order:
+def _order_by_name(paths: tuple[str, ...], metrics: tuple[str, ...], *, falls: bool) -> Order:
     joined = _settings_at(paths)
     numbers = [setting.number for setting, _on in joined]
     texts = [setting.text for setting, _on in joined]
-    if is_metric:
+    for name in metrics:
         metric = aliased(LatestMetric)
         joined.append((metric, and_(metric.run_id == Run.id, metric.name == name)))
         numbers.append(metric.value)
@@ -364,25 +394,24 @@ def _settings_at(paths: Sequence[str]) -> list[tuple[Any, ColumnElement[bool]]]:
 def named_at_all(name: str) -> Select[Any]:
     """Ask whether any run has a setting or a metric of this name."""
     setting = select(RunSetting.run_id).where(_settings_called(name)).limit(1)
-    metric = select(LatestMetric.run_id).where(LatestMetric.name == name).limit(1)
+    metric = select(LatestMetric.run_id).where(is_metric(name)).limit(1)
     return select(setting.exists() | metric.exists())
 
 
 def paths_of(session: Session, name: str) -> list[str]:
     """Return the paths of the settings that go by a name, the first few of them."""
-    prefix, names = _parts(name)
+    names = _parts(name)[1]
+    asked = [(_PATH, path) for path in _paths(name)] or [(_PATHS, each) for each in names]
     found = [
         path
-        for each in names
-        for path in session.scalars(
-            _PATH if prefix else _PATHS, {"called": each, "at": prefix + each}
-        )
+        for query, at in asked
+        for path in session.scalars(query, {"called": at.rpartition(".")[2], "at": at})
     ]
     return sorted(found)[:MOST_PATHS]
 
 
 def is_logged(session: Session, name: str) -> bool:
-    """Tell whether any run has a metric of this name."""
+    """Return whether any run has a metric of this very name."""
     return bool(session.scalar(_IS_LOGGED, {"called": name}))
 
 
@@ -409,7 +438,7 @@ _IS_LOGGED = select(
 def values_of(session: Session, run_ids: Sequence[int], name: str) -> dict[int, float | str | None]:
     """Return what some runs have by a name: a setting, or else the latest value of a metric."""
     metrics = select(LatestMetric.run_id, LatestMetric.value).where(
-        LatestMetric.run_id.in_(run_ids), LatestMetric.name == name
+        LatestMetric.run_id.in_(run_ids), is_metric(name)
     )
     found: dict[int, float | str | None] = {row[0]: row[1] for row in session.execute(metrics)}
     settings = select(RunSetting.run_id, RunSetting.number, RunSetting.text)

@@ -19,9 +19,11 @@ from sqlalchemy import (
     Text,
     case,
     cast,
+    false,
     func,
     literal,
     null,
+    or_,
     select,
 )
 from sqlalchemy.ext.compiler import compiles
@@ -29,7 +31,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from db.conditions import NUMBERS, SYNONYMS, Filter, paths_of
+from db.conditions import NUMBERS, SYNONYMS, Filter, is_metric, paths_of
 from db.endings import ENDINGS, ended_as
 from db.tables import KEPT, LatestMetric, Run, RunSetting, Status, Trial, User
 
@@ -242,11 +244,9 @@ def _settings(paths: Collection[str]) -> Subquery:
 
 def _metrics(names: Collection[str]) -> Subquery:
     """Select the latest points of runs, a row each, by name."""
-    columns = [
-        func.max(case((LatestMetric.name == name, LatestMetric.value))).label(name)
-        for name in names
-    ]
-    query = select(LatestMetric.run_id, *columns).where(LatestMetric.name.in_(names))
+    columns = [func.max(case((is_metric(name), LatestMetric.value))).label(name) for name in names]
+    wanted = or_(false(), *(is_metric(name) for name in names))
+    query = select(LatestMetric.run_id, *columns).where(wanted)
     return query.group_by(LatestMetric.run_id).subquery()
 
 

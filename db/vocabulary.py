@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.conditions import named_at_all
+from db.conditions import named_at_all, qualified
 from db.tables import KEPT, LatestMetric, Run, RunSetting, User
 
 MOST_NAMES, MOST_VALUES, NEWEST_RUNS = 500, 200, 2000
@@ -67,8 +67,8 @@ def _settings(session: Session, run_ids: Collection[int]) -> Iterator[str]:
 
 
 def _metrics(session: Session, run_ids: Collection[int]) -> Sequence[str]:
+    """Return each metric as a filter and an order call it."""
     newest = select(LatestMetric.name).where(LatestMetric.run_id.in_(run_ids))
     rows = newest.order_by(LatestMetric.run_id.desc()).limit(MOST_ROWS).subquery()
-    return session.scalars(
-        select(rows.c.name).distinct().order_by(rows.c.name).limit(MOST_NAMES)
-    ).all()
+    query = select(rows.c.name).distinct().order_by(rows.c.name).limit(MOST_NAMES)
+    return [qualified(name) for name in session.scalars(query)]

@@ -45,6 +45,11 @@ class AttemptFiles:
         return self.folder / f"exit-code-{self.attempt}"
 
     @property
+    def crash(self) -> Path:
+        """What Python wrote of a watched process that a fatal signal ended."""
+        return self.folder / f"crash-{self.attempt}"
+
+    @property
     def work(self) -> Path:
         """Where a command works that names no folder."""
         return self.folder / "work"

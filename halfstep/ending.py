@@ -1,13 +1,14 @@
 """Detects how the process ends, whichever way that is, without changing it.
 
 A return, an exception, `sys.exit`, `os._exit`, SIGTERM or SIGHUP, the end of a child of
-multiprocessing: a callback receives the outcome, then what would have happened happens. Nothing in
-a process sees a SIGKILL, an abort or a segmentation fault: of those the uploader reports that the
-process is gone.
+multiprocessing: a callback receives the outcome, then what would have happened happens. Of an abort
+or a segmentation fault Python's faulthandler writes a file, from which whoever finds the process
+gone makes the outcome (`crash_of`). Nothing in a process sees a SIGKILL.
 """
 
 import atexit
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -15,9 +16,11 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 #: Modules that a pool's worker is in while it waits, and the functions of theirs that wait.
@@ -28,6 +31,21 @@ POOLS, WORKERS = (
         "_process_worker",
     },
 )
+
+#: What a pool's worker wraps the exception of a task in: module and class.
+TASK_ERRORS = (
+    ("multiprocessing.pool", "ExceptionWithTraceback"),
+    ("concurrent.futures.process", "_ExceptionWithTraceback"),
+)
+#: Beginnings of what faulthandler writes after "Fatal Python error: ".
+FATAL_SIGNALS = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Floating": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+}
+CRASH_CHARACTERS = 100_000
 
 OnEnd: TypeAlias = Callable[[str, str | None, int | None], None]
 
@@ -40,10 +58,21 @@ class Ending:
     held: above 0 a signal waits, until `terminate` is called because it is due.
     """
 
-    def __init__(self, on_end: OnEnd, exit_code_file: Path) -> None:
-        """exit_code_file: gets one byte, the exit code, where Python cannot say it in time."""
+    def __init__(
+        self,
+        on_end: OnEnd,
+        exit_code_file: Path,
+        crash_file: Path,
+        on_task_error: Callable[[BaseException], None],
+    ) -> None:
+        """exit_code_file: gets one byte, the exit code, where Python cannot say it in time.
+
+        crash_file: gets the stack at a fatal signal.  on_task_error: called with what a task of a
+        pool raises in this process, which goes on.
+        """
         self.held, self.is_due = 0, False
         self._on_end, self._exit_code_file = on_end, exit_code_file
+        self._on_task_error = on_task_error
         self._is_cancelled = False
         self._pid, self._thread = os.getpid(), threading.current_thread()
         self._exit: _Exit | None = None  # that ended the interpreter
@@ -56,6 +85,11 @@ class Ending:
         self._hook(os, "_exit", self._os_exit)
         atexit.register(self._exits)
         self._child_end = _at_end_of_child(self._child_ends)
+        for module, name in TASK_ERRORS if self._child_end else ():
+            if hasattr(sys.modules.get(module), name):
+                self._hook(sys.modules[module], name, partial(self._task_raised, module, name))
+        self._crash = _CrashFile(crash_file)
+        self._hook(faulthandler, "enable", self._fault_handler_enabled)
         self._signals = [number for number in SIGNALS if _is_main() and _is_default(number)]
         for number in self._signals:
             signal.signal(number, self._terminated)
@@ -64,6 +98,7 @@ class Ending:
         """Put everything back as it was, except where other code has put something else."""
         self._is_cancelled = True
         atexit.unregister(self._exits)
+        self._crash.close()
         if self._child_end:
             self._child_end.cancel()
         for owner, name, ours, before in self._hooks:
@@ -155,6 +190,17 @@ class Ending:
     def _ends_by(self, ended: "_Exit") -> None:
         self._exit = ended
 
+    def _fault_handler_enabled(self, *arguments: Any, **named: Any) -> None:
+        """Leave the handler to the script from now on."""
+        self._crash.leave()
+        self._before(faulthandler, "enable")(*arguments, **named)
+
+    def _task_raised(self, module: str, name: str, error: BaseException, trace: Any) -> Any:
+        """Stand for the class in which a pool's worker sends an exception to its parent."""
+        if not self._is_cancelled:
+            self._on_task_error(error)
+        return self._before(sys.modules[module], name)(error, trace)
+
     def _os_exit(self, status: int) -> None:
         if isinstance(status, int) and os.getpid() == self._pid and not self._is_cancelled:
             code = _truncated(status)
@@ -167,6 +213,49 @@ class Ending:
             self.is_due = True
         else:
             self.terminate()
+
+
+class _CrashFile:
+    """Where faulthandler writes the stack at a fatal signal, unless the script has enabled it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._pid = path, os.getpid()
+        self._file: IO[bytes] | None = None
+        if not faulthandler.is_enabled():
+            with suppress(OSError):
+                self._file = path.open("wb")
+                faulthandler.enable(self._file, all_threads=False)
+
+    def close(self) -> None:
+        """Write no more; in a child by fork the file stays its parent's."""
+        if self._file is not None:
+            faulthandler.disable()
+            self.leave()
+
+    def leave(self) -> None:
+        """Close the file, which nothing is written to any more."""
+        if self._file is None:
+            return
+        self._file.close()
+        self._file = None
+        if self._pid == os.getpid():
+            with suppress(OSError):
+                if not self._path.stat().st_size:
+                    self._path.unlink()
+
+
+def crash_of(path: Path) -> tuple[int, str] | None:
+    """Return the signal that ended a process, with where it was; None if nothing was written."""
+    try:
+        written = path.read_text(errors="replace")[:CRASH_CHARACTERS]
+    except FileNotFoundError:
+        return None
+    first, _, stack = written.partition("\n")
+    what = first.removeprefix("Fatal Python error: ")
+    for beginning, number in FATAL_SIGNALS.items():
+        if what.startswith(beginning):
+            return -number, f"{stack.strip()}\n{first} ({number.name})"
+    return None
 
 
 class _Exit(NamedTuple):

@@ -45,7 +45,7 @@ class Audio:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is one number, wherever it lies: on the host, or on a device.
+    """Return whether a value is one number, wherever it lies: on the host, or on a device.
 
     A tensor or an array of one number is that, whatever its shape.
     """

@@ -1,4 +1,4 @@
-"""The cells of a notebook, as IPython runs them: which process of theirs goes on between them."""
+"""The cells of a notebook, as IPython runs them: one process goes on between them."""
 
 import sys
 from collections.abc import Callable
@@ -14,19 +14,30 @@ class Cells:
         self.has_ended = False  # the cell that began the run
         self._on_error = on_error
         self._shell = _shell()
+        self._last_shown = _last_shown()
         if self._shell:
             self._shell.events.register("post_run_cell", self._ran)
 
     def forget(self) -> None:
         """Receive no more."""
+        self._last_shown = None
         if self._shell:
             with suppress(ValueError):  # it was registered already, or is no more
                 self._shell.events.unregister("post_run_cell", self._ran)
 
     def _ran(self, result: Any = None) -> None:
         self.has_ended = True
-        if error := getattr(result, "error_in_exec", None):
+        # What a script raises that `%run` runs is shown, but is not the cell's own exception.
+        before, self._last_shown = self._last_shown, _last_shown()
+        shown = None if self._last_shown is before else self._last_shown
+        error = getattr(result, "error_in_exec", None) or shown
+        if error and not (isinstance(error, SystemExit) and not error.code):
             self._on_error(error)
+
+
+def _last_shown() -> BaseException | None:
+    """Return the exception whose traceback was shown last."""
+    return getattr(sys, "last_value", None)
 
 
 def _shell() -> Any:

@@ -28,7 +28,7 @@ def started(pid: int) -> int | None:
 
 
 def lives(pid: int, since: int | None) -> bool:
-    """Tell whether this very process goes on; since: when it began, as `started` says."""
+    """Return whether this very process goes on; since: when it began, as `started` says."""
     return since is not None and started(pid) == since
 
 

@@ -14,6 +14,7 @@ from typing import IO, Self
 import numpy as np
 
 from halfstep.attempt_files import AttemptFiles
+from halfstep.folder_lock import OwnerFile
 from halfstep.spool import Position, SpoolReader, spool_of
 
 #: What the worker tells a command; HALFSTEP_RUN, the run's number, is for people.
@@ -35,6 +36,7 @@ class QueuedRun:
     step: int
     started_at: float
     lock: IO[str]
+    owner: OwnerFile | None  # in place of a lock, where the file system has none
 
     @classmethod
     def taken(cls) -> Self | None:
@@ -48,22 +50,44 @@ class QueuedRun:
         started_at = float(json.loads(files.job.read_text())["started_at"])
         lock = (files.folder / f"watch-{files.attempt}.lock").open("a+")
         try:
-            # Of this process alone: a lock that loaders' workers inherit would outlive it.
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            owner = _locked(lock)
+        except BaseException:
             lock.close()
-            text = "another process of this run is being watched, and one writes its history"
-            raise RuntimeError(text) from error
+            raise
         sequences = [sequence for sequence, _ in spool_of(files.spool, files.attempt)]
         lock.seek(0)
         step = max(int(lock.read() or 0), _last_step(files, sequences))
-        return cls(files, max(sequences, default=-1) + 1, step, started_at, lock)
+        return cls(files, max(sequences, default=-1) + 1, step, started_at, lock, owner)
 
     def leave(self, step: int) -> None:
         """Let the next process go on after this step."""
         self.lock.truncate(0)
         self.lock.write(str(step))
         self.lock.close()
+        if self.owner:
+            self.owner.release()
+
+
+def _locked(file: IO[str]) -> OwnerFile | None:
+    """Lock a file, or take the file that stands for its lock where the file system has none.
+
+    Raises RuntimeError if another process holds it.
+    """
+    try:
+        # Of this process only: a lock that loaders' workers inherit would outlive it.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: it is held
+        is_free, owner = False, None
+    except OSError:  # ENOLCK, ENOTSUP: depends on the file system
+        owner = OwnerFile(Path(f"{file.name}.owner"))
+        is_free = owner.acquire()
+    else:
+        return None
+    if not is_free:
+        raise RuntimeError(
+            "another process of this run is being watched, and one writes its history"
+        )
+    return owner
 
 
 def secrets() -> list[str]:

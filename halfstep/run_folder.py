@@ -5,9 +5,11 @@
                    artifacts/step-00000400/<name>
                    checkpoints/step-00000400/<name>
                    outcome-<attempt>.json      how it ended; none: it has not, or nobody could say
+                   crash-<attempt>             after a fatal signal, where Python was; see ending.py
                    uploaded.json               what has reached a server for good; see sending.py
                    writer.lock                 held by the process that writes the run
                    uploader.lock, .log         who sends it, and what that one has said
+                   relay-<attempt>/            numbers of child processes; see relay.py
                    last-step                   where attempts came to whose spool was deleted
 
     <folder>/resume                     a text file that names the run to go on with, if it is there
@@ -89,8 +91,8 @@ def open_run(
         "started": _now(),
     } | written
     if config is not None:
-        told = redaction.without(config, secret)
-        described["config"] = {**(described["config"] or {}), **told}
+        redacted = redaction.without(config, secret)
+        described["config"] = {**(described["config"] or {}), **redacted}
     described["attempts"] = [*attempts, _attempt(files.attempt, secret)]
     write_json(place / "run.json", described)
     return files
@@ -250,7 +252,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def is_called(place: Path, name: str) -> bool:
-    """Tell whether a run is called so: as its folder, or as that cannot be, "my run/1" say."""
+    """Return whether a run is called so: as its folder, or as that cannot be, "my run/1" say."""
     if name == place.name:
         return True
     with suppress(OSError, ValueError):

@@ -86,7 +86,7 @@ def _attempts(folder: Path) -> list[AttemptFiles]:
 
 
 def _is_over(files: AttemptFiles) -> bool:
-    """Tell whether an attempt writes no more; one of another machine may, unless it says so."""
+    """Return whether an attempt writes no more; one of another machine may, unless it says so."""
     return files.outcome.exists() or is_dead(_written(files))
 
 

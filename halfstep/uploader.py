@@ -8,7 +8,6 @@ having written down how it ended, it says just that. A run's folder has one uplo
 one of its newest attempt, which also sends what is left of those before.
 """
 
-import fcntl
 import os
 import random
 import select
@@ -25,6 +24,7 @@ from halfstep import credentials, process
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.credentials import Credentials
+from halfstep.folder_lock import FolderLock
 
 if TYPE_CHECKING:
     from halfstep.sending import RunSending
@@ -68,31 +68,29 @@ def start(
     ) as starter:  # which forks and ends at once: a child would show up in the script's os.wait()
         if starter.stdout is None:
             return None
-        told, _, _ = select.select([starter.stdout], [], [], patience_seconds)
-        return os.read(starter.stdout.fileno(), 4096).decode() if told else None
+        ready, _, _ = select.select([starter.stdout], [], [], patience_seconds)
+        return os.read(starter.stdout.fileno(), 4096).decode() if ready else None
 
 
 def is_at_work(folder: Path) -> bool:
-    """Tell whether some process sends this run."""
+    """Return whether some process sends this run."""
     with alone(folder) as is_alone:
         return not is_alone
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[bool]:
-    """Be the one that sends this run; yields whether one is. A killed process is it no more."""
-    with (folder / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+    """Hold the lock of the process that sends this run; yields False if another holds it."""
+    lock = FolderLock(folder / LOCK)
+    try:
+        yield lock.acquire()
+    finally:
+        lock.release()
 
 
 @contextmanager
 def succeeding(training: "Training") -> Iterator[None]:
-    """Be the one that sends the run, after the uploader of an attempt before has made way."""
+    """Hold that lock, once the uploader of an earlier attempt has released it."""
     while True:
         with alone(training.files.folder) as is_alone:
             if is_alone:
@@ -117,17 +115,20 @@ class Training:
         return not lives or read_outcome(self.files, lives=lives) is not None
 
     def lives(self) -> bool:
-        """Tell whether the process lives."""
+        """Return whether the process lives."""
         return process.lives(self._pid, self._since)
 
     def close(self) -> None:
         """Write down that the process has ended, if it is gone and did not do so itself."""
+        from halfstep.ending import crash_of
         from halfstep.run_folder import last_step, write_outcome
 
         # Asked in this order: what it wrote in between is there.
         if self._since is not None and not self.lives() and not self.files.outcome.exists():
             following = AttemptFiles(self.files.folder, self.files.attempt + 1)
-            write_outcome(self.files, "vanished", last_step(following))
+            code, error = crash_of(self.files.crash) or (None, None)
+            status = "terminated" if code else "vanished"
+            write_outcome(self.files, status, last_step(following), error, code)
 
     def await_death(self, then: Callable[[], None]) -> None:
         """Wait for the process's end, and call something."""
@@ -161,7 +162,7 @@ class Voice:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def announce(self, page: str) -> None:
-        """Tell the script where the run is to be seen; if it has stopped waiting, everybody."""
+        """Send the page's address to the script, or print it if that no longer waits."""
         try:
             is_heard = self._is_awaited and os.write(1, page.encode())
         except BrokenPipeError:

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from halfstep import arguments, credentials, redaction, uploader
+from halfstep import arguments, credentials, redaction, relay, uploader
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.credentials import Credentials, Unreadable
@@ -31,6 +31,7 @@ from halfstep.logged import as_scalar, file_of, is_number
 from halfstep.notebook import Cells
 from halfstep.patient_spool import PatientSpool
 from halfstep.queued_run import QueuedRun, secrets
+from halfstep.relay import RelayReader, RelayWriter
 from halfstep.run_folder import (
     RunIsWritten,
     came_to,
@@ -147,6 +148,15 @@ def watch(
 
 
 _active: "Watch | None" = None
+_parents: "Watch | None" = None  # that of the process that forked or spawned this one
+
+
+def current() -> "Watch | None":
+    """Return the run of this process, or, in a child of multiprocessing, that of its parent."""
+    global _parents
+    if _active is None and _parents is None and (files := relay.announced()):
+        _parents = _relayed(files)
+    return _active or _parents
 
 
 class Watch:
@@ -175,8 +185,13 @@ class Watch:
         self._lock = lock or WriterLock()
         self._is_on = False
         self._has_ended = files is None
+        self._relay: RelayWriter | None = None  # in a child process
         if files is None:
             return
+        relay.announce(files)
+        self._children = RelayReader(files)
+        # Called for the step of numbers that a child process logs without one.
+        self.step_of_children: Callable[[], int] = self._last_step
         first_step, sequence, started_at = 0, 0, clock()
         self._resumed: Event | None = None
         if queued:  # its next attempt begins anew, unless the script resumes it
@@ -188,13 +203,15 @@ class Watch:
         self._spool = PatientSpool(files.spool, files.attempt, say, sequence)
         self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at, every)
         self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived
+        self._logged_step = first_step
         self._flushed_at = clock()
         self._looked_at = clock()
         self._revivals = 0
         self._complaints: set[str] = set()
-        self._ending = Ending(self._process_ends, files.exit_code)
-        self._cells = Cells(self._cell_raised)
-        self._cell_end: tuple[int, str, str] | None = None  # its step, as _end has them the others
+        self._ending = Ending(self._process_ends, files.exit_code, files.crash, self._part_raised)
+        self._cells = Cells(self._part_raised)
+        # Of a notebook's cell or a pool's task that raised: its step, as _end has them the others.
+        self._part_end: tuple[int, str, str] | None = None
         self._taps.arm()
         self._is_on = True
 
@@ -236,6 +253,15 @@ class Watch:
         return self._server.token if self._server else None
 
     @property
+    def is_relayed(self) -> bool:
+        """Whether this is a child process's view of the run that its parent writes."""
+        return self._relay is not None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the view that a spawned child has of the run."""
+        return (Watch, (None,)) if self.files is None else (_relayed, (self.files,))
+
+    @property
     def step(self) -> int:
         """How many steps were attempted."""
         return self._loop.step if self.files else 0
@@ -267,8 +293,11 @@ class Watch:
         """Tell anything else of the last step: numbers, texts, images, figures, tables, histograms.
 
         A number on the device is brought to the host without a wait; for pixels there it is waited.
-        step: another than the last.
+        step: another than the last. In a child process, numbers only, at the parent's last step.
         """
+        if self._relay:
+            self._relay.log(values, step)
+            return
 
         def log() -> None:
             self._log(values, self.step if step is None else arguments.step(step))
@@ -365,7 +394,7 @@ class Watch:
         if not isinstance(values, Mapping):
             self._complain(f"log was told {shown(values)}; allowed: a dictionary of values by name")
             return
-        self._cell_end = None
+        self._part_end, self._logged_step = None, step
         for name, value in values.items():
             try:
                 if not isinstance(name, str) or not name.strip():
@@ -435,6 +464,8 @@ class Watch:
     def _flush(self) -> None:
         """Write the numbers that were logged and have arrived."""
         self._flushed_at = clock()
+        if self._children.is_due():
+            self._receive()
         while self._logged and (self._logged[0][0] is None or self._logged[0][0].query()):
             _, metric = self._logged.popleft()
             name, value = metric["name"], metric["value"]
@@ -448,6 +479,19 @@ class Watch:
                 self._spool.event(metric | {"value": number})
             except Exception as error:  # a name that nobody can record, say
                 self._complain(f"{name:.100} is not logged: {error}")
+
+    def _last_step(self) -> int:
+        return max(self.step, self._logged_step)
+
+    def _receive(self) -> None:
+        """Take the numbers that child processes have logged."""
+        try:
+            for numbers, step in self._children.receive():
+                at = self.step_of_children() if step is None else step
+                for name, value in numbers.items():
+                    self._log_number(cleaned(name), value, at)
+        except OSError as error:
+            self._complain(f"numbers of child processes cannot be read: {error}")
 
     @property
     def _written(self) -> AttemptFiles:
@@ -464,6 +508,8 @@ class Watch:
 
     def _asked(self, method: str, call: Callable[[], None]) -> None:
         """Do what the script asks. What cannot be done is said in a line, and passed over."""
+        if self._relay:
+            self._relay.refuse(f"{method} in a child process is passed over; call it in the parent")
 
         def done() -> None:
             try:
@@ -489,7 +535,7 @@ class Watch:
 
     def _process_ends(self, status: str, error: str | None, exit_code: int | None) -> None:
         if status == "finished":
-            self._end_after_cells(status, exit_code)
+            self._end_after_parts(status, exit_code)
         else:
             self._end(status, error, exit_code)
 
@@ -506,22 +552,23 @@ class Watch:
         if self._queued or self._has_ended:
             return False
         if self._cells.has_ended:
-            self._end_after_cells("interrupted")
+            self._end_after_parts("interrupted")
         elif self._ending.is_child and self._is_other(*names):
-            self._end("finished", None)
+            self._end_after_parts("finished")
         return self._has_ended
 
-    def _end_after_cells(self, status: str, exit_code: int | None = None) -> None:
-        """End as the last cell that trained did, if it raised."""
-        step, cell_status, error = self._cell_end or (-1, "", "")
+    def _end_after_parts(self, status: str, exit_code: int | None = None) -> None:
+        """End as the last cell or task that trained did, if it raised."""
+        step, part_status, error = self._part_end or (-1, "", "")
         if step == self.step:
-            self._end(cell_status, error, exit_code)
+            self._end(part_status, error)
         else:
             self._end(status, None, exit_code)
 
-    def _cell_raised(self, error: BaseException) -> None:
+    def _part_raised(self, error: BaseException) -> None:
+        """Keep what a notebook's cell or a pool's task raised, after which the process goes on."""
         status = "terminated" if isinstance(error, KeyboardInterrupt) else "failed"
-        self._cell_end = self.step, status, "".join(traceback.format_exception(error))
+        self._part_end = self.step, status, "".join(traceback.format_exception(error))
 
     def _finish(self, status: str, error: str | None, exit_code: int | None) -> None:
         is_heard = self._is_on
@@ -533,6 +580,8 @@ class Watch:
                 self._fail(problem)
         self._spool.close()
         write_outcome(self._written, status, self.step, error, exit_code)
+        self._children.close()
+        relay.retract()
         self._lock.release()
         self._ending.cancel()  # not before: a pool sends SIGTERM while its workers end
         if self._queued:
@@ -543,6 +592,7 @@ class Watch:
         self._loop.close()
         if not self._loop.drain(PATIENCE_SECONDS):
             self._complain(f"the device did not answer within {PATIENCE_SECONDS:g} s")
+        self._receive()
         self._flush()
 
     def _fail(self, error: Exception) -> None:
@@ -589,13 +639,26 @@ class Watch:
 
 def _after_fork() -> None:
     """In a forked process, a loader's worker say: the run is its parent's."""
+    global _parents
     if _active is not None:
+        _parents = _active
+        if _active._is_on and _active.files:
+            _active._relay = RelayWriter(_active.files)
         _active._ending.cancel()
         _active._lock.release()
         _active._disarm()
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _relayed(files: AttemptFiles) -> Watch:
+    """Return a run as a child process has it; in the process that writes it, the run itself."""
+    if _active is not None and _active.files == files:
+        return _active
+    watch = Watch(None)
+    watch._relay = RelayWriter(files)
+    return watch
 
 
 def _resumed(step: int, notes: list[str]) -> Event:

@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         config = parse_config(recipe, values)
         device = _device(options.device)
         if options.checkpoints is not None:
-            _try(options.checkpoints)
+            _prepare(options.checkpoints, options.resume)
         printer = _Printer(config)
         tell_steps = _tell_steps if options.json else printer.steps
         with joined(device) as (ranks, device):
@@ -185,14 +185,23 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _try(folder: Path) -> None:
-    """Make the folder of checkpoints and write a file there: now, before hours of training."""
+def _prepare(folder: Path, resume: Path | None) -> None:
+    """Make the folder of checkpoints and write a file there: now, before hours of training.
+
+    Raises CheckpointError for one that holds another run's files: they would be overwritten.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.NamedTemporaryFile(dir=folder).close()
     except OSError as error:
         text = f"--checkpoints is {folder}; allowed: a folder that can be made and written to"
         raise CheckpointError(f"{text} ({error.strerror})") from error
+    is_own = resume is not None and resume.resolve().parent == folder.resolve()
+    if not is_own and (files := sorted([*folder.glob("step-*"), *folder.glob("artifacts/step-*")])):
+        raise CheckpointError(
+            f"--checkpoints is {folder}, which holds {files[0].relative_to(folder)} of another "
+            "run; allowed: another folder, or --resume with a checkpoint of this one"
+        )
 
 
 class _Printer:
@@ -313,7 +322,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", default=default_device, help=f"default: {default_device}")
     parser.add_argument(
-        "--checkpoints", type=Path, metavar="FOLDER", help="where to save checkpoints"
+        "--checkpoints", type=Path, metavar="FOLDER", help="where to save checkpoints and artifacts"
     )
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")

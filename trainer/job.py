@@ -62,6 +62,7 @@ class Job:
                 on_event=on_event,
                 control=self._control,
                 checkpoint_folder=folder / "checkpoints",
+                artifact_folder=folder / "artifacts",
                 resume=folder / job["resume"] if job["resume"] else None,
                 weights={name: Path(path) for name, path in job.get("weights", {}).items()},
                 started_at=job["started_at"],

@@ -54,12 +54,12 @@ def look_for_folder() -> None:
 
 
 def add(reference: str) -> None:
-    """Keep a recipe, in the place of another class of its file. Raises NotKeptError."""
+    """Keep a recipe, next to other classes of its file. Raises NotKeptError."""
     look_for_folder()
     with _changing() as kept:
-        files = [_file(each["reference"]) for each in kept]
-        if _file(reference) in files:  # the first of a name has it, and goes on to
-            kept[files.index(_file(reference))] = {"reference": reference}
+        references = [each["reference"] for each in kept]
+        if reference in references:  # the first of a name has it, and goes on to
+            kept[references.index(reference)] = {"reference": reference}
         elif len(kept) >= MOST:
             raise NotKeptError(f"{len(kept)} recipes are kept; allowed: {MOST} at most")
         else:
@@ -84,22 +84,22 @@ def remove(wanted: str) -> list[str]:
     return gone
 
 
-def note_check(file: Path, findings: list[dict[str, Any]]) -> None:
-    """Write down what the check said of a file, if it is kept.
+def note_check(reference: str, findings: list[dict[str, Any]]) -> None:
+    """Write down what the check found in a class, if it is kept.
 
     findings: [{severity, place, text, precisions}]
     """
-    if not any(_file(each["reference"]) == str(file) for each in read()):
+    if not any(each["reference"] == reference for each in read()):
         return
-    told = [{**each, "text": each["text"][:LONGEST]} for each in findings[:MOST_FINDINGS]]
+    noted = [{**each, "text": each["text"][:LONGEST]} for each in findings[:MOST_FINDINGS]]
     check = {
-        "sha256": checksum(file),
-        "findings": told,
-        "left_out": len(findings) - len(told),
+        "sha256": checksum(Path(_file(reference))),
+        "findings": noted,
+        "left_out": len(findings) - len(noted),
     }
     with _changing() as kept:
         for each in kept:
-            if _file(each["reference"]) == str(file):
+            if each["reference"] == reference:
                 each["check"] = check
 
 

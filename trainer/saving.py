@@ -62,12 +62,15 @@ class Saver:
         ranks: Ranks,
         parts: Mapping[str, Stateful],
         on_event: Callable[[Event], None],
+        artifact_folder: Path | None = None,
     ) -> None:
-        """folder: of the checkpoints; None saves nothing.  modules: without wrappers.
+        """folder: of the checkpoints; None saves nothing.  artifact_folder: None for `artifacts`
+        within it.  modules: without wrappers.
 
         parts: what else decides the next step, by name.  on_event: is called by another thread too.
         """
         self._folder, self._recipe, self._modules, self._config = folder, recipe, modules, config
+        self._artifact_folder = artifact_folder or (folder and folder / "artifacts")
         self._batches = batches
         self._device, self._ranks, self._parts = device, ranks, parts
         self._on_event = on_event
@@ -163,8 +166,8 @@ class Saver:
 
     def save_artifacts(self, step: int, found: Mapping[str, Any]) -> None:
         """Save what the recipe made to look at, and tell of it."""
-        if self._folder is not None and self._ranks.rank == 0:
-            for event in save_artifacts(self._folder.parent / "artifacts", step, found):
+        if self._artifact_folder is not None and self._ranks.rank == 0:
+            for event in save_artifacts(self._artifact_folder, step, found):
                 self._on_event(event)
 
     def _take_shards(self, state: dict[str, Any]) -> Snapshot:

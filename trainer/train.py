@@ -148,6 +148,7 @@ def train(
     on_event: Callable[[Event], None],
     control: Callable[[], Control] = Control,
     checkpoint_folder: Path | None = None,
+    artifact_folder: Path | None = None,
     resume: Path | None = None,
     weights: Mapping[str, Path] | None = None,
     started_at: float | None = None,
@@ -160,6 +161,7 @@ def train(
     on_steps, on_event: are called one at a time, by a thread that saves as well as by this one.
     started_at: when the run was first started, by halfstep.clock.  seconds_before: that earlier
     attempts have trained.  checkpoint_folder: None saves nothing.
+    artifact_folder: None for `artifacts` within that.
     weights: files to start from where there is nothing to resume, see load_weights; None: what
     weights.path names.  is_checked: what to resume is known to be as it was saved.
     Raises ConfigError, RecipeError, CheckpointError or WeightsError for what the user can put
@@ -234,7 +236,16 @@ def train(
     is_restored = config.scaler.restore_buffers and scaler.is_enabled()
     buffer_rule = BufferRule(modules, is_on=is_restored)
     saver = Saver(
-        checkpoint_folder, recipe, modules, batches, config, device, ranks, parts, on_event
+        checkpoint_folder,
+        recipe,
+        modules,
+        batches,
+        config,
+        device,
+        ranks,
+        parts,
+        on_event,
+        artifact_folder,
     )
     followers.logged.save = saver.save_artifacts
 

@@ -24,6 +24,7 @@ import psutil
 from halfstep.attempt_files import AttemptFiles
 from halfstep.clock import clock
 from halfstep.process import end_with_parent
+from halfstep.socket_folder import short_path
 from halfstep.walls import Wall, apply_deferred
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -54,7 +55,11 @@ class Keeper:
         job = json.loads(self._files.job.read_text())
         try:
             command = subprocess.Popen(
-                job["argv"], cwd=job["folder"], start_new_session=True, preexec_fn=_tie_to_parent
+                job["argv"],
+                cwd=job["folder"],
+                env={**os.environ, **_temporary_folder()},
+                start_new_session=True,
+                preexec_fn=_tie_to_parent,
             )
         except OSError as error:
             place = f" in {job['folder']}"
@@ -95,13 +100,19 @@ def _end_what_is_left() -> None:
 
 
 def _kill_descendants() -> bool:
-    """Tell whether there was one; what is another user's by now is not ours to end."""
+    """Return whether there was one; what is another user's by now is not ours to end."""
     has_killed = False
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             child.kill()
             has_killed = True
     return has_killed
+
+
+def _temporary_folder() -> dict[str, str]:
+    """Return TMPDIR by a path that is short enough for sockets, where this process has one."""
+    folder = os.environ.get("TMPDIR", "")
+    return {"TMPDIR": short_path(folder)} if Path(folder or "-").is_dir() else {}
 
 
 def _tie_to_parent() -> None:

@@ -137,13 +137,14 @@ def list_runs(
         str,
         Query(
             description="Words that all hold: a text, status:failed, since:7d, tag:lr, skips>10, "
-            "a setting or metric as val/accuracy>0.9; - before a word: not so"
+            "a setting or metric as val/accuracy>0.9, metrics.loss>1; - before a word: not so"
         ),
     ] = "",
     sort: Annotated[
         Sort,
         Query(
-            description=f"{', '.join(ORDERS)}, or a setting or metric; downwards with - before it"
+            description=f"{', '.join(ORDERS)}, or a setting or metric (metrics.loss where a column "
+            "has its name); downwards with - before it"
         ),
     ] = "-id",
     values: Annotated[

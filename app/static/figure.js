@@ -3,7 +3,7 @@ import { ticksOf, tickText } from 'axis'
 import { escaped, power, scale as scaleText } from 'formats'
 import { marksOf } from 'marks'
 import { folded } from 'pixels'
-import { smoothed } from 'points'
+import { METRIC as METRIC_AXIS, smoothed } from 'points'
 
 const GAP = 34 // pixels between rows: the row's title stands there
 const METRIC = 110 // pixels
@@ -149,7 +149,7 @@ export const figure = (points, view, colors, known, width) => {
   const asked = alone ? all.filter(({ name }) => name === alone.row).map((row) => ({ ...row, pixels: alone.pixels })) : all
   const seen = asked.map((row) => ({ ...row, traces: row.traces.filter(({ name }) => !view.hidden.includes(name)) })).filter(({ traces }) => traces.length)
   const made = seen.length ? seen : [{ ...all[0], pixels: alone?.pixels ?? all[0].pixels, traces: [] }]
-  const ticks = ticksOf(screen.range, pixels, view.x !== 'time')
+  const ticks = ticksOf(screen.range, pixels, view.x in X_TITLES && view.x !== 'time')
   const inner = alone ? alone.pixels : fit(made)
   let top = inner
   const rows = made.map((row) => {
@@ -188,7 +188,7 @@ export const figure = (points, view, colors, known, width) => {
   const marks = marksOf(points, view, rows, inner, colors, screen)
   layout.shapes.push(...marks.shapes)
   data.push(...marks.traces)
-  const axis = { title: X_TITLES[view.x], ticks, range: screen.range, left: MARGIN.l, pixels }
+  const axis = { title: X_TITLES[view.x] ?? view.x.slice(METRIC_AXIS.length), ticks, range: screen.range, left: MARGIN.l, pixels }
   const titles = Object.fromEntries(rows.map(({ name, title }) => [name, title]))
   return { data, layout, rows: rows.map(({ name }) => name), titles, metrics: rows.filter(({ isMetric }) => isMetric).map(({ name }) => name), lines, marks: marks.traces.filter(({ text, name }) => text && name !== 'skips counted'), axis }
 }

@@ -3,13 +3,15 @@
 
 /**
  * @typedef {{x: number[], y: (number|null)[]}} Line
- * @typedef {'step'|'applied'|'time'|'examples'} Axis what x counts
+ * @typedef {'step'|'applied'|'time'|'examples'|`metric:${string}`} Axis what x counts
  * @typedef {{steps: number[], counts: number[]}} Ticks
  * @typedef {{x: number[]|null, y: any[], mean_x: number[]|null, mean_y: any[]}} SentLine null: the page's
  * @typedef {{step: number, loss: number|string|null, z: number|string}} Spike
  * @typedef {{parent_step: number, first: number, total: number, bucket: number, x: number[], mean_x: number[], series: Record<string, SentLine>, metrics: Record<string, {x: number[], y: any[], mean_x: number[]}>, skips: Ticks & {before: number}, nonfinite: Ticks, resumptions: Record<string, number>, spikes: Spike[], examples?: {before: number, each: number}|null}} Page
  */
 
+/** Before the name of a metric that x counts. */
+export const METRIC = 'metric:'
 const SKIPPED = 1
 const NONFINITE_LOSS = 2
 /** More names than these come only with a page of them: each is drawn. */
@@ -157,6 +159,7 @@ export class Points {
       const { before, each } = this.examples ?? {}
       return before !== undefined && each !== undefined ? steps.map((step) => before + (step - this.parentStep) * each) : []
     }
+    if (mode.startsWith(METRIC)) return this.metricAt(steps, mode.slice(METRIC.length))
     if (mode === 'time') return steps.map((step) => this.seconds(step))
     if (mode === 'step') return steps
     let [next, others] = [0, this.parentStep + this.skips.before] // that applied none of its own
@@ -164,6 +167,28 @@ export class Points {
       while (this.skips.steps[next] <= step) others += this.skips.counts[next++]
       return step - others
     })
+  }
+
+  /** What a metric was at steps: between its points on a line, beyond them at its mean pace; unknown, the steps. @param {number[]} steps @param {string} name @returns {number[]} */
+  metricAt(steps, name) {
+    const { x, y } = this.known(name)
+    if (!x.length) return steps
+    const end = x.length - 1
+    const pace = end ? (y[end] - y[0]) / (x[end] - x[0]) : 0
+    return steps.map((step) => {
+      const i = position(x, step)
+      if (x[i] === step) return y[i]
+      if (i === 0) return Math.max(y[0] - pace * (x[0] - step), Math.min(y[0], 0))
+      if (i > end) return y[end] + pace * (step - x[end])
+      return y[i - 1] + (step - x[i - 1]) / (x[i] - x[i - 1]) * (y[i] - y[i - 1])
+    })
+  }
+
+  /** The points of a metric that are numbers. @param {string} name @returns {{x: number[], y: number[]}} */
+  known(name) {
+    const { x, y } = this.metrics.get(name) ?? { x: [], y: [] }
+    const there = y.flatMap((value, i) => (value === null ? [] : [i]))
+    return { x: there.map((i) => x[i]), y: there.map((i) => Number(y[i])) }
   }
 
   /** Seconds from the run's start to a step. @param {number} step */
@@ -178,7 +203,7 @@ export class Points {
 
   /** The steps that a stretch of the x axis covers; beyond what is here, at its mean pace. @param {[number, number]} range @param {Axis} mode @returns {[number, number]} */
   steps(range, mode) {
-    const steps = this.lines.elapsed_ms.x
+    const steps = mode.startsWith(METRIC) ? this.known(mode.slice(METRIC.length)).x : this.lines.elapsed_ms.x
     if (mode === 'step' || steps.length < 2) return range
     const at = this.x(steps, mode)
     const end = steps.length - 1

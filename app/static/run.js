@@ -27,7 +27,7 @@ const [SHOWN, CHARTED] = ['log,fragments', 'steps,metrics']
 const shown = metricsShown(article.dataset.recipe)
 const FIRST_TAB = 'charts' // which the address does not name
 
-const view = readView()
+const view = readView(article)
 const further = { tab: '', hide: view.hidden, setting: '', changed: '' }
 const log = createLog(article.querySelector('[data-log]'), api)
 const series = createSeries(article.querySelector('[data-charts]'), api, {

@@ -6,7 +6,7 @@ import { createTabs } from 'tabs'
 import { readView, writeView } from 'view'
 
 const article = document.querySelector('[data-run]')
-const view = readView()
+const view = readView(article)
 const further = { tab: '', hide: view.hidden, setting: '', changed: '' }
 const series = createSeries(article.querySelector('[data-charts]'), article.dataset.api, {
   name: `run${article.dataset.run}`,

@@ -1,7 +1,7 @@
 // The strip above the charts of a run, which covers nothing: where somebody points, what happened at
 // that step, and each line with its value there, or its latest; a line is hidden by its button.
 import { count } from 'formats'
-import { position } from 'points'
+import { METRIC, position } from 'points'
 
 const LABELS = { step: 'step', applied: 'applied', time: 'seconds' }
 
@@ -46,7 +46,7 @@ export const createStrip = (strip, onHide) => {
       const i = xs.length ? nearest(xs, x) : -1
       return i >= 0 && Math.abs(xs[i] - x) <= pixel ? [name === 'skipped' ? `skipped: ${text[i]}` : text[i]] : []
     })
-    where.textContent = x === null ? usual : [`${LABELS[mode]} ${Number.isInteger(x) ? count(x) : Number(x.toPrecision(6))}`, ...marks].join(' · ')
+    where.textContent = x === null ? usual : [`${LABELS[mode] ?? mode.slice(METRIC.length)} ${Number.isInteger(x) ? count(x) : Number(x.toPrecision(6))}`, ...marks].join(' · ')
     where.classList.toggle('marked', marks.length > 0)
     for (const line of drawn.lines) {
       const [, , value] = buttons.get(line.name) ?? []

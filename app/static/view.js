@@ -9,6 +9,10 @@
  */
 
 const ROW = 'y.'
+/** @type {import('points').Axis[]} */
+const AXES = ['step', 'applied', 'time', 'examples']
+/** @param {Element} choice @returns {import('points').Axis} */
+const axisOf = (choice) => /** @type {any} */ (choice).value
 
 /** @param {string|null} text @returns {Range|null} */
 const readRange = (text) => {
@@ -18,8 +22,15 @@ const readRange = (text) => {
 /** @param {Range} range */
 const rangeText = (range) => range.map((x) => Number(x.toPrecision(8))).join(',')
 
-/** @returns {View} */
-export const readView = () => {
+/** What x counts where the address does not say. @type {import('points').Axis} */
+let usualAxis = 'step'
+
+/** @param {Element} [section] whose choices of an axis there are, the usual one checked @returns {View} */
+export const readView = (section) => {
+  const choices = section ? [...section.querySelectorAll('[data-view=x]')] : []
+  const axes = choices.length ? choices.map(axisOf) : AXES
+  const checked = choices.find((/** @type {any} */ choice) => choice.defaultChecked)
+  usualAxis = checked ? axisOf(checked) : 'step'
   const query = new URLSearchParams(location.search)
   const [wanted, range] = [query.get('x'), readRange(query.get('range'))]
   /** @type {Record<string, Range>} */
@@ -29,7 +40,7 @@ export const readView = () => {
     if (range) rows[name.slice(ROW.length)] = range
   }
   return {
-    x: wanted === 'applied' || wanted === 'time' || wanted === 'examples' ? wanted : 'step',
+    x: axes.find((axis) => axis === wanted) ?? usualAxis,
     loss: query.get('loss') === 'log' ? 'log' : 'linear',
     smooth: Math.min(Math.max(Number(query.get('smooth')) || 0, 0), 0.99),
     range: range && range[0] < range[1] ? range : null,
@@ -62,7 +73,7 @@ const write = () => {
   const address = new URL(location.href)
   const set = (name, value, usual) =>
     (value === usual ? address.searchParams.delete(name) : address.searchParams.set(name, value))
-  set('x', view.x, 'step')
+  set('x', view.x, usualAxis)
   set('loss', view.loss, 'linear')
   set('smooth', view.smooth, 0)
   set('range', view.range && rangeText(view.range), null)

@@ -10,6 +10,7 @@ from halfstep.dropin.media import Histogram, Image, Table
 from halfstep.dropin.run import Run
 from halfstep.dropin.settings import Entries, entries_of
 from halfstep.dropin.unserved import Unserved, ignored, say_once
+from halfstep.nesting import flat
 from halfstep.run_folder import described_in, runs_folder
 
 MODES = {"online": "auto", "shared": "auto", "offline": "offline", "dryrun": "offline"}
@@ -98,7 +99,10 @@ def log(
     commit: bool | None = None,
     sync: bool | None = None,
 ) -> None:
-    """Tell something of the active run."""
+    """Log values of the active run, or else of what `watch` watches."""
+    if _active() is None and (watch := watching.current()) is not None:
+        watch.log(flat(data) if isinstance(data, Mapping) else data, step=step)
+        return
     _of_active("log", data, step=step, commit=commit, sync=sync)
 
 
@@ -107,9 +111,9 @@ def watch(models: Any, *arguments: Any, **named: Any) -> Any:
     return _of_active("watch", models, *arguments, **named)
 
 
-def define_metric(name: str = "*", *arguments: Any, **named: Any) -> None:
-    """Say which value of a metric stands in the active run's summary."""
-    _of_active("define_metric", name, *arguments, **named)
+def define_metric(name: str = "*", *arguments: Any, **named: Any) -> Any:
+    """Choose which value of a metric stands in the active run's summary, and its x axis."""
+    return _of_active("define_metric", name, *arguments, **named)
 
 
 def alert(title: str, *arguments: Any, **named: Any) -> None:

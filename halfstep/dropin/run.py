@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from glob import glob
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from halfstep import watching
 from halfstep.dropin.settings import Entries
@@ -22,6 +22,12 @@ from halfstep.saying import say
 
 MOST_FILES = 1000  # of one `save`
 SUMMARIES: Mapping[str, Callable[[float, float], float]] = {"min": min, "max": max}
+
+
+class Defined(NamedTuple):
+    """What `define_metric` returns, to be named as a `step_metric`."""
+
+    name: str
 
 
 class Run:
@@ -45,11 +51,14 @@ class Run:
         self.tags: tuple[str, ...] = tuple(described.get("tags", ()))
         self.disabled = watch.files is None
         self.resumed = bool(watch.files and watch.files.attempt > 1)
+        watch.step_of_children = self._step_of_children
         self.step = 0
         if self.resumed and not watch.step:
             self._log_on()
         self._pending: dict[str, Any] = {}
         self._wanted: dict[str, tuple[str, str]] = {}  # by pattern: which summary, which goal
+        self._step_metrics: dict[str, str] = {}  # by pattern
+        self._latest: dict[str, float] = {}  # of the metrics that x axes count
         self._own: set[str] = set()  # of the summary, what the script set itself
         self._is_logging = False
         self._saved: dict[Path, None] = {}  # in order
@@ -77,13 +86,13 @@ class Run:
         commit: bool | None = None,
         sync: bool | None = None,
     ) -> None:
-        """Tell numbers, texts, images, tables and histograms. commit: False waits for more."""
+        """Log numbers, texts, images, tables and histograms. commit: False waits for more."""
         if self.is_finished:
             say_once("log() after finish() is passed over")
             return
         if step is not None:
-            if step < self.step:
-                say_once(f"log(step={step}) is passed over: steps cannot go back from {self.step}")
+            if step < self.step:  # W&B drops these
+                self._record(flat(data), step)
                 return
             if step > self.step:
                 self._flush(None)
@@ -105,13 +114,18 @@ class Run:
         summary: str | None = None,
         goal: str | None = None,
         overwrite: bool | None = None,
-    ) -> None:
-        """Say which value of a metric stands in the summary: min, max, mean, best, last or none."""
+    ) -> "Defined":
+        """Choose which value of a metric stands in the summary, and which metric its x axis counts.
+
+        summary: min, max, mean, best, last or none.
+        """
         if step_metric is not None:
-            say_once("define_metric(step_metric=…) is not served: charts go by steps")
+            self._step_metrics[name] = str(getattr(step_metric, "name", step_metric))
+            self.config["step_metric"] = dict(self._step_metrics)
         for kind in (summary or "").split(","):
             if kind:
                 self._wanted[f"{kind} {name}"] = (name, _kind(kind, goal))
+        return Defined(name)
 
     @unraised
     def watch(
@@ -196,6 +210,9 @@ class Run:
         if self.is_finished:
             return
         self._flush(None)
+        if self._watch.is_relayed:  # the run is the parent's to end
+            self.is_finished = True
+            return
         for path in self._saved:
             if path.is_file():
                 self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
@@ -209,17 +226,27 @@ class Run:
     def _flush(self, step: int | None) -> None:
         if self._pending:
             pending, self._pending = self._pending, {}
-            self._tell(pending, self._at(step))
-            self._is_logging = True
-            for name, value in pending.items():
-                self._note(name, value)
-            self._is_logging = False
+            self._record(pending, self._at(step))
+
+    def _record(self, values: Mapping[str, Any], step: int | None) -> None:
+        self._tell(self._axes(values) | dict(values), step)
+        self._is_logging = True
+        for name, value in values.items():
+            self._note(name, value)
+        self._is_logging = False
 
     def _at(self, step: int | None) -> int | None:
         """Return which step something is of; None: the last one that was heard."""
         if step is not None:
             return step
-        return None if self._watch.step else self.step
+        return None if self._watch.step or self._watch.is_relayed else self.step
+
+    def _step_of_children(self) -> int:
+        """Return the step of a child process's call, which counts as one of this process."""
+        if self._watch.step:
+            return self._watch.step
+        self.step += 1
+        return self.step - 1
 
     def _tell(self, values: Mapping[str, Any], step: int | None) -> None:
         shown: dict[str, Any] = {}
@@ -253,6 +280,18 @@ class Run:
                 kept[kind] = SUMMARIES[kind](kept.get(kind, value), value)
         if kept:
             self.summary[name] = kept
+
+    def _axes(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return where values stand on their x axes, as was logged last; W&B adds that too."""
+        axes = {
+            metric
+            for pattern, metric in self._step_metrics.items()
+            if any(fnmatchcase(name, pattern) for name in values)
+        }
+        for metric in {*self._step_metrics.values()} & values.keys():
+            if is_number(values[metric]):
+                self._latest[metric] = values[metric]
+        return {metric: self._latest[metric] for metric in axes & self._latest.keys()}
 
     def _summarise(self, changed: dict[str, Any]) -> None:
         if not self._is_logging:

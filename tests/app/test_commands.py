@@ -56,6 +56,10 @@ def test_a_link_leads_to_the_server_of_the_data_folder(tmp_path: Path) -> None:
         assert f"{base}/?token=" in halfstep("user", "add", "ada", **environment).stdout
         other = halfstep("link", "operator", HALFSTEP_PORT="8123", **environment)
         assert "http://127.0.0.1:8123/?token=" in other.stdout
+        public = environment | {"HALFSTEP_PUBLIC_URL": "https://train.example/halfstep/"}
+        for words in (("link", "operator"), ("user", "add", "bob")):
+            printed = halfstep(*words, **public).stdout
+            assert "Halfstep: https://train.example/halfstep/?token=" in printed
         assert file.stat().st_mode & 0o777 == 0o600
         written = file.read_text()
     assert not file.exists()

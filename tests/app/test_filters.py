@@ -103,6 +103,7 @@ WRONG = (
     ("stauts:failed", [1], "did you mean status?"),
     ("skips:10", [1], "skips is a number; allowed: skips>…"),
     ("status>failed", [1], "status is not compared by >"),
+    ("status>0.5", [1], "of a metric or setting metrics.status>0.5, settings.status>0.5"),
     ("loss<few", [1], "'few' is no number; allowed: 10, 0.5"),
     ("loss<nan", [1], "'nan' is no number"),
     ("since:yesterday", [1], "it is no time; allowed: 7d"),
@@ -186,6 +187,25 @@ def test_values_of_settings_and_metrics_are_told(listed: None, script: TestClien
         {"batch_size": 32.0, "lr": 0.1, "fused": "true"},
         {"batch_size": 64.0, "fused": "true"},
     ]
+
+
+def test_a_metric_named_as_a_column_is_listed_by_its_prefix(
+    listed: None, database: Database, running: Run, script: TestClient, browser: TestClient
+) -> None:
+    """In the filter, order, values and columns; `loss` stays the column."""
+    record(database, running, events=[make_metric(3, 41.5, "loss"), make_metric(3, 7.5, "status")])
+    query = {"filter": "metrics.loss>40 loss<1", "sort": "-metrics.status"}
+    answer = script.get("/api/v1/runs", params=query | {"values": "metrics.loss"}).json()
+    assert [(run["id"], run["values"]) for run in answer["runs"]] == [(1, {"metrics.loss": 41.5})]
+    assert answer["notes"] == []
+    ordered = script.get("/api/v1/runs", params={"sort": "metrics.loss"}).json()["runs"]
+    assert [run["id"] for run in ordered] == [1, 2, 3]
+    page = browser.get("/runs", params=query | {"columns": "loss,metrics.loss"}).text
+    assert "41.5" in page
+    words = script.get("/api/v1/runs/vocabulary").json()["metrics"]
+    assert words == ["metrics.loss", "metrics.status", "val/accuracy"]
+    told = script.get("/api/v1/runs", params={"filter": "metrics.los>1"}).json()["notes"]
+    assert told == ["no setting or metric is called metrics.los; did you mean metrics.loss?"]
 
 
 WORDS = st.lists(

@@ -20,6 +20,7 @@ from db import (
     backup,
     checkpoints,
     deeds,
+    deliveries,
     history,
     queue,
     run_settings,
@@ -34,7 +35,7 @@ from db.backup import back_up, restore
 from db.database import Database
 from db.errors import Conflict, Invalid, Refused
 from db.storage import mend, mismatches
-from db.tables import Checkpoint, Run, Status, Table, User
+from db.tables import Channel, Checkpoint, Delivery, Run, Status, Table, User
 from tests import swept
 from tests.db.conftest import submit
 from tests.db.telemetry_made import make_metric, make_steps, record
@@ -330,6 +331,35 @@ def test_restored_sign_ins_end_and_valid_secrets_are_listed(
         assert names == ([] if revoke else [("ada", "ci", "full")])
         assert len(restored["shared_links"]) == (0 if revoke else 1)
         target.dispose()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_deliveries_that_were_due_are_not_sent_after_a_restore(
+    database: Database, ada: User, tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """They may have been sent since the backup; what had ended stays as it was."""
+    with database.writing() as session:
+        channel = Channel(user_id=ada.id, name="c", kind="webhook", target="", ciphertext="")
+        session.add(channel)
+        session.flush()
+        for ended_at in (None, 5.0, None):
+            due = Delivery(user_id=ada.id, channel_id=channel.id, body="{}", ended_at=ended_at)
+            session.add(due)
+    back_up(database, MemoryStore(), tmp_path / "backup")
+    with database.reading() as session:
+        assert deliveries.is_any_due(session)
+    with empty_database(kind, tmp_path, request) as target:
+        assert restore(target, MemoryStore(), tmp_path / "backup")["unsent"] == 2
+        check_unsent(target)
+
+
+def check_unsent(target: Database) -> None:
+    with target.reading() as session:
+        assert not deliveries.is_any_due(session)
+        rows = session.scalars(select(Delivery).order_by(Delivery.id)).all()
+        assert [row.is_delivered for row in rows] == [False] * 3
+        assert [row.answer[:8] for row in rows] == ["not sent", "", "not sent"]
+        assert rows[1].ended_at == 5.0
 
 
 def test_a_database_with_an_audit_log_is_not_restored_into(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select
 
-from db import ingest, runs, telemetry, vocabulary
+from db import grouping, ingest, queue, runs, telemetry, vocabulary
 from db.conditions import (
     NUMBERS,
     ORDERS,
@@ -19,8 +19,8 @@ from db.conditions import (
     values_of,
 )
 from db.database import Database
-from db.tables import LatestMetric, Run, RunSetting, User
-from tests.db.conftest import config, submit
+from db.tables import LatestMetric, Run, RunSetting, User, Worker
+from tests.db.conftest import claim, config, submit
 from tests.db.telemetry_made import make_metric, make_steps, record
 
 
@@ -95,6 +95,51 @@ def test_names_are_listed_each_once(database: Database, ada: User) -> None:
         assert [sorted_by[name][0][0].id for name in sorted_by] == [one.id, one.id, one.id]
     assert known.settings == ["lr", "other.lr", "training.lr", "precision", "steps"]
     assert (known.tags, known.owners, known.recipes) == (["a", "b"], ["ada"], ["digits"])
+
+
+def test_a_metric_with_the_name_of_a_column_goes_by_a_prefix(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """To filter, sort, show and group by; a setting too. Without it the name is the column."""
+    started = []
+    for n in (3, 2, 1):
+        with database.writing() as session:
+            submit(session, ada, config=config() | {"step": 10 * n, "other": {"status": n}})
+            run = claim(session, worker)
+            assert run is not None
+            queue.start(session, run.id, run.attempt)
+            started.append(run)
+    first, second, third = started
+    for run, value in ((first, 5.0), (second, 7.0)):
+        logged = [make_metric(1, value + n, name) for n, name in enumerate(NAMED)]
+        record(database, run, make_steps([0.25]), events=logged)
+    for n, name in enumerate(NAMED):
+        called = f"metrics.{name}"
+        assert found(database, called, ">", 6.0 + n) == [second.id], name
+        with database.reading() as session:
+            order = [run.id for run, _ in runs.newest(session, sort=called)]
+            assert order == [first.id, second.id, third.id]
+            order = [run.id for run, _ in runs.newest(session, sort=f"-{called}")]
+            assert order == [second.id, first.id, third.id]
+            ids = [first.id, third.id]
+            assert values_of(session, ids, called) == {first.id: 5.0 + n}
+            assert vocabulary.unknown(session, [called]) == []
+    assert found(database, "loss", ">", 1.0) == []
+    assert found(database, "settings.step", ">", 15.0) == [second.id, first.id]
+    assert found(database, "settings.other.status", "=", 1.0) == [third.id]
+    assert found(database, "settings.status", "=", 1.0) == [third.id]
+    assert found(database, "settings.wrong.status", "=", 1.0) == []
+    with database.reading() as session:
+        assert paths_of(session, "settings.step") == ["step"]
+        assert paths_of(session, "settings.other.status") == ["other.status"]
+        known = vocabulary.vocabulary(session).metrics
+        groups = grouping.grouped(session, "recipe", names=["metrics.loss", "loss"])
+        means = {name: spread.mean for name, spread in groups.groups[0].spreads.items()}
+        assert means == {"metrics.loss": 6.0, "loss": 0.25}
+    assert known == [*sorted(f"metrics.{name}" for name in NAMED)]
+
+
+NAMED = ("loss", "step", "id", "status", "name", "duration", "skips")
 
 
 @pytest.mark.only_on("sqlite")

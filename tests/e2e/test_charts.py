@@ -10,8 +10,9 @@ from playwright.sync_api import Page, Route, expect
 from db import runs
 from db.database import Database
 from db.recording import Recording
-from db.tables import Run, Status
+from db.tables import Run, Status, User
 from tests.browser import open_tab
+from tests.db.conftest import make_watched
 from tests.db.telemetry_made import make_events, make_metric, make_steps, record
 from tests.e2e.conftest import refuse_once
 from tests.site import until
@@ -325,6 +326,32 @@ def test_metrics_of_a_script_that_only_logs_are_not_written_over(
     box = label.bounding_box()
     assert box is not None
     assert box["height"] < 60
+
+
+@pytest.mark.parametrize("pattern", ["val/*", "*"])
+def test_a_metric_is_an_axis_where_a_script_has_defined_it(
+    database: Database, ada: User, page: Page, pattern: str
+) -> None:
+    """To choose, or as the usual one of all metrics; the address has which was chosen."""
+    with database.writing() as session:
+        defined = {"step_metric": {pattern: "epoch"}}
+        watched = make_watched(session, ada, config=defined)
+        run = session.get_one(Run, watched.run_id)
+    metrics = [make_metric(step, step / 10, "epoch") for step in (10, 20)]
+    metrics += [make_metric(step, 0.5, "val/loss") for step in (10, 20)]
+    record(database, run, make_steps([1.0] * 20), events=metrics)
+    page.goto(f"/runs/{run.id}")
+    title = page.locator("[data-axis] b")
+    expect(title).to_have_text("epoch" if pattern == "*" else "attempted step")
+    if pattern == "*":
+        page.locator("[data-view=x][value=step]").check()
+        expect(title).to_have_text("attempted step")
+        page.wait_for_url("**x=step**")
+    page.locator("[data-view=x][value='metric:epoch']").check()
+    expect(title).to_have_text("epoch")
+    assert list(_trace(page, "val/loss")["x"]) == [1, 2]
+    loss = list(_trace(page, "loss")["x"])
+    assert (loss[0], loss[-1]) == (pytest.approx(0.1), 2)
 
 
 def test_lines_are_told_hidden_arranged_and_saved(

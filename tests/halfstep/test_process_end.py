@@ -11,12 +11,15 @@ import pytest
 
 import halfstep
 from halfstep.attempt_files import AttemptFiles
-from halfstep.run_folder import read_outcome
+from halfstep.run_folder import read_outcome, read_run
+from tests.halfstep.ingest_made import IngestServer
 from tests.halfstep.watch_made import Written
+from tests.site import until
 
 STEPS = 300
 SCRIPT = """
-import atexit, concurrent.futures, multiprocessing as mp, os, signal, sys, threading
+import atexit, concurrent.futures, ctypes, faulthandler, multiprocessing as mp, os, signal, sys
+import threading
 from sys import exit as early_exit
 import torch, halfstep
 
@@ -49,6 +52,11 @@ def in_except():
     except ValueError: sys.exit(2)
 def interrupted(): signal.raise_signal(signal.SIGINT)
 def signalled(number): os.kill(os.getpid(), number); signal.pause()
+def own_fault_handler():
+    faulthandler.enable(); os.abort()
+def abort_of_a_child():
+    child = mp.get_context("fork").Process(target=os.abort); child.start(); child.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 def in_thread():
     thread = threading.Thread(target=raises); thread.start(); thread.join()
 def with_block():
@@ -85,6 +93,11 @@ ENDS = {
     "interrupt": interrupted,
     "SIGTERM": lambda: signalled(signal.SIGTERM),
     "SIGHUP": lambda: signalled(signal.SIGHUP),
+    "abort": os.abort,
+    "SIGSEGV": lambda: ctypes.string_at(0),
+    "SIGBUS": lambda: signalled(signal.SIGBUS),
+    "own fault handler": own_fault_handler,
+    "abort of a child": abort_of_a_child,
     "helper thread raises": in_thread,
 }
 
@@ -104,18 +117,20 @@ def child_of(method, end):
     child.join()
     print(child.exitcode)
 
-def pool(how):
-    names = ["task 0", "task 1"]
+def pool(how, names, size):
     if how == "executor":
-        with concurrent.futures.ProcessPoolExecutor(2, mp.get_context("fork")) as workers:
-            list(workers.map(pooled, names))
+        with concurrent.futures.ProcessPoolExecutor(size, mp.get_context("fork")) as workers:
+            futures = [workers.submit(pooled, name) for name in names]
+            print([str(future.exception()) for future in futures])
     else:
-        with mp.get_context(how).Pool(2, maxtasksperchild=None) as workers:
-            workers.map(pooled, names, chunksize=1)
+        with mp.get_context(how).Pool(size, maxtasksperchild=None) as workers:
+            futures = [workers.apply_async(pooled, (name,)) for name in names]
+            for future in futures: future.wait()
+            print(["None" if future.successful() else str(future._value) for future in futures])
 
 def pooled(name):
     train(name)
-    return None
+    if "raises" in name: raises()
 
 def threaded(end):
     thread = threading.Thread(target=trained, args=(end,))
@@ -135,7 +150,8 @@ if __name__ == "__main__":
     if kind == "main": trained(end)
     elif kind == "os.fork": forked(end)
     elif kind == "thread": threaded(end)
-    elif kind == "pool": pool(end)
+    elif kind == "pool": pool(end, ["task 0", "task 1"], 2)
+    elif kind == "failing pool": pool(end, ["raises first", "task 1", "raises last"], 1)
     elif kind == "torch.spawn": torch_spawn(end)
     else: child_of(kind, end)
 """
@@ -197,6 +213,7 @@ def outcome(script: Path, name: str = "it") -> dict[str, Any]:
     found = read_outcome(AttemptFiles(folder, 1))
     assert found is not None
     assert found["step"] == STEPS
+    assert not (folder / "crash-1").exists()
     return found
 
 
@@ -244,6 +261,47 @@ def test_the_tasks_of_a_pool_have_finished(script: Path, how: str) -> None:
     for name in ("task-0", "task-1"):
         found = outcome(script, name)
         assert (found["status"], found["error"]) == ("finished", None)
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver", "executor"])
+def test_the_task_of_a_pool_that_raises_has_failed(script: Path, how: str) -> None:
+    """Whether another task follows or the pool ends; its parent still gets the exception."""
+    done = run(script, "failing pool", how)
+    assert done.stdout.strip() == "['boom', 'None', 'boom']", done.stderr
+    for name in ("raises-first", "raises-last"):
+        check(outcome(script, name), "failed", None, "ValueError: boom")
+    assert outcome(script, "task-1")["status"] == "finished"
+
+
+#: Exit code, status that is sent, and the end of the error.
+CRASHES = {
+    "abort": (-signal.SIGABRT, "terminated", "Fatal Python error: Aborted (SIGABRT)"),
+    "SIGSEGV": (-signal.SIGSEGV, "terminated", "Fatal Python error: Segmentation fault (SIGSEGV)"),
+    "SIGBUS": (-signal.SIGBUS, "terminated", "Fatal Python error: Bus error (SIGBUS)"),
+    "own fault handler": (-signal.SIGABRT, "vanished", None),
+    "abort of a child": (-signal.SIGKILL, "vanished", None),
+}
+
+
+@pytest.mark.parametrize("end", CRASHES)
+def test_a_crash_is_sent_with_its_signal_and_place(
+    script: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The uploader finds what Python's fault handler wrote, unless that is the script's own."""
+    code, status, error = CRASHES[end]
+    with IngestServer() as site:
+        monkeypatch.setenv("HALFSTEP_URL", site.url)
+        monkeypatch.setenv("HALFSTEP_TOKEN", "token")
+        assert run(script, "main", end).returncode == code
+        folder = script.parent / "runs" / "it"
+        identity = read_run(folder)["id"]
+        until(lambda: identity in site.runs and site.runs[identity].attempts[1].outcome is not None)
+        sent = site.runs[identity].attempts[1].outcome
+    assert sent is not None
+    is_known = status == "terminated"
+    assert (sent["status"], sent["exit_code"]) == (status, code if is_known else None)
+    assert (sent["error"] or "").splitlines()[-1:] == [error] * is_known
+    assert ("in trained" in (sent["error"] or "")) == is_known
 
 
 def test_a_thread_that_trains_and_raises_has_failed(script: Path) -> None:

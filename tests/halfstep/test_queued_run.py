@@ -1,5 +1,6 @@
 """`halfstep.watch` in a script that a worker has started for a run of its queue."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -144,6 +145,30 @@ def test_a_second_process_at_once_trains_unwatched(
     assert not (folder / "spool").exists()
     train()
     assert len(Written(folder).steps) > 0
+
+
+def test_without_locks_a_second_process_is_refused_as_well(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another error of a lock is none of another process's, and ends no watching."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("halfstep.queued_run.fcntl.lockf", no_locks)
+    first = QueuedRun.taken()
+    assert first is not None
+    assert halfstep.watch().folder is None
+    assert "another process of this run is being watched" in capfd.readouterr().err
+    first.leave(0)
+    train()
+    assert len(Written(folder).steps) > 0
+    assert not [*folder.glob("*.owner")]
+    monkeypatch.setattr("halfstep.folder_lock.OwnerFile.acquire", no_locks)
+    assert halfstep.watch().folder is None
+    said = capfd.readouterr().err
+    assert "OSError: [Errno 37] No locks available" in said
+    assert "another process" not in said
 
 
 def test_a_checkpoint_is_a_copy(folder: Path, tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def run_loop(tmp_path):
             on_steps=on_steps,
             on_event=run.events.append,
             checkpoint_folder=folder,
+            artifact_folder=folder and folder.parent / "artifacts",
             **kwargs,
         )
         return run

@@ -65,6 +65,32 @@ def test_recipes_are_kept_with_what_the_check_says(tmp_path, monkeypatch):
     )
 
 
+def test_two_classes_of_a_file_are_kept_and_checked_each(tmp_path, monkeypatch):
+    """What the check finds in one is not written onto the other."""
+    monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
+    data = {"HALFSTEP_DATA": str(tmp_path)}
+    file = tmp_path / "mine.py"
+    other = """
+
+class Other(Diabetes):
+    name = "other"
+
+    def evaluate(self):
+        return {}
+"""
+    file.write_text(TEMPLATE.read_text() + other)
+    for name in ("Diabetes", "Other"):
+        added = halfstep("recipe", "add", f"{file}:{name}", **data)
+        assert added.returncode == 0, added.stderr
+    found = {}
+    for each in kept_recipes.read():
+        findings = kept_recipes.check_of(each["reference"])["findings"]
+        found[each["reference"]] = [finding["text"][:27] for finding in findings]
+    assert found == {f"{file}:Diabetes": [], f"{file}:Other": ["evaluate returns no metrics"]}
+    assert halfstep("recipe", "check", f"{file}:Diabetes", **data).returncode == 0
+    assert kept_recipes.check_of(f"{file}:Other")["findings"] != []
+
+
 def test_what_cannot_be_loaded_is_not_kept(tmp_path, monkeypatch):
     """The file, the exception and the line are told; so is a data folder that is not there."""
     data = {"HALFSTEP_DATA": str(tmp_path)}
@@ -132,14 +158,16 @@ def test_a_recipe_whose_name_is_taken_is_told_so(tmp_path):
 
 
 def test_a_list_of_recipes_has_an_end(tmp_path, monkeypatch):
-    """More than can be shown are refused, and one file stands there once."""
+    """More than can be shown are refused; two classes of a file are two, one added again is one."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     monkeypatch.setattr(kept_recipes, "MOST", 2)
-    for name in ("/a.py:One", "/a.py:Other", "/b.py:One"):
+    for name in ("/a.py:One", "/a.py:Other", "/a.py:One"):
         kept_recipes.add(name)
-    assert [each["reference"] for each in kept_recipes.read()] == ["/a.py:Other", "/b.py:One"]
+    assert [each["reference"] for each in kept_recipes.read()] == ["/a.py:One", "/a.py:Other"]
     with pytest.raises(kept_recipes.NotKeptError, match="2 recipes are kept; allowed: 2 at most"):
         kept_recipes.add("/c.py:One")
-    with pytest.raises(kept_recipes.NotKeptError, match=r"kept are: /a.py:Other, /b.py:One"):
-        kept_recipes.remove("/a.py:One")
-    assert kept_recipes.remove("/a.py") == ["/a.py:Other"]
+    with pytest.raises(kept_recipes.NotKeptError, match=r"kept are: /a.py:One, /a.py:Other"):
+        kept_recipes.remove("/a.py:Third")
+    assert kept_recipes.remove("/a.py:One") == ["/a.py:One"]
+    kept_recipes.add("/a.py:One")
+    assert kept_recipes.remove("/a.py") == ["/a.py:Other", "/a.py:One"]

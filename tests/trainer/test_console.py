@@ -160,6 +160,32 @@ def test_a_folder_for_checkpoints_is_tried_before_training(capsys, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_artifacts_lie_with_the_checkpoints_of_their_run(capsys, tmp_path):
+    """A second run in the folder is refused; one that resumes goes on there."""
+    file = tmp_path / "drawing.py"
+    file.write_text(
+        "from trainer.recipes.digits import Digits\n\n\nclass Drawing(Digits):\n"
+        '    name = "drawing"\n\n    def artifacts(self):\n        return {"a.txt": "text"}\n'
+    )
+    one, other = tmp_path / "one", tmp_path / "other"
+    words = [str(file), "--precision", "fp32", "--set", "evaluation.every_steps=2"]
+    for folder in (one, other):
+        main([*words, "--set", "training.steps=2", "--checkpoints", str(folder)])
+        assert [*folder.rglob("a.txt")] == [folder / "artifacts" / "step-00000002" / "a.txt"]
+    assert sorted(tmp_path.glob("*[!.py]")) == [one, other]
+    kept = {path: path.read_bytes() for path in one.rglob("*.*")}
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, "--set", "training.steps=4", "--checkpoints", str(one)])
+    assert f"--checkpoints is {one}, which holds " in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, "--checkpoints", str(one), "--resume", f"{other}/step-00000002.pt"])
+    assert {path: path.read_bytes() for path in one.rglob("*.*")} == kept
+    resumed = ["--checkpoints", str(one), "--resume", f"{one}/step-00000002.pt"]
+    main([*words, "--set", "training.steps=4", *resumed])
+    assert len([*one.glob("artifacts/step-*")]) == 2
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said", "code", "frames"),
     [

@@ -77,6 +77,27 @@ def test_it_ends_as_its_command_does(kept: Kept, code: str, end: int) -> None:
     assert kept.start(sys.executable, "-c", code).wait(60) == end
 
 
+@pytest.mark.parametrize("name", ["t", "d" * 120])
+def test_a_command_makes_sockets_however_deep_its_folder_lies(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """multiprocessing makes them in TMPDIR, which a path through /proc stands for if too long."""
+    code = (
+        "import multiprocessing, tempfile\n"
+        "numbers = multiprocessing.Manager().dict(it=7)\n"
+        "tempfile.mkstemp()\n"
+        "exit(numbers['it'])"
+    )
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    keeper = kept.start(sys.executable, "-c", code)
+    assert keeper.wait(60) == 7
+    assert keeper.stderr is not None
+    assert keeper.stderr.read() == b""
+    assert len([*folder.glob("tmp*")]) == 1
+
+
 def test_what_cannot_be_started_is_said(kept: Kept) -> None:
     """The program and the reason."""
     keeper = kept.start("/nowhere/at/all")

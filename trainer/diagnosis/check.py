@@ -80,7 +80,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def tell(arguments: list[str] | None = None) -> tuple[str, Report]:
-    """Check one recipe and print what is wrong; return its reference as typed, and the report."""
+    """Check one recipe and print what is wrong; return its reference, and the report.
+
+    The reference of a file has its whole path and its class.
+    """
     parser = argparse.ArgumentParser(prog="python -m trainer.diagnosis.check", description=__doc__)
     parser.add_argument("recipe", help="path/to/file.py, path/to/file.py:Class, or a known name")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
@@ -93,18 +96,19 @@ def tell(arguments: list[str] | None = None) -> tuple[str, Report]:
         text = json.dumps({"error": str(error)}) if options.json else f"error: {error}"
         parser.exit(2, f"{text}\n")
     if options.json:
-        told = {"recipe": recipe.name, "findings": _findings(report)}
-        sys.stdout.write(json.dumps(told) + "\n")
+        findings = {"recipe": recipe.name, "findings": _findings(report)}
+        sys.stdout.write(json.dumps(findings) + "\n")
     else:
         sys.stdout.write("\n".join(_lines(recipe, report)) + "\n")
     sys.stdout.flush()
-    return options.recipe, report
+    file = file_of(options.recipe)
+    return f"{file}:{recipe.__name__}" if file else options.recipe, report
 
 
 def note(reference: str, report: Report) -> None:
-    """Write it down for the page of recipes, where a worker offers the file."""
-    if file := file_of(reference):
-        kept_recipes.note_check(file, _findings(report))
+    """Write it down for the page of recipes, where a worker offers the class."""
+    if file_of(reference):
+        kept_recipes.note_check(reference, _findings(report))
 
 
 def _findings(report: Report) -> list[dict[str, Any]]:

@@ -64,6 +64,16 @@ test('time and examples stand where they are known', () => {
   assert.equal(new Points(page({ x: [] })).seconds(5), 0)
 })
 
+test('a metric is an axis: exact at its points, on a line between them, at its pace beyond', () => {
+  const epoch = { x: [2, 4, 5, 8], y: [0, 1, 'NaN', 3], mean_x: [] }
+  const points = new Points(page({ metrics: { epoch } }))
+  assert.deepEqual(points.x([1, 2, 3, 4, 6, 8, 10], 'metric:epoch'), [0, 0, 0.5, 1, 2, 3, 4])
+  assert.deepEqual(points.steps([0.5, 2], 'metric:epoch'), [3, 6])
+  assert.deepEqual(points.x([1, 2], 'metric:unknown'), [1, 2])
+  const one = new Points(page({ metrics: { epoch: { x: [3], y: [7], mean_x: [] } } }))
+  assert.deepEqual(one.x([1, 3, 9], 'metric:epoch'), [7, 7, 7])
+})
+
 test('a stretch of any axis leads back to its steps, beyond the end at the mean pace', () => {
   const points = new Points(page({ examples: { before: 0, each: 8 } }))
   assert.deepEqual(points.steps([0.2, 0.5], 'time'), [2, 5])

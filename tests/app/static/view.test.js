@@ -25,6 +25,18 @@ test('what an address cannot mean is left aside', () => {
   assert.deepEqual([at('smooth=-1').smooth, at('smooth=x').smooth, at('range=5').range, at('range=1,Infinity').range, at('range=9,1').range], [0, 0, null, null, null])
 })
 
+test('a page may have axes of its own, of which one is usual', () => {
+  const choices = ['step', 'metric:epoch'].map((value) => ({ value, defaultChecked: value === 'metric:epoch' }))
+  const section = { querySelectorAll: () => choices }
+  const read = (query) => { at(query); return readView(section) }
+  assert.deepEqual([read('').x, read('x=step').x, read('x=metric:epoch').x, read('x=metric:other').x], ['metric:epoch', 'step', 'metric:epoch', 'metric:epoch'])
+  address = new URL('http://localhost/runs/1')
+  writeView({ ...read(''), x: 'step' })
+  leave()
+  assert.equal(address.search, '?x=step')
+  assert.equal(at('').x, 'step')
+})
+
 test('a view comes back as it was written, and what is usual is not written', () => {
   address = new URL('http://localhost/runs/1?other=1&y.gone=1,2')
   const view = { x: 'time', loss: 'log', smooth: 0.5, range: [1, 2.5], rows: { 'val/loss': [-1, 1] }, ...usual }
