@@ -78,7 +78,10 @@ const MOST_NAMED = 50
 export const metricsShown = (recipe) => {
   const own = new URLSearchParams(location.search)
   const asked = ['metric_search', 'metric_after'].flatMap((name) => (own.get(name) ? [[name, own.get(name)]] : []))
-  return { ...Object.fromEntries(asked), metric: arrangementOf(recipe).arrangement.pinned.slice(0, MOST_NAMED) }
+  const axes = [...document.querySelectorAll('[data-view=x][value^="metric:"]')]
+    .map((each) => each.getAttribute('value')?.slice('metric:'.length) ?? '')
+  const named = new Set([...axes, ...arrangementOf(recipe).arrangement.pinned])
+  return { ...Object.fromEntries(asked), metric: [...named].slice(0, MOST_NAMED) }
 }
 
 /** The arrangement that this browser keeps for a recipe. @param {string} recipe */
