@@ -21,7 +21,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(['user_id'], ['users.id'], name='fk_uploads_user_id'),
         sa.PrimaryKeyConstraint('id', name='pk_uploads'),
     )
-    op.create_index('ix_uploads_upload_user_id', 'uploads', ['upload', 'user_id'])
+    op.create_index('ix_uploads_upload', 'uploads', ['upload', 'user_id'])
     for table in ('runs', 'sweeps'):
         op.add_column(table, sa.Column('request_hash', sa.Text()))
 

@@ -87,6 +87,7 @@ REVISIONS = [
     "0035",
     "0036",
     "0037",
+    "0038",
 ]
 
 
@@ -349,3 +350,15 @@ def test_summaries_of_metrics_without_a_point_beyond_them_go(
     with database.reading() as session:
         assert [tuple(row) for row in session.execute(query)] == [(64, 0)]
         assert measured(session, running.id)[0].points == 70
+
+
+def test_runs_of_before_know_whether_their_last_loss_was_lost(
+    database: Database, running: Run
+) -> None:
+    """A loss that was stored as NULL was NaN: such a run goes on to count as diverged."""
+    record(database, running, make_steps([1.0, float("nan")]))
+    command.downgrade(database.migrations(), "0037")
+    command.upgrade(database.migrations(), "head")
+    with database.writing() as session:
+        run = session.get_one(Run, running.id)
+        assert (run.last_flags, run.not_stepped, run.zero_steps) == (2, 0, 0)
