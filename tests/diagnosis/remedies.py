@@ -24,7 +24,7 @@ ASKS = (
     r"(?<!\bthe )(?<!\bsame )(?<!\bthis )(?<!\bthat )(?<!\beach )(?<!\ba )"
     r"\b(use|try|tries|run|compute|train|set|start|lower|reduce|decrease|halve|raise|increase|keep"
     r"|add|call|put|move|switch|choose|let|pass|replace|restore|save|load|clip|clamp|clear|convert"
-    r"|cast|give|take|make|unscale|enlarge|grow|shrink|mend|need|go back|continue)s?\b"
+    r"|cast|give|take|make|unscale|enlarge|grow|shrink|mend|need|go back|continue)\b"
 )
 SMALLER = r"\b(smaller|lower|lowers?|reduced?|decrease|halve|shrink)\b"
 LARGER = r"\b(larger|higher|raise|increase|enlarge|grow)\b"

@@ -61,6 +61,7 @@ class Caused(Finding):
         ("A larger growth_interval of GradScaler tries the limit less often.", {"growth_interval"}),
         ("The same run in fp32 shows it.", set()),
         ("At a smaller scale the same node is finite.", set()),
+        ("Gradients overflow even so: a smaller scale only makes others underflow.", set()),
         ("Use bf16 rather than fp32.", {"bf16"}),
         ("Go back to a checkpoint, or with the module in fp32.", {"fp32"}),
         ("The scale fell from 65,536 to 4 in 14 steps.", set()),

@@ -4,6 +4,7 @@ The watched run is written offline; its folder is read as the server reads what 
 into an empty database of SQLite, and diagnosed there.
 """
 
+import atexit
 import contextlib
 import io
 import os
@@ -214,7 +215,9 @@ def events(folder: Path) -> list[Event]:
 @cache
 def _migrated() -> Path:
     """An empty database that every trial's own is copied from."""
-    path = Path(tempfile.mkdtemp(prefix="halfstep-migrated-")) / "halfstep.db"
+    folder = tempfile.mkdtemp(prefix="halfstep-migrated-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder) / "halfstep.db"
     database = Database(f"sqlite:///{path}")
     database.migrate()
     database.dispose()

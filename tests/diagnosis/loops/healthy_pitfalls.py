@@ -219,6 +219,27 @@ def fresh_scaler_for_fine_tuning(watch: WatchCall) -> None:
             scaler.update()
 
 
+@loop(cause=HEALTHY, variants=[{"fused": False}, {"fused": True}])
+def nan_that_is_swallowed(watch: WatchCall, fused: bool = False) -> None:
+    """A softmax over a masked row has NaN gradients, which masked_fill takes out; from 2^24 on."""
+    net = nn.ModuleDict({"score": nn.Linear(8, 1), "head": nn.Linear(8, 4)})
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
+    scaler = grad_scaler(2.0**24)
+    watch(net, name="swallowed")
+    for x, y in labelled(100, (5, 8)):
+        mask = torch.ones(32, 5, dtype=torch.bool)
+        mask[3] = False
+        optimizer.zero_grad()
+        with autocast("fp16"):
+            scores = net["score"](x).squeeze(-1).float().masked_fill(~mask, -math.inf)
+            pooled = (scores.softmax(1).unsqueeze(-1) * x).sum(1)
+            pooled = torch.where(mask.any(1, keepdim=True), pooled, torch.zeros_like(pooled))
+            loss = F.cross_entropy(net["head"](pooled), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
 # ---- And faults that a hasty rule would miss -----------------------------------------------------
 
 
@@ -292,6 +313,33 @@ def prototype_that_is_a_row(watch: WatchCall, reentrant: bool = False) -> None:
                 with torch.no_grad():
                     net.prototypes[1] = net.body(x)[4].float()
             loss = F.cross_entropy(net(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@loop(
+    cause="singular_gradient",
+    harmful={*SCALE, *PRECISION, "lower_rate", "clip", "zero_grad", "unscale", "restore"},
+    variants=[{"backend": "eager"}, {"backend": "aot_eager"}],
+)
+def compiled_root(watch: WatchCall, backend: str = "eager") -> None:
+    """A compiled loss whose root is 0: with aot_eager all of it is a single node."""
+    net = mlp()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    scaler = grad_scaler(2.0**10)
+    watch(net, name="compiled")
+
+    @torch.compile(backend=backend)
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        first, second = net(x).float(), net(x).float()
+        apart = (first - second).square().sum(1).sqrt()
+        return F.cross_entropy(first, y) + apart.mean()
+
+    for x, y in labelled(50):
+        optimizer.zero_grad()
+        with autocast("fp16"):
+            loss = loss_of(x, y)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
