@@ -79,6 +79,9 @@ def _unlearning(run: Run, figures: Figures) -> Verdict | None:
     """Return the verdict on a run whose gradients are all 0, or whose weights are lost."""
     if run.zero_steps >= ZERO_STEPS:
         reason = f"All gradients were 0 in the last {run.zero_steps:,} steps."
+    elif run.not_stepped and run.not_stepped + run.skipped >= run.own_steps:
+        left_out = f"{run.not_stepped:,} of {run.own_steps:,} steps"
+        reason = f"The loop left out {left_out}, and none was applied."
     elif run.last_flags & NONFINITE_LOSS and not run.last_flags & SKIPPED:
         reason = "The last step was applied with a loss that is not finite."
     else:

@@ -15,7 +15,7 @@ from db.database import Database
 from db.errors import Conflict, Invalid
 from db.settings import Settings
 from db.storage import open_store
-from db.tables import LatestMetric, Run, Status, Sweep, Trial, User, Worker
+from db.tables import NONFINITE_LOSS, LatestMetric, Run, Status, Sweep, Trial, User, Worker
 from tests.app.conftest import CPU
 from tests.db.telemetry_made import make_metric, make_steps, record
 
@@ -36,6 +36,7 @@ def finish(
     with database.writing() as session:
         run = runs.get(session, run_id, lock=True)
         run.step, run.loss = 5, loss
+        run.last_flags = 0 if math.isfinite(loss) else NONFINITE_LOSS
         runs.set_status(session, run, status)
 
 

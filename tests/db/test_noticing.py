@@ -13,7 +13,17 @@ from db.database import Database
 from db.noticing import Seen, look
 from db.settings import Settings
 from db.storage import open_store
-from db.tables import AlertRule, Delivery, Diagnosis, Notice, Run, RunStatus, Status, User
+from db.tables import (
+    NONFINITE_LOSS,
+    AlertRule,
+    Delivery,
+    Diagnosis,
+    Notice,
+    Run,
+    RunStatus,
+    Status,
+    User,
+)
 from tests.db.conftest import submit
 from tests.db.telemetry_made import make_metric, make_steps, record
 
@@ -276,7 +286,7 @@ def test_how_runs_finish(database: Database, running: Run, ada: User) -> None:
     assert look(database, seen, ADDRESS) == 0  # without a step it is neither
     change(database, running, step=5, skipped=5)
     look(database, seen, ADDRESS)
-    change(database, running, skipped=1, loss=None)
+    change(database, running, skipped=1, loss=None, last_flags=NONFINITE_LOSS)
     look(database, seen, ADDRESS)
     assert [each.condition for each in notices(database)] == ["unapplied", "diverged"]
 

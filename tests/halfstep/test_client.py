@@ -19,7 +19,7 @@ from sqlalchemy import select
 from db import accounts, artifacts, checkpoints, projects, queue, runs
 from db.database import Database
 from db.settings import Settings
-from db.tables import Checkpoint, LogLine, Run, Status, User
+from db.tables import NONFINITE_LOSS, Checkpoint, LogLine, Run, Status, User
 from halfstep import ApiError, Client, cli, credentials
 from halfstep.commands import COMMANDS, RUN
 from halfstep.credentials import Credentials
@@ -379,7 +379,7 @@ def test_a_run_that_diverged_is_called_so(
     """On its line, in JSON and by the exit code: it finished, and its weights are of no use."""
     with database.writing() as session:
         run = session.get_one(Run, running.id)
-        run.step, run.loss = 9, None
+        run.step, run.loss, run.last_flags = 9, None, NONFINITE_LOSS
         queue.end(session, running.id, running.attempt, Status.FINISHED)
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     told = halfstep("run", "follow", "1", **environment)
