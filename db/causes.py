@@ -373,7 +373,6 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
             f"At step {found['step']:,} no operation of the backward pass produced an inf or NaN, "
             "and the gradients held one: it came from another rank, or a gradient hook made it. "
             "Watch the loop on every rank to see which.",
-            cause="backward_overflow",
             is_certain=False,
             part="skipped",
         )

@@ -339,7 +339,7 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "module": _or_nothing(WORDS),
         "direction": _or_nothing(_one_of("forward", "backward")),
         "operation": _or_nothing(WORDS),
-        "kind": _or_nothing(_one_of("overflow", "singular", "hidden"), is_needed=False),
+        "kind": _or_nothing(_one_of("overflow", "singular", "hidden", "compiled"), is_needed=False),
         "dtype": _or_nothing(WORDS),
         "largest_input": _or_nothing(NUMBER),
         "limit": _or_nothing(NUMBER),
@@ -425,7 +425,8 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "scale": SCALE,
         "direction": _one_of("forward", "backward"),
         "kind": _one_of(
-            "overflow", "singular", "hidden", "elsewhere", "inputs", "weights", "inside", "outside"
+            *("overflow", "singular", "hidden", "compiled", "elsewhere"),
+            *("inputs", "weights", "inside", "outside"),
         ),
         **{name: _or_nothing(WORDS) for name in ("operation", "dtype", "module", "source")},
     },

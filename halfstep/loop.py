@@ -164,11 +164,9 @@ class Loop:
         is_outermost, count = not passes.is_under_way, passes.count
         scale = None if scaler is None else scaler._scale
         losses = self._careful("loss", passes.begins, roots, arguments, accumulates, scale)
-        if passes.count == count:
-            return
-        if self._evidence.origin.is_armed:
+        if accumulates and self._evidence.origin.is_armed:  # also within another pass
             self._careful("origin", self._evidence.origin.arm, roots)
-        if is_outermost:
+        if is_outermost and passes.count != count:
             self._careful(
                 "evidence",
                 partial(self._evidence.pass_begins, has_stepped=bool(self._known)),

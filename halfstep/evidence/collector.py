@@ -49,6 +49,7 @@ class Collector:
         self._precisions: set[str] = set()
         self._reported: set[str] = set()
         self._input_looks = 0
+        self._inputs: tuple[int, list[tuple[str, int, int]]] | None = None  # not reported yet
         self._by_design: set[str] | None = None
         self._poisoned: set[str] = set()
         self._has_skipped_loss = False
@@ -75,8 +76,11 @@ class Collector:
                 f"{count} backward passes and no optimizer has stepped: steps are recorded when a "
                 "torch.optim optimizer steps, or by watch.log"
             )
-        if losses and any(isinstance(loss, float) and not math.isfinite(loss) for loss in losses):
+        known = [loss for loss in losses or () if isinstance(loss, float)]
+        if known and not all(map(math.isfinite, known)):
             self._look_at_inputs(step)
+        elif known and self._inputs is not None:
+            self._recheck_inputs()
 
     def direct_step(self, step: int, optimizer: str, *, is_scaled: bool) -> None:
         """An optimizer was stepped outside of its scaler. is_scaled: with scaled gradients."""
@@ -241,6 +245,7 @@ class Collector:
     def end(self, step: int, known: Sequence[tuple[Gradients, bool]]) -> None:
         """Leave torch as it was, and report what is left."""
         self.origin.disarm()
+        self._report_inputs()
         for tally in self._tallies.values():
             tally.flush()
         if step:
@@ -264,12 +269,32 @@ class Collector:
             self._on_event({"event": "precision", "step": step, "dtype": dtype})
 
     def _look_at_inputs(self, step: int) -> None:
+        """Note the loop's inputs that are not finite, until a finite loss tells what it had."""
         if self._input_looks == INPUT_LOOKS:
+            self._report_inputs()
             return
         self._input_looks += 1
-        if inputs := nonfinite_inputs():
-            listed = [{"name": n[:200], "inf": inf, "nan": nan} for n, inf, nan in inputs[:NAMES]]
-            self._on_event({"event": "bad_inputs", "step": step, "inputs": listed})
+        if self._inputs is None and (inputs := nonfinite_inputs()):
+            self._inputs = step, inputs
+
+    def _recheck_inputs(self) -> None:
+        """Drop the inputs that are not finite by design: with them a loss is finite as well."""
+        if self._inputs is None:
+            return
+        step, inputs = self._inputs
+        by_design = {name for name, _inf, _nan in nonfinite_inputs()}
+        kept = [each for each in inputs if each[0] not in by_design]
+        self._inputs = (step, kept) if kept else None
+        self._report_inputs()
+
+    def _report_inputs(self) -> None:
+        if self._inputs is None:
+            return
+        step, inputs = self._inputs
+        self._inputs = None
+        self._input_looks = INPUT_LOOKS
+        listed = [{"name": n[:200], "inf": inf, "nan": nan} for n, inf, nan in inputs[:NAMES]]
+        self._on_event({"event": "bad_inputs", "step": step, "inputs": listed})
 
     def _read_buffers(self, step: int | None) -> None:
         """Look for buffers, and weights that no optimizer has, that are not finite.

@@ -12,7 +12,7 @@ SINGULAR = frozenset(
     """.split()  # noqa: SIM905 - as a list it is four times as long
 )
 
-Kind = Literal["overflow", "singular", "hidden"]
+Kind = Literal["overflow", "singular", "hidden", "compiled"]
 
 
 def kind_of(node: str, dtype: str) -> Kind:
@@ -20,7 +20,10 @@ def kind_of(node: str, dtype: str) -> Kind:
 
     overflow: half precision cannot hold it.  singular: the derivative is not defined there.
     hidden: an activation or weight was not finite before, in a type that holds large numbers.
+    compiled: a whole compiled region is one node, and says nothing.
     """
+    if node.startswith("Compiled"):
+        return "compiled"
     if re.sub(r"Backward\d*$", "", node) in SINGULAR:
         return "singular"
     return "overflow" if dtype in ("float16", "bfloat16") else "hidden"

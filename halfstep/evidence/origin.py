@@ -95,9 +95,12 @@ class Origin:
 
     def begin(self) -> None:
         """Arm the step that begins, if one is to be."""
-        if not self._left or self.is_armed:
-            return
-        self._left -= 1
+        if self._left and not self.is_armed:
+            self._left -= 1
+            self.look()
+
+    def look(self) -> None:
+        """Arm the step that begins."""
         self.is_armed = True
         self._spans, self._open, self._forward, self._backward = [], [], [], []
         if has_compiled():  # inner modules are not called, and torch warns of such hooks
@@ -147,6 +150,10 @@ class Origin:
         self._parcels.send(
             partial(self._report, step, suspects, forward), torch.stack(numbers).detach()
         )
+
+    def report(self) -> None:
+        """Report what has arrived of the armed steps."""
+        self._parcels.report()
 
     def disarm(self) -> None:
         """Leave torch as it was."""

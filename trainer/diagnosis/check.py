@@ -43,6 +43,7 @@ from trainer.diagnosis.questions import (
     optimizers_of,
     small_config,
 )
+from trainer.diagnosis.undefined import undefined_in_fp32
 from trainer.diagnosis.witness import HALF, Finding, Witness
 from trainer.kept_recipes import NotKeptError
 from trainer.logged import LOGGING
@@ -148,6 +149,8 @@ def _check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
             zeros_in_fp32 = witness.zeros
         for finding in witness.findings:
             report.add(finding, precision)
+    for finding in undefined_in_fp32(recipe_class, values, report.steps["fp32"]):
+        report.add(finding)
     for finding in _compare(report.steps, configs["fp16"].scaler.init_scale):
         report.add(finding)
     for question in (
@@ -398,7 +401,7 @@ def _compare(steps: dict[str, Steps], init_scale: float) -> Iterator[Finding]:
                 "the forward pass exceeds 65,504, or fp16 has flushed one to 0",
             )
             return
-    if len(plain) and len(half) and init_scale > 2 and math.isclose(
+    if len(plain) and len(half) and plain[0] and init_scale > 2 and math.isclose(
         half[0], plain[0] * init_scale, rel_tol=0.05
     ):  # fmt: skip
         yield Finding("error", "training_step scales the loss: the loop does; yield the plain loss")

@@ -24,6 +24,7 @@ from torch.utils.data import IterableDataset
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
 from halfstep.run_settings import Precision
+from halfstep.spool import SKIPPED, Steps
 from trainer import checkpoint
 from trainer.data.batches import fingerprint
 from trainer.data.sources import drawn
@@ -295,9 +296,11 @@ def asked_of_the_batch(recipe_class: type[Recipe], values: dict[str, Any]) -> It
 
 def asked_of_a_resume(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
     """Ask whether steps in a row, and the same with a resume among them, lead to the same bits."""
-    config = small_config(
-        recipe_class, values | {"checkpoints": {"every_steps": RESUMED_AT}}, "fp16", steps=RESUMED
-    )
+    # At a scale of 1 steps are applied: of skipped ones every resume would be exact.
+    scaler = values.get("scaler", {}) | {"init_scale": 1.0}
+    changed = {"checkpoints": {"every_steps": RESUMED_AT}, "scaler": scaler}
+    config = small_config(recipe_class, values | changed, "fp16", steps=RESUMED)
+    records: list[Steps] = []
     with TemporaryDirectory(prefix="halfstep-check-") as folder:
         whole, resumed = Path(folder, "whole"), Path(folder, "resumed")
         resumed.mkdir()
@@ -307,7 +310,7 @@ def asked_of_a_resume(recipe_class: type[Recipe], values: dict[str, Any]) -> Ite
                 recipe_class,
                 config,
                 device=CPU,
-                on_steps=_ignore,
+                on_steps=records.append,
                 on_event=_ignore,
                 checkpoint_folder=into,
                 resume=resume,
@@ -328,6 +331,11 @@ def asked_of_a_resume(recipe_class: type[Recipe], values: dict[str, Any]) -> Ite
             f"{RESUMED} steps in a row, and {RESUMED_AT}, a resume and {RESUMED - RESUMED_AT} "
             f"more, differ in {named}: what decides a step besides modules, optimizers and the "
             "global random generators belongs in state_dict()",
+        )
+    elif not any((each["flags"] & SKIPPED == 0).any() for each in records):
+        yield Finding(
+            "warning",
+            f"a resume is not checked: all of {RESUMED} steps were skipped, at a loss scale of 1",
         )
 
 

@@ -1,0 +1,117 @@
+"""What in a recipe is not finite in fp32, and so in every precision and at every loss scale.
+
+The evidence is that of a watched script (halfstep.evidence.origin): one step under hooks, and the
+first module or operation whose number is not finite.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from halfstep.evidence.origin import Origin
+from halfstep.gradients import module_names
+from halfstep.parcel import Parcels
+from halfstep.recipe import Recipe
+from halfstep.spool import NONFINITE_LOSS, Event, Steps
+from trainer.data.sources import drawn
+from trainer.diagnosis.questions import CPU, small_config
+from trainer.diagnosis.witness import Finding
+from trainer.repeatability import seed_everything
+from trainer.setting_up import make_recipe
+from trainer.train import as_losses, make_autocast, make_scaler
+
+ADVICE = (
+    "its derivative is not defined there. Add an eps inside a root, clamp ahead of a logarithm or "
+    "division, or choose safe values by torch.where ahead of the operation"
+)
+
+
+def undefined_in_fp32(
+    recipe_class: type[Recipe], values: dict[str, Any], steps: Steps
+) -> Iterator[Finding]:
+    """Yield what is not finite, or never learns. steps: records of the check's fp32 steps."""
+    if not len(steps):
+        return
+    if not steps["grad_norm"].any():
+        yield Finding(
+            "error",
+            f"all gradients are 0 in each of {len(steps)} steps in fp32: the loss does not depend "
+            "on the weights (a factor of 0, detach, dead units)",
+        )
+        return
+    is_lost = (steps["flags"] & NONFINITE_LOSS != 0) | ~np.isfinite(steps["grad_norm"])
+    if not is_lost.any():
+        return
+    first = int(steps["step"][np.flatnonzero(is_lost)[0]])
+    event = _origin(recipe_class, values)
+    yield Finding("error", _words(event, first), (event or {}).get("source") or "")
+
+
+def _origin(recipe_class: type[Recipe], values: dict[str, Any]) -> Event | None:
+    """Return what the first step shows; None if all of it is finite."""
+    config = small_config(recipe_class, values, "fp32")
+    seed_everything(0)
+    recipe = make_recipe(recipe_class, config, CPU)
+    recipe.scaler = make_scaler(config, CPU)
+    seed_everything(0)
+    batch = drawn(recipe, torch.arange(config.training.batch_size), CPU)
+    events: list[Event] = []
+    origin = Origin(events.append, Parcels())
+    for name, module in recipe.modules.items():
+        prefixed = {m: f"{name}.{n}" for m, n in module_names((module,)).items()}
+        origin.add(prefixed | {module: name})
+    losses = iter(recipe.training_step(batch))
+    while not events:
+        origin.look()
+        try:
+            with make_autocast(config, CPU):
+                yielded = next(losses, None)
+            if yielded is None:
+                return None
+            value = 0.0
+            for loss in as_losses(yielded):
+                value += loss.value.item()
+                origin.arm([loss.value])
+                loss.value.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+                origin.passed()
+            is_finite = math.isfinite(value) and all(
+                p.grad is None or bool(p.grad.isfinite().all())
+                for module in recipe.modules.values()
+                for p in module.parameters()
+            )
+            origin.end(1, 1.0, float(not is_finite), value)
+            origin.report()
+        finally:
+            origin.disarm()
+    return events[0]
+
+
+def _words(event: Event | None, first: int) -> str:
+    if event is None:
+        return (
+            f"not finite in fp32 from step {first} on, and step 1 is: no precision and no loss "
+            "scale mends that. Look for a learning rate that is too large, or for values of a "
+            "later batch"
+        )
+    where = " of ".join(filter(None, (event["operation"], event["module"])))
+    if event["direction"] == "backward":
+        return (
+            f"the gradient of {where or 'an operation'} is not finite in fp32, with a finite loss: "
+            f"{ADVICE}"
+        )
+    if event["kind"] == "inputs":
+        return "the batch holds an inf or NaN: clean or drop those examples"
+    if event["kind"] == "inside":
+        return (
+            f"the output of {event['module']} is not finite in fp32, with finite inputs: look for "
+            "a logarithm of 0, a division by 0 or a root of less than 0 in it"
+        )
+    if event["kind"] == "weights":
+        return f"the weights of {event['module']} are not finite at the start"
+    return (
+        "the loss is not finite in fp32, and the outputs of all modules are: look for a logarithm "
+        "of 0, a division by 0 or a root of less than 0 in the loss"
+    )
