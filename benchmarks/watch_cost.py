@@ -119,18 +119,12 @@ def turns(log: Callable[[Loop, torch.Tensor], None] | None, folder: Path) -> dic
 class Unheard:
     """Listens as a watched loop does, and does nothing."""
 
-    def __init__(self) -> None:
-        self.under_scaler: set[int] = set()
-        self.on_scaler: Callable[[], None] = lambda: None
-
-    def checked(self, _scaler: GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        """Know whom the scaler steps, as every listener has to."""
-        self.under_scaler.add(id(optimizer))
-
     def updated(self, *_: Any, **__: Any) -> None:
         """Do nothing, as all the others."""
 
-    scaled = unscaled = updating = propagated = stepped = updated
+    scaled = unscaled = checked = updating = raised = loaded = updated
+    step_begins = step_ends = backward_begins = backward_ends = updated
+    optimizer_begins = optimizer_ends = clipping = clipped = schedule_steps = updated
 
 
 def _watched(loop: Loop, folder: Path, held: list[float]) -> Any:
@@ -148,10 +142,9 @@ def _watched(loop: Loop, folder: Path, held: list[float]) -> Any:
 
 
 def _armed(listener: Listener, guard: Callable[..., None]) -> Taps:
-    """Return armed taps, as they are once a scaler was heard: without `backward`."""
+    """Return armed taps."""
     taps = Taps(listener, guard)
     taps.arm()
-    taps._leave_backward()
     return taps
 
 

@@ -264,9 +264,10 @@ class Origin:
         nodes = [each for is_forward, each in bad if not is_forward]
         event: Event = {"event": "origin", "step": step, "scale": scale}
         nothing = dict.fromkeys(("operation", "dtype", "module", "source"))
-        if outputs:
+        is_forward = not math.isfinite(loss)  # else what is not finite in it is masked
+        if is_forward and outputs:
             self._on_event(event | _forward_origin(outputs[0]))
-        elif not math.isfinite(loss):
+        elif is_forward:
             self._on_event(event | {"direction": "forward", "kind": "outside"} | nothing)
         elif nodes:
             self._on_event(event | _backward_origin(nodes[0]))
