@@ -151,7 +151,8 @@ def _origin(replay: Mapping[str, Any]) -> dict[str, Any]:
     if replay["loss_nonfinite"] and replay["direction"] != "forward":
         kind = "inputs"  # no operation of the forward pass made it of finite numbers
     elif replay["direction"] == "backward":  # earlier versions did not classify the operation
-        kind = replay.get("kind") or ("overflow" if replay["dtype"] == "float16" else "hidden")
+        is_half = str(replay["dtype"]).endswith("float16")
+        kind = replay.get("kind") or ("overflow" if is_half else "hidden")
     return {
         "step": replay["step"],
         "scale": float(replay["scale"]),

@@ -275,7 +275,7 @@ def _replayed(evidence: Evidence) -> Iterator[Finding]:
         each
         for each in evidence.replays
         if each["found"] and each["exact"] and each["module"] not in (None, "", OUTSIDE)
-        if each.get("dtype") == "float16" and each.get("kind") in (None, "overflow")
+        if str(each.get("dtype")).endswith("float16") and each.get("kind") in (None, "overflow")
         if each["direction"] == "forward" or _is_unwell(evidence)
     ]
     if not found:

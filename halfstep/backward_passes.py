@@ -18,6 +18,8 @@ from halfstep.open_row import Value, kept_loss
 
 #: A gradient's identity and its version counters; None where there is none.
 Mark: TypeAlias = tuple[int, int, int] | None
+MOST_KEPT = 1_000  # losses and scaled tensors of a loop that makes no step
+MOST_EARLY = 64  # passes of a first iteration
 INPUTS = 3  # of the engine's arguments after the roots: what gradients are taken of
 
 
@@ -194,6 +196,8 @@ class BackwardPasses:
         """
         if self._is_over:
             self._begin_iteration()
+        if len(self._scaled) > MOST_KEPT:
+            self._scaled.clear()
         if isinstance(result, Tensor):
             if isinstance(outputs, Tensor) and outputs.requires_grad:  # some scale a constant 1
                 self._scaled[id(result)] = ref(result), known_loss(outputs)
@@ -232,6 +236,8 @@ class BackwardPasses:
         if done is None:
             return
         self._recent += done.losses or ()
+        if len(self._recent) > MOST_KEPT:
+            self._recent = self._recent[-1:]
         self.changed = [
             identity
             for identity, own in self._own.items()
@@ -242,6 +248,8 @@ class BackwardPasses:
             done.changed = {key for key, now in marks.items() if now != self._early_marks.get(key)}
             self._early_marks = marks
             self._early.append(done)
+            if len(self._early) > MOST_EARLY:
+                self._early, self._early_marks = None, {}
 
     def take(self, optimizer: Optimizer) -> list[Value]:
         """Return the losses of an optimizer's step; empty where none is known."""

@@ -44,6 +44,7 @@ LISTED = (
     *("name", "recipe", "precision", "tags", "owner_id", "project"),
     *("status", "source", "created_at", "deleted_at", "fault"),
     *("step", "parent_step", "skipped", "loss", "scale", "priority", "steps_per_second"),
+    "last_flags",
     *("attempt", "started_at", "ended_at", "stored_bytes"),
 )
 

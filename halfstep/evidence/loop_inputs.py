@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from halfstep.evidence.source_files import is_of_script
 
-DEEPEST_FRAME, DEEPEST_VALUE, MOST_VALUES, MOST_ELEMENTS = 12, 3, 1000, 2**26
+DEEPEST_FRAME, DEEPEST_VALUE, MOST_VALUES, MOST_ELEMENTS = 40, 3, 1000, 2**26
 
 
 def nonfinite_inputs() -> list[tuple[str, int, int]]:

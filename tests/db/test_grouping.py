@@ -8,7 +8,7 @@ from db import run_bin
 from db.conditions import Has, InSweep, Term, Word
 from db.database import Database
 from db.grouping import Grouped, grouped
-from db.tables import LatestMetric, Run, Status, Sweep, Trial, User
+from db.tables import NONFINITE_LOSS, LatestMetric, Run, Status, Sweep, Trial, User
 from tests.db.conftest import config, submit
 
 
@@ -26,6 +26,7 @@ def some(database: Database, ada: User) -> None:
             training: dict[str, Any] = {} if rate is None else {"lr": rate, "decay": "Cosine"}
             run = submit(session, ada, config=config(**training), tags=each)
             run.loss, run.status, run.step = loss, Status.FINISHED, 10
+            run.last_flags = NONFINITE_LOSS if loss is None else 0
             if loss is not None and rate is not None:
                 session.add(
                     LatestMetric(run_id=run.id, name="val/accuracy", step=1, value=loss / 10)

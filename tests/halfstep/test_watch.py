@@ -1136,6 +1136,7 @@ def test_a_signal_in_the_midst_of_our_work_waits_for_its_end(tmp_path: Path) -> 
     watch = halfstep.watch(folder=tmp_path, name="it")
     ended: list[str] = []
     watch._ending.terminate = lambda: ended.append("now")  # type: ignore[method-assign]
+    assert signal.getsignal(signal.SIGTERM) == watch._ending._terminated  # else it ends the tests
 
     def interrupted() -> None:
         signal.raise_signal(signal.SIGTERM)
