@@ -1131,20 +1131,30 @@ def test_however_a_script_ends_its_last_rows_are_there(
     assert done.stderr.count("halfstep:") == 1
 
 
+SIGNALLED = """
+import signal, sys, halfstep
+watch = halfstep.watch(folder=sys.argv[1], name="it")
+ended = []
+watch._ending.terminate = lambda: ended.append("now")
+def interrupted():
+    signal.raise_signal(signal.SIGTERM)
+    assert ended == []
+watch._guard(interrupted)
+assert ended == ["now"]
+watch._ending.is_due = False
+watch.finish()
+"""
+
+
 def test_a_signal_in_the_midst_of_our_work_waits_for_its_end(tmp_path: Path) -> None:
     """Else the spool would be written twice at once."""
-    watch = halfstep.watch(folder=tmp_path, name="it")
-    ended: list[str] = []
-    watch._ending.terminate = lambda: ended.append("now")  # type: ignore[method-assign]
-    assert signal.getsignal(signal.SIGTERM) == watch._ending._terminated  # else it ends the tests
-
-    def interrupted() -> None:
-        signal.raise_signal(signal.SIGTERM)
-        assert ended == []
-
-    watch._guard(interrupted)
-    assert ended == ["now"]
-    watch._ending.is_due = False
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, tmp_path],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_all_that_is_written_can_be_recorded(tmp_path: Path) -> None:

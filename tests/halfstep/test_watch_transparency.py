@@ -96,7 +96,10 @@ class Loop:
     def state(self) -> list[Any]:
         """Return all that a loop could see a difference in."""
         gradients = [None if p.grad is None else plain(p.grad) for p in self.net.parameters()]
-        state = [self.optimizer.state_dict(), self.scaler.state_dict(), self.schedule.state_dict()]
+        groups = [{**group, "params": None} for group in self.optimizer.param_groups]
+        # Not state_dict(), which raises once a parameter is replaced.
+        own = [groups, list(self.optimizer.state.values())]
+        state = [own, self.scaler.state_dict(), self.schedule.state_dict()]
         return [self.came_to, plain(list(self.net.parameters())), gradients, plain(state)]
 
 
