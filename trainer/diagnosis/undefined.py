@@ -37,7 +37,7 @@ def undefined_in_fp32(
         return
     if not steps["grad_norm"].any():
         yield Finding(
-            "error",
+            "warning",
             f"all gradients are 0 in each of {len(steps)} steps in fp32: the loss does not depend "
             "on the weights (a factor of 0, detach, dead units)",
         )
