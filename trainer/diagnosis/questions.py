@@ -72,7 +72,7 @@ def asked_of_the_loss(recipe_class: type[Recipe], values: dict[str, Any]) -> Ite
     accumulating = small_config(recipe_class, values, "fp32", accumulation_steps=4)
     for optimizer, value in once.items():
         repeated = [_losses(recipe_class, config, count, n).get(optimizer, 0.0) for n in (2, 4)]
-        if all(
+        if value and all(
             math.isclose(r, value * n, rel_tol=0.1) for r, n in zip(repeated, (2, 4), strict=True)
         ):
             yield Finding(
