@@ -21,7 +21,7 @@ from app import deeds
 from app.context import SAFE_METHODS, Db, Posted
 from app.in_flight import InFlight, flight_of
 from app.parameters import check_known
-from app.rights import admit, kind_of
+from app.rights import access_of, admit
 from db import accounts, rights
 from db.database import Database
 from db.errors import HalfstepError
@@ -154,8 +154,8 @@ def _admitted(
     admit(request, session, known.user, known.standing, kind, only)
     check_known(request)
     in_flight: InFlight = request.app.state.in_flight
-    kind_of_request = kind_of(request.scope["endpoint"])
-    in_flight.admit(flight_of(request), known.standing, secret, kind_of_request, _run_id(request))
+    lasts = access_of(request.scope["endpoint"]).lasts
+    in_flight.admit(flight_of(request), known.standing, secret, lasts, _run_id(request))
     return Visitor(known.user, known.standing, sign_in)
 
 

@@ -2,13 +2,12 @@
 transaction, so that there is no deed without a row, nor a row without its deed. Who comes in, or is
 refused, and what is typed on the server's machine stands there too.
 
-Of what is sent no more is written down than FIELDS names, so that no secret can be.
+Only the fields that a route names with `audited` are kept, so that no secret is.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from sqlalchemy import event, select
@@ -17,7 +16,6 @@ from sqlalchemy.orm import Session
 
 from app.brake import network_of
 from app.context import Posted
-from app.rights import name_of
 from db import accounts
 from db.database import Database, now
 from db.deeds import DETAIL_CHARACTERS
@@ -25,63 +23,40 @@ from db.tables import LARGEST_ID, Deed, User
 
 logger = logging.getLogger(__name__)
 
-#: Changes nothing, or nothing but what its user alone sees.
-LEFT_OUT = (
-    *("/runs/new", "/sweeps/new", "/sweeps/new/command"),
-    *("/alerts/notices/reading", "/api/v1/alerts/notices/reading"),
-)
 CHARACTERS, VALUE_CHARACTERS = 200, 100
 #: Refusals of one address, for one user or for nobody, are written down so often.
 REFUSED, REFUSED_SECONDS = "refused", 60.0
 
-_FIELDS = {
-    "name role project": "pages.people.invite api.people.invite",
-    "change": "api.people.change_user",
-    "name": """
-        pages.projects.make_project api.projects.make_project api.projects.delete_project
-    """,
-    "name new_name": "api.projects.rename_project",
-    "project new_name": "pages.projects.rename_project",
-    "project": """
-        pages.projects.delete_project pages.actions.move_to_project api.runs.move_run
-        pages.sweeps.move_to_project api.sweeps.move_sweep
-    """,
-    "name viewers_download": "api.projects.change_project",
-    "project viewers_download": "pages.projects.change_project",
-    "name devices queued stored_gib share": "api.projects.set_quota",
-    "project devices queued stored_gib share": "pages.projects.set_quota",
-    "user role project": """
-        pages.projects.set_role api.projects.set_role
-        pages.projects.take_role api.projects.take_role
-    """,
-    "scope checkpoint_days log_days": "pages.retention.set_rule api.retention.set_rule",
-    "scope": "pages.retention.end_rule api.retention.end_rule",
-    "project runs": "pages.notes.write_note api.notes.write_note",
-    "preset recipe project": "pages.presets.save_preset",
-    "name recipe project": """
-        api.runs.submit_run api.sweeps.begin_sweep api.presets.save_preset
-    """,
-    "name kind project run_id days": "pages.account.make_token api.tokens.make_token",
-    "runs days": "pages.links.make_link api.links.make_link",
-    "action tag project": "api.bulk.act_on_runs",
-    "name tags": "api.runs.edit_run",
-    "stop": "pages.workers.drain api.workers.drain_worker",
-    "priority": "pages.actions.set_priority api.runs.set_priority",
-    "before_id": "api.runs.set_place",
-    "scale": "pages.actions.set_scale api.runs.set_scale",
-    "step": "pages.actions.replay api.runs.replay_step",
-    "condition scope run_id": "pages.alerts.make_rule api.alerts.make_rule",
-}
-#: Of what is sent to a route, what is written down: it holds no secret, and nobody's notes.
-FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {route: tuple(fields.split()) for fields, routes in _FIELDS.items() for route in routes.split()}
-)
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+def audited(*fields: str) -> Callable[[Endpoint], Endpoint]:
+    """Declare which submitted fields the audit log keeps of a route: no secrets, no notes."""
+
+    def declare(endpoint: Endpoint) -> Endpoint:
+        endpoint.__dict__["audited_fields"] = fields
+        return endpoint
+
+    return declare
+
+
+def unaudited(endpoint: Endpoint) -> Endpoint:
+    """Declare that a POST changes nothing that others see: the audit log leaves it out."""
+    endpoint.__dict__["is_audited"] = False
+    return endpoint
+
+
+def audited_fields(endpoint: object) -> tuple[str, ...]:
+    """Return the submitted fields that the audit log keeps of a route."""
+    fields: tuple[str, ...] = getattr(endpoint, "audited_fields", ())
+    return fields
+
 
 _PENDING = "deeds"
 
 
 async def _detail(request: Request, posted: Posted) -> str:
-    fields = FIELDS.get(name_of(request.scope["endpoint"]), ())
+    fields = audited_fields(request.scope["endpoint"])
     if not fields:
         return ""
     sent: dict[str, Any] = {**request.query_params, **posted}
@@ -116,7 +91,7 @@ def note(session: Session, user: User, request: Request, token: str | None, deta
     """Write down a request that changes something, once it has. token: the name of the one that it
     came with.
     """
-    if request.url.path in LEFT_OUT:
+    if not getattr(request.scope["endpoint"], "is_audited", True):
         return
     run_id = str(request.path_params.get("run_id", ""))
     # One that is none is refused, and this with it, where the route's parameters are read.

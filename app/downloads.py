@@ -19,10 +19,13 @@ from obstore.store import ObjectStore
 from app.auth import SignedIn
 from app.context import Db, TheDatabase, TheSettings
 from app.file_names import artifact_name, file_name, log_name
+from app.in_flight import DOWNLOAD
 from app.live_log import live_parts
 from app.parameters import RowId, RunId
+from app.rights import requires
 from db import artifacts, checkpoints, runs
 from db.errors import NotFound, StorageUnreachable
+from db.rights import Right
 from db.settings import Settings
 from db.storage import Stored, is_own, open_store, signed_address, why
 
@@ -53,6 +56,7 @@ PATH = "/runs/{run_id}/checkpoints/{checkpoint_id}/download"
 
 @router.head(PATH, include_in_schema=False)
 @router.get(PATH, response_class=Response, tags=["checkpoints"])
+@requires(Right.DOWNLOAD, lasts=DOWNLOAD)
 def download(
     request: Request,
     run_id: RunId,
@@ -75,6 +79,7 @@ ARTIFACT_PATH = "/runs/{run_id}/artifacts/{artifact_id}/download"
 
 @router.head(ARTIFACT_PATH, include_in_schema=False)
 @router.get(ARTIFACT_PATH, response_class=Response, tags=["artifacts"])
+@requires(Right.DOWNLOAD, lasts=DOWNLOAD)
 def download_artifact(
     request: Request,
     run_id: RunId,
@@ -98,6 +103,7 @@ LOG_PATH = "/runs/{run_id}/log/download"
 
 
 @router.get(LOG_PATH, response_class=Response, tags=["runs"])
+@requires(Right.DOWNLOAD, lasts=DOWNLOAD)
 def download_log(
     run_id: RunId, session: Db, settings: TheSettings, database: TheDatabase, _visitor: SignedIn
 ) -> StreamingResponse:

@@ -31,7 +31,6 @@ from app.api import (
     sweeps,
     system,
     tokens,
-    unversioned,
     uploads,
     views,
     vocabulary,
@@ -82,4 +81,3 @@ modules = (
 )
 for module in modules:
     router.include_router(module.router, prefix="/api/v1")
-router.include_router(unversioned.router)

@@ -9,7 +9,9 @@ from app.addresses import forbidden
 from app.api.lists import After, Limit, ListPage
 from app.auth import AdmittedEarly, SignedIn
 from app.context import Db, TheSettings
+from app.deeds import audited, unaudited
 from app.parameters import Body, RowId, RunId, Text
+from app.rights import ACCOUNT, requires
 from db import alerts, channels, deliveries, notices
 from db.tables import AlertRule, Channel, Delivery
 
@@ -152,18 +154,22 @@ class Deliveries(ListPage):
 
 
 @router.get("/alerts/rules")
+@requires(ACCOUNT)
 def list_rules(session: Db, visitor: SignedIn) -> list[RuleRow]:
     """List your rules."""
     return [_rule(row) for row in alerts.rules(session, visitor.user)]
 
 
 @router.post("/alerts/rules", status_code=201)
+@requires(ACCOUNT)
+@audited("condition", "scope", "run_id")
 def make_rule(wanted: NewRule, session: Db, visitor: SignedIn) -> RuleRow:
     """Make a rule; one that says the same already is switched on and answered with."""
     return _rule(alerts.make(session, visitor.user, **wanted.model_dump()))
 
 
 @router.post("/runs/{run_id}/alerts", status_code=201, tags=["runs"])
+@requires(ACCOUNT)
 def make_rule_of_run(run_id: RunId, wanted: RunRule, session: Db, visitor: SignedIn) -> RuleRow:
     """Make a rule of one run, with all your channels that are on."""
     made = alerts.make(
@@ -176,18 +182,21 @@ def make_rule_of_run(run_id: RunId, wanted: RunRule, session: Db, visitor: Signe
 
 
 @router.patch("/alerts/rules/{rule_id}")
+@requires(ACCOUNT)
 def switch_rule(rule_id: RowId, wanted: Switch, session: Db, visitor: SignedIn) -> RuleRow:
     """Switch a rule on or off."""
     return _rule(alerts.switch(session, visitor.user, rule_id, is_on=wanted.is_on))
 
 
 @router.delete("/alerts/rules/{rule_id}", status_code=204)
+@requires(ACCOUNT)
 def delete_rule(rule_id: RowId, session: Db, visitor: SignedIn) -> None:
     """Delete a rule; its notices stay."""
     alerts.delete(session, visitor.user, rule_id)
 
 
 @router.get("/alerts/notices")
+@requires(ACCOUNT)
 def list_notices(session: Db, visitor: SignedIn, after: After = "", limit: Limit = 100) -> Notices:
     """List what you were told of."""
     found = notices.listed(session, visitor.user, after=after, limit=limit)
@@ -196,6 +205,7 @@ def list_notices(session: Db, visitor: SignedIn, after: After = "", limit: Limit
 
 
 @router.get("/alerts/notices/news")
+@requires(ACCOUNT)
 def news(
     session: Db, visitor: SignedIn, than: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0
 ) -> News:
@@ -206,12 +216,15 @@ def news(
 
 
 @router.post("/alerts/notices/reading", status_code=204)
+@unaudited
+@requires(ACCOUNT)
 def read_notices(wanted: Reading, session: Db, visitor: SignedIn) -> None:
     """Note that you have read what there was up to a notice."""
     notices.read(session, visitor.user, wanted.up_to)
 
 
 @router.get("/alerts/channels")
+@requires(ACCOUNT)
 def list_channels(session: Db, visitor: SignedIn) -> list[ChannelRow]:
     """List your channels."""
     return [ChannelRow.model_validate(row) for row in channels.listed(session, visitor.user)]
@@ -226,6 +239,7 @@ ForbiddenAddress = Annotated[str, Depends(_forbidden)]
 
 
 @router.post("/alerts/channels", status_code=201)
+@requires(ACCOUNT)
 def make_channel(
     wanted: NewChannel,
     forbidden: ForbiddenAddress,
@@ -240,6 +254,7 @@ def make_channel(
 
 
 @router.patch("/alerts/channels/{channel_id}")
+@requires(ACCOUNT)
 def switch_channel(channel_id: RowId, wanted: Switch, session: Db, visitor: SignedIn) -> ChannelRow:
     """Switch a channel on or off: what is to go through one that is off goes nowhere."""
     row = channels.switch(session, visitor.user, channel_id, is_on=wanted.is_on)
@@ -247,12 +262,14 @@ def switch_channel(channel_id: RowId, wanted: Switch, session: Db, visitor: Sign
 
 
 @router.delete("/alerts/channels/{channel_id}", status_code=204)
+@requires(ACCOUNT)
 def delete_channel(channel_id: RowId, session: Db, visitor: SignedIn) -> None:
     """Delete a channel, and what went through it."""
     channels.delete(session, visitor.user, channel_id)
 
 
 @router.post("/alerts/channels/{channel_id}/tests", status_code=201)
+@requires(ACCOUNT)
 def test_channel(
     channel_id: RowId, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> DeliveryRow:
@@ -262,6 +279,7 @@ def test_channel(
 
 
 @router.get("/alerts/deliveries")
+@requires(ACCOUNT)
 def list_deliveries(
     session: Db, visitor: SignedIn, after: After = "", limit: Limit = 100
 ) -> Deliveries:

@@ -8,8 +8,11 @@ from pydantic import BaseModel, Field
 from app import bulk, deeds
 from app.auth import SignedIn
 from app.context import Db
+from app.deeds import audited
 from app.parameters import Body, RunId, Text
+from app.rights import ANYBODY, requires
 from db.errors import Invalid
+from db.rights import Right
 
 router = APIRouter(prefix="/runs", tags=["runs"])
 
@@ -41,6 +44,8 @@ class BulkAnswer(BaseModel):
 
 
 @router.post("/bulk")
+@requires(ANYBODY, token_right=Right.STEER)
+@audited("action", "tag", "project")
 def act_on_runs(wanted: BulkAction, session: Db, visitor: SignedIn) -> BulkAnswer:
     """Do one thing with many runs. What can be done is done; the rest is named with its reason."""
     if bool(wanted.tag.strip()) != (wanted.action in bulk.TAGGING):

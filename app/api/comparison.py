@@ -12,9 +12,11 @@ from app.api.series import LEAST_POINTS, MOST_POINTS, SERIES, SeriesWindow, wind
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.parameters import RowId, RunId, Step, Text, as_run_ids
+from app.rights import ANYBODY, requires
 from app.summary import Number, RunSummary
 from db import comparisons, runs
 from db.errors import Invalid
+from db.rights import Right
 from db.settings import Settings
 
 router = APIRouter(tags=["comparisons"])
@@ -90,6 +92,7 @@ class SeriesOfRuns(BaseModel):
 
 
 @router.post("/runs/{run_id}/comparison", status_code=201)
+@requires(Right.SUBMIT)
 def compare(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> Comparison:
     """Queue a run's configuration and seed as fp32, fp16 without a scaler, fp16, and bf16.
 
@@ -103,6 +106,7 @@ def compare(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn
 
 
 @router.get("/groups/{group_id}")
+@requires(ANYBODY)
 def get_group(
     group_id: RowId, session: Db, settings: TheSettings, _visitor: SignedIn
 ) -> Comparison:
@@ -111,6 +115,7 @@ def get_group(
 
 
 @router.get("/comparison")
+@requires(ANYBODY)
 def get_comparison(
     runs: Runs, session: Db, settings: TheSettings, _visitor: SignedIn
 ) -> RunComparison:
@@ -120,6 +125,7 @@ def get_comparison(
 
 
 @router.get("/comparison/series", response_model=SeriesOfRuns)
+@requires(ANYBODY)
 def get_series_of_runs(
     runs: Runs,
     session: Db,

@@ -13,7 +13,9 @@ from sqlalchemy.orm import Session
 from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db, TheDatabase
+from app.in_flight import EXPORT
 from app.parameters import RunId, Text
+from app.rights import OPERATE, requires
 from db import accounts, deeds
 from db.errors import Invalid
 from db.tables import Deed
@@ -53,6 +55,7 @@ def _row(deed: Deed, name: str | None) -> DeedRow:
 
 
 @router.get("")
+@requires(OPERATE)
 def list_deeds(
     session: Db,
     _visitor: SignedIn,
@@ -80,6 +83,7 @@ def conditions(session: Session, run: int | None, user: str, since: date | None)
 
 
 @router.get("/export")
+@requires(OPERATE, lasts=EXPORT)
 def export_deeds(database: TheDatabase, _visitor: SignedIn) -> StreamingResponse:
     """Return all of it, oldest first, as JSON lines."""
 

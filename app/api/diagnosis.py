@@ -10,9 +10,11 @@ from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db
 from app.parameters import RunId
+from app.rights import requires
 from app.summary import Number
 from db import artifacts, histograms, runs
 from db.paging import page_of_list
+from db.rights import Right
 
 router = APIRouter(prefix="/runs/{run_id}", tags=["diagnosis"])
 
@@ -89,6 +91,7 @@ class Findings(ListPage):
 
 
 @router.get("/findings")
+@requires(Right.SEE)
 def get_findings(
     run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Findings:
@@ -98,6 +101,7 @@ def get_findings(
 
 
 @router.get("/histograms")
+@requires(Right.SEE)
 def get_histograms(
     run_id: RunId,
     session: Db,
@@ -114,6 +118,7 @@ def get_histograms(
 
 
 @router.get("/layer-norms")
+@requires(Right.SEE)
 def get_layer_norms(
     run_id: RunId,
     session: Db,
@@ -126,6 +131,7 @@ def get_layer_norms(
 
 
 @router.get("/headroom")
+@requires(Right.SEE)
 def get_headroom(
     run_id: RunId,
     session: Db,
@@ -138,6 +144,7 @@ def get_headroom(
 
 
 @router.get("/replays")
+@requires(Right.SEE)
 def get_replays(
     run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Replays:
@@ -149,6 +156,7 @@ def get_replays(
 
 
 @router.get("/artifacts")
+@requires(Right.SEE)
 def get_artifacts(
     run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Artifacts:

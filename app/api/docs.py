@@ -10,17 +10,20 @@ from app.auth import SignedIn, cookie_name
 from app.errors import PROBLEM_TYPE, Problem
 from app.path_prefix import public_address
 from app.rendering import page
+from app.rights import ANYBODY, requires
 
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/openapi.json")
+@requires(ANYBODY)
 def openapi(request: Request, _visitor: SignedIn) -> dict[str, Any]:
     """Return the OpenAPI description."""
     return describe(request.app)
 
 
 @router.get("/docs")
+@requires(ANYBODY)
 def docs(request: Request, visitor: SignedIn) -> HTMLResponse:
     """Show it."""
     description = describe(request.app)

@@ -11,6 +11,7 @@ from app.auth import SignedIn
 from app.context import Db
 from app.formats import count, duration, memory, number, size
 from app.parameters import LARGEST_STEP, Text
+from app.rights import ANYBODY, requires
 from app.submission import LIMITS, PriorityNumber, same_sizes
 from db import estimates, workers
 from db.estimates import Alike
@@ -54,6 +55,7 @@ class Cost(BaseModel):
 
 
 @router.get("/estimates")
+@requires(ANYBODY)
 def estimate(
     session: Db,
     _visitor: SignedIn,

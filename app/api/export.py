@@ -7,8 +7,11 @@ from fastapi.responses import StreamingResponse
 
 from app.auth import SignedIn
 from app.context import Db, TheDatabase
+from app.in_flight import EXPORT
 from app.parameters import RunId
+from app.rights import requires
 from db import export, runs
+from db.rights import Right
 
 router = APIRouter(prefix="/runs/{run_id}/export", tags=["series"])
 
@@ -22,6 +25,7 @@ CONTENT = {media_type: {"schema": {"type": "string"}} for _, media_type in FORMA
 @router.get(
     "/{name}.{kind}", response_class=StreamingResponse, responses={200: {"content": CONTENT}}
 )
+@requires(Right.DOWNLOAD, lasts=EXPORT)
 def export_rows(
     run_id: RunId,
     name: Literal["steps", "events", "metrics"],

@@ -9,6 +9,7 @@ from app import columns, filters, grouping
 from app.auth import SignedIn
 from app.context import Db
 from app.parameters import Name, Sort, Text
+from app.rights import ANYBODY, requires
 from app.summary import Number
 from db.conditions import SYNONYMS
 from db.errors import Invalid
@@ -47,6 +48,7 @@ class GroupList(BaseModel):
 
 
 @router.get("/groups")
+@requires(ANYBODY)
 def list_groups(
     session: Db,
     visitor: SignedIn,

@@ -11,8 +11,9 @@ from app.api.lists import After, Limit, ListPage
 from app.auth import AtBrowser, SignedIn
 from app.comparison import MOST_RUNS
 from app.context import Db
+from app.deeds import audited
 from app.parameters import Body, RowId, RunId, as_run_ids
-from app.rights import check
+from app.rights import ACCOUNT, check, requires
 from db import runs, shared_links
 from db.rights import Right
 
@@ -49,6 +50,7 @@ class Links(ListPage):
 
 
 @router.get("")
+@requires(ACCOUNT)
 def list_links(
     session: Db,
     _visitor: SignedIn,
@@ -63,6 +65,8 @@ def list_links(
 
 
 @router.post("", status_code=201)
+@requires(ACCOUNT)
+@audited("runs", "days")
 def make_link(wanted: NewLink, session: Db, visitor: SignedIn, _at_browser: AtBrowser) -> MadeLink:
     """Make a link. Only a browser may: what a stolen token made would outlive its revocation."""
     ids = check_shareable(session, list(dict.fromkeys(wanted.runs)))
@@ -73,6 +77,7 @@ def make_link(wanted: NewLink, session: Db, visitor: SignedIn, _at_browser: AtBr
 
 
 @router.delete("/{link_id}", status_code=204)
+@requires(ACCOUNT)
 def revoke_link(link_id: RowId, session: Db, visitor: SignedIn) -> None:
     """End a link of yours, or to a run of a project that you maintain."""
     shared_links.revoke(session, link_id, visitor.standing)

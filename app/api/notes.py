@@ -7,8 +7,10 @@ from pydantic import BaseModel, Field
 
 from app.auth import SignedIn
 from app.context import Db
+from app.deeds import audited
 from app.notes import subject_of
 from app.parameters import Body, Text, flaw
+from app.rights import ANYBODY, requires
 from db import notes
 from db.errors import Invalid
 from db.rights import Right
@@ -40,6 +42,7 @@ class NoteWanted(Body):
 
 
 @router.get("")
+@requires(ANYBODY)
 def read_note(
     session: Db,
     _visitor: SignedIn,
@@ -52,6 +55,8 @@ def read_note(
 
 
 @router.put("")
+@requires(ANYBODY)
+@audited("project", "runs")
 def write_note(wanted: NoteWanted, session: Db, visitor: SignedIn) -> Note:
     """Put a text in a note's place. For who may submit to the project, or to that of each run."""
     subject, _page = subject_of(session, Right.SUBMIT, wanted.project, wanted.runs)

@@ -7,7 +7,9 @@ from pydantic import BaseModel, Field
 
 from app.auth import AtBrowser, SignedIn
 from app.context import Db
+from app.deeds import audited
 from app.parameters import Body, RowId, Text
+from app.rights import OPERATE, requires
 from db import accounts, people, projects
 from db.rights import MEMBER
 
@@ -59,6 +61,7 @@ class Change(Body):
 
 
 @router.get("")
+@requires(OPERATE)
 def list_users(session: Db, _visitor: SignedIn, after: Text = "", limit: int = 200) -> Accounts:
     """List the accounts."""
     limit = max(1, min(limit, 1000))
@@ -70,6 +73,8 @@ def list_users(session: Db, _visitor: SignedIn, after: Text = "", limit: int = 2
 
 
 @router.post("", status_code=201)
+@requires(OPERATE)
+@audited("name", "role", "project")
 def invite(wanted: Invitation, session: Db, _visitor: SignedIn, _at_browser: AtBrowser) -> Invited:
     """Make an account. Only a browser may: else a token that was stolen would make itself one."""
     user = people.invite(session, wanted.name, project=wanted.project, role=wanted.role)
@@ -78,6 +83,8 @@ def invite(wanted: Invitation, session: Db, _visitor: SignedIn, _at_browser: AtB
 
 
 @router.patch("/{user_id}")
+@requires(OPERATE)
+@audited("change")
 def change_user(
     user_id: RowId, wanted: Change, session: Db, _visitor: SignedIn, _at_browser: AtBrowser
 ) -> Account:

@@ -7,9 +7,10 @@ from pydantic import BaseModel, Field
 
 from app.auth import SignedIn
 from app.context import Db
+from app.deeds import audited
 from app.parameters import Body, RowId, Text, flaw
 from app.presets import save
-from app.rights import check_project
+from app.rights import ACCOUNT, ANYBODY, check_project, requires
 from app.submission import Submission, may_submit_to
 from db import labels, presets
 from db.errors import Invalid
@@ -53,6 +54,7 @@ class PresetRow(BaseModel):
 
 
 @router.get("")
+@requires(ANYBODY)
 def list_presets(
     session: Db,
     visitor: SignedIn,
@@ -67,6 +69,8 @@ def list_presets(
 
 
 @router.post("", status_code=201)
+@requires(ACCOUNT)
+@audited("name", "recipe", "project")
 def save_preset(wanted: PresetWanted, session: Db, visitor: SignedIn) -> PresetRow:
     """Save a preset, in place of the project's own of that name. For who may submit to it."""
     if wrong := flaw(wanted.recipe):
@@ -76,6 +80,7 @@ def save_preset(wanted: PresetWanted, session: Db, visitor: SignedIn) -> PresetR
 
 
 @router.delete("/{preset_id}", status_code=204)
+@requires(ACCOUNT)
 def delete_preset(preset_id: RowId, session: Db, _visitor: SignedIn) -> None:
     """Delete a preset. For who may submit to its project."""
     preset = presets.get(session, preset_id)

@@ -8,8 +8,9 @@ from sqlalchemy.orm import Session
 
 from app.auth import SignedIn
 from app.context import Db
+from app.deeds import audited
 from app.parameters import Body, Text
-from app.rights import check_project
+from app.rights import ACCOUNT, ANYBODY, OPERATE, check_project, requires
 from db import people, projects, quotas
 from db.rights import Right
 from db.tables import Project
@@ -74,18 +75,23 @@ class Member(Body):
 
 
 @router.get("")
+@requires(ANYBODY)
 def list_projects(session: Db, visitor: SignedIn) -> list[ProjectRow]:
     """List the projects that you see."""
     return _rows(session, projects.listed(session, visitor.standing.projects))
 
 
 @router.post("", status_code=201)
+@requires(OPERATE)
+@audited("name")
 def make_project(wanted: ProjectName, session: Db, _visitor: SignedIn) -> ProjectRow:
     """Make a project. For operators."""
     return _rows(session, [projects.make(session, wanted.name)])[0]
 
 
 @router.patch("")
+@requires(ANYBODY)
+@audited("name", "viewers_download")
 def change_project(wanted: ProjectChange, session: Db, _visitor: SignedIn) -> ProjectRow:
     """Change what viewers may do in one. For its maintainers."""
     check_project(session, Right.MANAGE, wanted.name, "change")
@@ -95,6 +101,8 @@ def change_project(wanted: ProjectChange, session: Db, _visitor: SignedIn) -> Pr
 
 
 @router.patch("/name")
+@requires(OPERATE)
+@audited("name", "new_name")
 def rename_project(wanted: Rename, session: Db, _visitor: SignedIn) -> ProjectRow:
     """Call a project otherwise; its runs, sweeps, roles, tokens and rules stay its own. For
     operators.
@@ -103,12 +111,16 @@ def rename_project(wanted: Rename, session: Db, _visitor: SignedIn) -> ProjectRo
 
 
 @router.delete("", status_code=204)
+@requires(OPERATE)
+@audited("name")
 def delete_project(session: Db, _visitor: SignedIn, name: Annotated[Text, Query()]) -> None:
     """Delete a project without runs, with its sweeps. For operators."""
     projects.delete_empty(session, name)
 
 
 @router.put("/quota")
+@requires(OPERATE)
+@audited("name", "devices", "queued", "stored_gib", "share")
 def set_quota(wanted: Quota, session: Db, _visitor: SignedIn) -> ProjectRow:
     """Set what the runs of a project may use; what is left out has no limit. For operators."""
     project = projects.get(session, wanted.name)
@@ -127,6 +139,7 @@ def _rows(session: Session, found: list[Project]) -> list[ProjectRow]:
 
 
 @router.get("/roles")
+@requires(ANYBODY)
 def list_members(
     session: Db, _visitor: SignedIn, project: Annotated[Text, Query()] = projects.DEFAULT
 ) -> list[Member]:
@@ -137,6 +150,8 @@ def list_members(
 
 
 @router.put("/roles", status_code=204)
+@requires(ACCOUNT)
+@audited("user", "role", "project")
 def set_role(wanted: Member, session: Db, _visitor: SignedIn) -> None:
     """Give somebody a role, in place of the one before. For maintainers."""
     check_project(session, Right.MANAGE, wanted.project)
@@ -145,6 +160,8 @@ def set_role(wanted: Member, session: Db, _visitor: SignedIn) -> None:
 
 
 @router.delete("/roles", status_code=204)
+@requires(ACCOUNT)
+@audited("user", "role", "project")
 def take_role(
     session: Db,
     _visitor: SignedIn,

@@ -7,8 +7,10 @@ from pydantic import BaseModel, Field
 
 from app.auth import SignedIn
 from app.context import Db
+from app.deeds import audited
 from app.parameters import Body, Text
 from app.retaining import project_of, scope_of
+from app.rights import ANYBODY, requires
 from db import projects, retention
 from db.pruning import Pruning, Rules
 from db.tables import RetentionRule
@@ -59,6 +61,7 @@ class RulePreview(BaseModel):
 
 
 @router.get("")
+@requires(ANYBODY)
 def list_rules(session: Db, visitor: SignedIn) -> list[Rule]:
     """List the instance's rule, and those of the projects that you see."""
     names = {each.name for each in projects.listed(session, visitor.standing.projects)}
@@ -67,6 +70,7 @@ def list_rules(session: Db, visitor: SignedIn) -> list[Rule]:
 
 
 @router.get("/preview")
+@requires(ANYBODY)
 def preview_rule(
     session: Db,
     visitor: SignedIn,
@@ -86,6 +90,8 @@ def preview_rule(
 
 
 @router.put("")
+@requires(ANYBODY)
+@audited("scope", "checkpoint_days", "log_days")
 def set_rule(wanted: RuleWanted, session: Db, visitor: SignedIn) -> Rule:
     """Set a rule in place of the one before; within the hour it deletes, for good, what a preview
     tells. For a project's maintainers; that of all for operators.
@@ -96,6 +102,8 @@ def set_rule(wanted: RuleWanted, session: Db, visitor: SignedIn) -> Rule:
 
 
 @router.delete("", status_code=204)
+@requires(ANYBODY)
+@audited("scope")
 def end_rule(session: Db, visitor: SignedIn, scope: Annotated[Text, Query()]) -> None:
     """Let nothing more be deleted by a rule. For who may set it."""
     retention.end_rule(session, project_of(session, visitor.standing, scope))

@@ -9,7 +9,9 @@ from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.parameters import RunId
+from app.rights import ANYBODY, requires
 from db import run_bin
+from db.rights import Right
 from db.settings import Settings
 from db.tables import Run, Status
 
@@ -37,6 +39,7 @@ class Bin(ListPage):
 
 
 @router.get("/bin")
+@requires(ANYBODY)
 def list_bin(
     session: Db, settings: TheSettings, _visitor: SignedIn, after: After = "", limit: Limit = 50
 ) -> Bin:
@@ -51,18 +54,21 @@ def list_bin(
 
 
 @router.delete("/runs/{run_id}", status_code=204)
+@requires(Right.DELETE)
 def delete_run(run_id: RunId, session: Db, visitor: SignedIn) -> None:
     """Put a run that has ended into the bin. Asked again, it changes nothing."""
     run_bin.delete(session, run_id, visitor.user)
 
 
 @router.post("/runs/{run_id}/restoration", status_code=204)
+@requires(Right.DELETE)
 def restore_run(run_id: RunId, session: Db, visitor: SignedIn) -> None:
     """Take a run out of the bin. Asked again, it changes nothing."""
     run_bin.restore(session, run_id, visitor.user)
 
 
 @router.post("/runs/{run_id}/erasure", status_code=202)
+@requires(Right.DELETE)
 def erase_run(run_id: RunId, session: Db, visitor: SignedIn) -> None:
     """Let a run of the bin be erased now, rows and files; nothing brings it back."""
     run_bin.erase(session, run_id, visitor.user)

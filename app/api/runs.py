@@ -12,8 +12,9 @@ from app.auth import AdmittedEarly, SignedIn
 from app.command_lines import Command, as_submitted
 from app.configuration import Setting
 from app.context import Db, TheSettings
+from app.deeds import audited
 from app.parameters import Body, RunId, Sort, Text, flaws
-from app.rights import check_project
+from app.rights import ANYBODY, check_project, requires
 from app.submission import PriorityNumber, Submission, submit
 from app.summary import Number, RunSummary, summarise, told_of_all
 from db import labels, projects, runs, steering, sweeps
@@ -129,6 +130,7 @@ class Asked(BaseModel):
 
 
 @router.get("", response_model=RunList)
+@requires(ANYBODY)
 def list_runs(
     session: Db,
     settings: TheSettings,
@@ -181,6 +183,8 @@ Lost = Annotated[dict[str, str], Depends(_lost)]
 
 
 @router.post("", status_code=201)
+@requires(ANYBODY, token_right=Right.SUBMIT)
+@audited("name", "recipe", "project")
 def submit_run(
     submission: Submission,
     lost: Lost,
@@ -199,6 +203,7 @@ def submit_run(
 
 
 @router.get("/{run_id}", response_model=RunDetail)
+@requires(Right.SEE)
 def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedIn) -> Response:
     """Look at one run."""
     return written(_detail(session, run_id, settings))
@@ -225,6 +230,8 @@ def _detail(session: Session, run_id: int, settings: Settings) -> RunDetail:
 
 
 @router.patch("/{run_id}")
+@requires(Right.STEER)
+@audited("name", "tags")
 def edit_run(
     run_id: RunId, wanted: Labels, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> RunDetail:
@@ -238,6 +245,8 @@ def edit_run(
 
 
 @router.put("/{run_id}/project")
+@requires(Right.MOVE)
+@audited("project")
 def move_run(
     run_id: RunId, wanted: Destination, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> RunSummary:
@@ -248,12 +257,14 @@ def move_run(
 
 
 @router.get("/{run_id}/config")
+@requires(Right.SEE)
 def get_config(run_id: RunId, session: Db, _visitor: SignedIn) -> dict[str, Any]:
     """Return a run's configuration, to be submitted again."""
     return runs.get(session, run_id).config
 
 
 @router.post("/{run_id}/cancellation")
+@requires(Right.STEER)
 def cancel_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
     """Cancel: a training run leaves a checkpoint first. Asked again, it changes nothing."""
     steering.cancel(session, run_id, visitor.user)
@@ -261,6 +272,7 @@ def cancel_run(run_id: RunId, session: Db, settings: TheSettings, visitor: Signe
 
 
 @router.post("/{run_id}/kill")
+@requires(Right.STEER)
 def kill_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
     """End a training run at once: what it did since its last checkpoint is lost."""
     steering.kill(session, run_id, visitor.user)
@@ -268,6 +280,7 @@ def kill_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedI
 
 
 @router.post("/{run_id}/pause")
+@requires(Right.STEER)
 def pause_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
     """Pause, with a checkpoint."""
     steering.pause(session, run_id, visitor.user)
@@ -275,6 +288,7 @@ def pause_run(run_id: RunId, session: Db, settings: TheSettings, visitor: Signed
 
 
 @router.post("/{run_id}/resumption")
+@requires(Right.STEER)
 def resume_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
     """Queue a paused run again."""
     steering.resume(session, run_id, visitor.user)
@@ -282,6 +296,7 @@ def resume_run(run_id: RunId, session: Db, settings: TheSettings, visitor: Signe
 
 
 @router.post("/{run_id}/continuation", status_code=201)
+@requires(Right.SUBMIT)
 def go_on(
     run_id: RunId,
     session: Db,
@@ -298,24 +313,31 @@ def go_on(
 
 
 @router.post("/{run_id}/checkpoints", status_code=202)
+@requires(Right.STEER)
 def request_checkpoint(run_id: RunId, session: Db, visitor: SignedIn) -> Asked:
     """Ask for a checkpoint now."""
     return Asked(id=steering.request_checkpoint(session, run_id, visitor.user).id)
 
 
 @router.post("/{run_id}/scale", status_code=202)
+@requires(Right.STEER)
+@audited("scale")
 def set_scale(run_id: RunId, wanted: WantedScale, session: Db, visitor: SignedIn) -> Asked:
     """Ask a running fp16 run to go on with another loss scale."""
     return Asked(id=steering.request_scale(session, run_id, visitor.user, wanted.scale).id)
 
 
 @router.post("/{run_id}/replays", status_code=202)
+@requires(Right.STEER)
+@audited("step")
 def replay_step(run_id: RunId, wanted: WantedReplay, session: Db, visitor: SignedIn) -> Asked:
     """Ask a running run to replay a step, to name the operation that overflowed."""
     return Asked(id=steering.request_replay(session, run_id, visitor.user, wanted.step).id)
 
 
 @router.put("/{run_id}/priority")
+@requires(Right.ORDER)
+@audited("priority")
 def set_priority(
     run_id: RunId, wanted: Priority, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> RunSummary:
@@ -325,6 +347,8 @@ def set_priority(
 
 
 @router.put("/{run_id}/place")
+@requires(Right.ORDER)
+@audited("before_id")
 def set_place(
     run_id: RunId, wanted: Place, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> RunSummary:

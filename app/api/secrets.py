@@ -9,6 +9,7 @@ from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.parameters import Body
+from app.rights import COMMAND, OPERATE, requires
 from db import secrets
 from db.paging import page_of_list
 
@@ -36,6 +37,7 @@ class Secrets(ListPage):
 
 
 @router.get("")
+@requires(COMMAND)
 def list_secrets(
     session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Secrets:
@@ -48,6 +50,7 @@ def list_secrets(
 
 
 @router.put("/{name}", status_code=204)
+@requires(OPERATE)
 def set_secret(
     name: str, wanted: SecretValue, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> None:
@@ -56,6 +59,7 @@ def set_secret(
 
 
 @router.delete("/{name}", status_code=204)
+@requires(OPERATE)
 def delete_secret(name: str, session: Db, _visitor: SignedIn) -> None:
     """Delete a secret; commands that still name it will fail as they start."""
     secrets.delete(session, name)

@@ -14,8 +14,10 @@ from app.context import Db
 from app.json_rows import CheckpointFile, Event, LogLine, MetricPoint
 from app.metric_names import Choice, Chosen
 from app.parameters import RunId, Step
+from app.rights import requires
 from db import checkpoints, history, runs, series, windows
 from db.pyramid import STEP_SERIES
+from db.rights import Right
 from db.spikes import spikes
 from db.tables import Run
 
@@ -139,6 +141,7 @@ class FlaggedSteps(BaseModel):
 
 
 @router.get("/series", response_model=SeriesPage)
+@requires(Right.SEE)
 def get_series(
     run_id: RunId,
     session: Db,
@@ -278,6 +281,7 @@ def _skips_before(session: Session, ids: list[int], step: int) -> dict[int, int]
 
 
 @router.get("/flagged")
+@requires(Right.SEE)
 def get_flagged_steps(
     run_id: RunId,
     session: Db,
@@ -296,6 +300,7 @@ def get_flagged_steps(
 
 
 @router.get("/events")
+@requires(Right.SEE)
 def get_events(
     run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Events:
@@ -324,6 +329,7 @@ class MetricSummaries(ListPage):
 
 
 @router.get("/metrics/summary")
+@requires(Right.SEE)
 def get_metrics_summary(
     run_id: RunId, session: Db, _visitor: SignedIn, chosen: Chosen
 ) -> MetricSummaries:
@@ -338,6 +344,7 @@ def get_metrics_summary(
 
 
 @router.get("/metrics")
+@requires(Right.SEE)
 def get_metrics(
     run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Metrics:
@@ -349,6 +356,7 @@ def get_metrics(
 
 
 @router.get("/log")
+@requires(Right.SEE)
 def get_log(
     run_id: RunId,
     session: Db,
@@ -367,6 +375,7 @@ def get_log(
 
 
 @router.get("/checkpoints")
+@requires(Right.SEE)
 def get_checkpoints(
     run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Checkpoints:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from app.auth import SignedIn
 from app.context import Db, TheSettings
 from app.disk import disk
+from app.rights import ANYBODY, requires
 from db import run_bin, runs
 
 router = APIRouter(tags=["workers"])
@@ -30,6 +31,7 @@ class Storage(BaseModel):
 
 
 @router.get("/storage")
+@requires(ANYBODY)
 def get_storage(session: Db, settings: TheSettings, _visitor: SignedIn) -> Storage:
     """Look at the disk."""
     space, binned = disk(settings), run_bin.contents(session)

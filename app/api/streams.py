@@ -12,9 +12,12 @@ from app import columns as list_columns
 from app import news
 from app.auth import SignedIn
 from app.context import Db, TheDatabase, TheLive, TheSettings
+from app.in_flight import STREAM
 from app.metric_names import Chosen
 from app.parameters import RunId, Text
+from app.rights import ANYBODY, requires
 from db import runs
+from db.rights import Right
 
 router = APIRouter(prefix="/runs", tags=["live"])
 
@@ -42,6 +45,7 @@ Parts = Annotated[
 
 
 @router.get("/live", response_class=EventSourceResponse)
+@requires(ANYBODY, lasts=STREAM)
 async def stream_list(
     database: TheDatabase,
     settings: TheSettings,
@@ -66,6 +70,7 @@ def _existing(run_id: RunId, session: Db) -> int:
 
 
 @router.get("/{run_id}/live", response_class=EventSourceResponse)
+@requires(Right.SEE, lasts=STREAM)
 async def stream_run(
     database: TheDatabase,
     settings: TheSettings,

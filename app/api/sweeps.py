@@ -14,8 +14,10 @@ from app.api.streams import After, LastEventId
 from app.auth import AdmittedEarly, SignedIn
 from app.command_lines import Command, as_submitted
 from app.context import Db, TheDatabase, TheLive, TheSettings
+from app.deeds import audited
+from app.in_flight import STREAM
 from app.parameters import Body, RowId, Text
-from app.rights import check_project
+from app.rights import ANYBODY, check_project, requires
 from app.summary import Number
 from app.sweeping import MOST_RUNS, SpaceGiven, SweepSubmission
 from db import projects, sweeps
@@ -101,6 +103,7 @@ class Extension(Body):
 
 
 @router.get("")
+@requires(ANYBODY)
 def list_sweeps(
     session: Db,
     _visitor: SignedIn,
@@ -126,6 +129,8 @@ Lost = Annotated[dict[str, str], Depends(_lost)]
 
 
 @router.post("", status_code=201)
+@requires(ANYBODY, token_right=Right.SUBMIT)
+@audited("name", "recipe", "project")
 def begin_sweep(
     submission: SweepSubmission,
     lost: Lost,
@@ -144,12 +149,14 @@ def begin_sweep(
 
 
 @router.get("/{sweep_id}")
+@requires(Right.SEE)
 def get_sweep(sweep_id: SweepId, session: Db, _visitor: SignedIn) -> SweepDetail:
     """Look at one sweep."""
     return detail(session, sweeps.get(session, sweep_id))
 
 
 @router.get("/{sweep_id}/trials")
+@requires(Right.SEE)
 def list_trials(
     sweep_id: SweepId,
     session: Db,
@@ -170,6 +177,8 @@ def list_trials(
 
 
 @router.put("/{sweep_id}/project")
+@requires(Right.MOVE)
+@audited("project")
 def move_sweep(
     sweep_id: SweepId, wanted: Destination, session: Db, visitor: SignedIn
 ) -> SweepDetail:
@@ -180,18 +189,21 @@ def move_sweep(
 
 
 @router.post("/{sweep_id}/cancellation")
+@requires(Right.STEER)
 def cancel_sweep(sweep_id: SweepId, session: Db, visitor: SignedIn) -> SweepDetail:
     """Submit no more runs, and cancel those that wait or train."""
     return detail(session, sweeps.cancel(session, sweep_id, visitor.user))
 
 
 @router.post("/{sweep_id}/pause")
+@requires(Right.STEER)
 def pause_sweep(sweep_id: SweepId, session: Db, _visitor: SignedIn) -> SweepDetail:
     """Submit no more runs for now; those that wait or train go on."""
     return detail(session, sweeps.pause(session, sweep_id))
 
 
 @router.post("/{sweep_id}/resumption")
+@requires(Right.STEER)
 def resume_sweep(sweep_id: SweepId, session: Db, visitor: SignedIn) -> SweepDetail:
     """Go on with a paused sweep, or with one that failed."""
     sweeping.resume(session, sweep_id, visitor.user)
@@ -199,6 +211,7 @@ def resume_sweep(sweep_id: SweepId, session: Db, visitor: SignedIn) -> SweepDeta
 
 
 @router.post("/{sweep_id}/extension")
+@requires(Right.STEER)
 def extend_sweep(sweep_id: SweepId, more: Extension, session: Db, visitor: SignedIn) -> SweepDetail:
     """Add runs to a sweep; a grid takes more values too."""
     sweeping.extend(session, sweep_id, visitor.user, runs=more.runs, space=more.space)
@@ -210,6 +223,7 @@ def _existing(sweep_id: SweepId, session: Db) -> int:
 
 
 @router.get("/{sweep_id}/live", response_class=EventSourceResponse)
+@requires(Right.SEE, lasts=STREAM)
 async def stream_sweep(
     database: TheDatabase,
     live: TheLive,

@@ -7,8 +7,10 @@ from app.api.lists import After, Limit, ListPage
 from app.auth import SignedIn
 from app.context import Db
 from app.parameters import RunId
+from app.rights import requires
 from db import runs, system
 from db.paging import page_of_list
+from db.rights import Right
 
 router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
 
@@ -37,6 +39,7 @@ class SystemSamples(ListPage):
 
 
 @router.get("/system")
+@requires(Right.SEE)
 def get_system(
     run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
 ) -> SystemSamples:

@@ -9,7 +9,9 @@ from app import deeds
 from app.api.lists import After, Limit, ListPage
 from app.auth import AtBrowser, SignedIn
 from app.context import Db
+from app.deeds import audited
 from app.parameters import Body, RowId, Text
+from app.rights import ACCOUNT, requires
 from db import accounts
 
 router = APIRouter(prefix="/tokens", tags=["tokens"])
@@ -61,6 +63,7 @@ class Tokens(ListPage):
 
 
 @router.get("")
+@requires(ACCOUNT)
 def list_tokens(session: Db, visitor: SignedIn, after: After = "", limit: Limit = 1000) -> Tokens:
     """List your tokens."""
     found = accounts.page_of_api_tokens(session, visitor.user, after=after, limit=limit)
@@ -69,6 +72,8 @@ def list_tokens(session: Db, visitor: SignedIn, after: After = "", limit: Limit 
 
 
 @router.post("", status_code=201)
+@requires(ACCOUNT)
+@audited("name", "kind", "project", "run_id", "days")
 def make_token(
     wanted: TokenName, session: Db, visitor: SignedIn, _at_browser: AtBrowser
 ) -> NewToken:
@@ -86,6 +91,7 @@ def make_token(
 
 
 @router.delete("/{token_id}", status_code=204)
+@requires(ACCOUNT)
 def revoke_token(token_id: RowId, session: Db, visitor: SignedIn) -> None:
     """Revoke one of your tokens."""
     name = accounts.delete_api_token(session, visitor.user, token_id)

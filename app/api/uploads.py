@@ -12,9 +12,11 @@ from starlette.requests import ClientDisconnect
 from app import deeds
 from app.auth import Uploader
 from app.context import TheSettings, ingesting
+from app.rights import SUBMITTER, requires
 from app.uploads import Stored, Upload
 from db import uploads
 from db.database import Database
+from db.rights import Right
 from db.tables import User
 
 router = APIRouter(tags=["runs"])
@@ -36,6 +38,7 @@ class Uploaded(BaseModel):
     status_code=201,
     openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
 )
+@requires(SUBMITTER, token_right=Right.SUBMIT)
 async def upload_weights(
     name: Annotated[str, Path(max_length=1000, description="Ends in .safetensors or .pt")],
     request: Request,

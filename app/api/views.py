@@ -9,6 +9,7 @@ from app import columns, filters
 from app.auth import SignedIn
 from app.context import Db
 from app.parameters import Body, Name, RowId, Sort, Text
+from app.rights import ACCOUNT, requires
 from db import views
 
 router = APIRouter(prefix="/views", tags=["runs"])
@@ -33,6 +34,7 @@ class Saved(View):
 
 
 @router.get("")
+@requires(ACCOUNT)
 def list_views(session: Db, visitor: SignedIn) -> list[Saved]:
     """List your own views by name."""
     return [
@@ -42,6 +44,7 @@ def list_views(session: Db, visitor: SignedIn) -> list[Saved]:
 
 
 @router.post("", status_code=201)
+@requires(ACCOUNT)
 def save_view(view: View, session: Db, visitor: SignedIn) -> Saved:
     """Save a view, in place of your own of the same name."""
     filters.read(view.filter, me=visitor.user.name)
@@ -53,6 +56,7 @@ def save_view(view: View, session: Db, visitor: SignedIn) -> Saved:
 
 
 @router.delete("/{view_id}", status_code=204)
+@requires(ACCOUNT)
 def delete_view(view_id: RowId, session: Db, visitor: SignedIn) -> None:
     """Delete one of your own views."""
     views.delete(session, visitor.user, view_id)

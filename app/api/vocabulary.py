@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from app import filters
 from app.auth import SignedIn
 from app.context import Db
+from app.rights import ANYBODY, requires
 from db import vocabulary
 from db.conditions import NUMBERS, SYNONYMS
 
@@ -25,6 +26,7 @@ class Words(BaseModel):
 
 
 @router.get("/vocabulary")
+@requires(ANYBODY)
 def get_vocabulary(session: Db, _visitor: SignedIn) -> Words:
     """List the words that a filter of runs can have, of the newest runs that you see."""
     known = vocabulary.vocabulary(session)

@@ -14,7 +14,10 @@ from app.api.streams import After as Cursor
 from app.api.streams import LastEventId
 from app.auth import SignedIn
 from app.context import Db, TheDatabase, TheLive
+from app.deeds import audited
+from app.in_flight import STREAM
 from app.parameters import Body, RowId
+from app.rights import ANYBODY, OPERATE, requires
 from db import workers
 from db.tables import Worker
 
@@ -62,6 +65,7 @@ class Workers(ListPage):
 
 
 @router.get("/workers")
+@requires(ANYBODY)
 def list_workers(
     session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Workers:
@@ -80,6 +84,8 @@ class Drain(Body):
 
 
 @router.post("/workers/{worker_id}/drain")
+@requires(OPERATE)
+@audited("stop")
 def drain_worker(worker_id: RowId, wanted: Drain, session: Db, _visitor: SignedIn) -> WorkerState:
     """Have a worker take nothing more."""
     workers.drain(session, worker_id, stop=wanted.stop)
@@ -87,6 +93,7 @@ def drain_worker(worker_id: RowId, wanted: Drain, session: Db, _visitor: SignedI
 
 
 @router.post("/workers/{worker_id}/undrain")
+@requires(OPERATE)
 def undrain_worker(worker_id: RowId, session: Db, _visitor: SignedIn) -> WorkerState:
     """Let a worker take runs again."""
     workers.undrain(session, worker_id)
@@ -94,6 +101,7 @@ def undrain_worker(worker_id: RowId, session: Db, _visitor: SignedIn) -> WorkerS
 
 
 @router.get("/workers/live", response_class=EventSourceResponse)
+@requires(ANYBODY, lasts=STREAM)
 async def stream_workers(
     database: TheDatabase,
     live: TheLive,
@@ -110,6 +118,7 @@ async def stream_workers(
 
 
 @router.get("/recipes")
+@requires(ANYBODY)
 def list_recipes(session: Db, _visitor: SignedIn) -> list[dict[str, Any]]:
     """List the recipes that can be submitted, each with the JSON Schema of its configuration."""
     return workers.recipes(session)

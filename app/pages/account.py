@@ -10,8 +10,10 @@ from app import deeds, rights
 from app.auth import AtBrowser, SignedIn, Visitor, sign_in
 from app.brake import client_of
 from app.context import Db, Hashing
+from app.deeds import audited
 from app.parameters import RowId, Text
 from app.rendering import page
+from app.rights import ACCOUNT, requires
 from db import accounts, projects, tries
 from db.errors import Invalid
 from db.tables import FULL, LARGEST_ID, SignInSession, User
@@ -29,6 +31,7 @@ KINDS = {
 
 
 @router.get("")
+@requires(ACCOUNT)
 def show_account(
     request: Request, session: Db, visitor: SignedIn, at_browser: AtBrowser, changed: Text = ""
 ) -> HTMLResponse:
@@ -37,6 +40,7 @@ def show_account(
 
 
 @router.post("/password")
+@requires(ACCOUNT)
 def set_password(
     request: Request,
     _hashing: Hashing,
@@ -67,6 +71,8 @@ def set_password(
 
 
 @router.post("/tokens")
+@requires(ACCOUNT)
+@audited("name", "kind", "project", "run_id", "days")
 def make_token(
     request: Request,
     session: Db,
@@ -95,6 +101,7 @@ def make_token(
 
 
 @router.post("/tokens/{token_id}/revocation")
+@requires(ACCOUNT)
 def revoke_token(
     token_id: RowId, session: Db, visitor: SignedIn, _at_browser: AtBrowser
 ) -> RedirectResponse:
@@ -114,6 +121,7 @@ def _number(field: str, text: str, most: int) -> int | None:
 
 
 @router.post("/sign-ins/deletion")
+@requires(ACCOUNT)
 def end_sign_ins(session: Db, visitor: SignedIn, at_browser: AtBrowser) -> RedirectResponse:
     """Sign one's other browsers out."""
     accounts.end_sign_ins(session, visitor.user, but=at_browser)

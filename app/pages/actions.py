@@ -11,8 +11,9 @@ from starlette.datastructures import FormData
 from app import continuing, deeds
 from app.auth import SignedIn, local_path
 from app.context import Db, Posted
+from app.deeds import audited
 from app.parameters import RunId, Text, as_run_id
-from app.rights import check, check_project
+from app.rights import ANYBODY, check, check_project, requires
 from app.submission import PriorityNumber
 from db import projects, runs, steering
 from db.rights import Right
@@ -22,6 +23,7 @@ router = APIRouter()
 
 
 @router.post("/runs/cancellation")
+@requires(ANYBODY)
 def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectResponse:
     """Cancel the ticked runs that have not ended."""
     cancelled, ended = [], 0
@@ -38,6 +40,7 @@ def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectRespo
 
 
 @router.post("/runs/{run_id}/place")
+@requires(Right.ORDER)
 def move_to_front(
     run_id: RunId, session: Db, posted: Posted, visitor: SignedIn
 ) -> RedirectResponse:
@@ -47,6 +50,8 @@ def move_to_front(
 
 
 @router.post("/runs/{run_id}/priority")
+@requires(Right.ORDER)
+@audited("priority")
 def set_priority(
     run_id: RunId,
     session: Db,
@@ -60,6 +65,8 @@ def set_priority(
 
 
 @router.post("/runs/{run_id}/project")
+@requires(Right.MOVE)
+@audited("project")
 def move_to_project(
     run_id: RunId, session: Db, visitor: SignedIn, project: Annotated[Text, Form()] = ""
 ) -> RedirectResponse:
@@ -70,12 +77,15 @@ def move_to_project(
 
 
 @router.post("/runs/{run_id}/continuation")
+@requires(Right.SUBMIT)
 def go_on(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Queue what a cancelled or failed run has not made, and show that run."""
     return _back(continuing.go_on(session, visitor.user, run_id).id)
 
 
 @router.post("/runs/{run_id}/scale")
+@requires(Right.STEER)
+@audited("scale")
 def set_scale(
     run_id: RunId, session: Db, visitor: SignedIn, scale: Annotated[float, Form()]
 ) -> RedirectResponse:
@@ -85,6 +95,8 @@ def set_scale(
 
 
 @router.post("/runs/{run_id}/replays")
+@requires(Right.STEER)
+@audited("step")
 def replay(
     run_id: RunId, session: Db, visitor: SignedIn, step: Annotated[int, Form()]
 ) -> RedirectResponse:
@@ -109,6 +121,7 @@ def _back(run_id: int) -> RedirectResponse:
 
 
 def _steering(act: Callable[[Session, int, User], object]) -> Callable[..., RedirectResponse]:
+    @requires(Right.STEER)
     def steer(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
         act(session, run_id, visitor.user)
         return _back(run_id)

@@ -12,8 +12,10 @@ from app.addresses import forbidden
 from app.announcing import back_to
 from app.auth import AdmittedEarly, SignedIn, Visitor
 from app.context import Db, Posted, TheSettings
+from app.deeds import audited, unaudited
 from app.parameters import RowId, RunId, Text, as_run_id
 from app.rendering import page
+from app.rights import ACCOUNT, requires
 from db import alerts, channels, deliveries, notices
 from db.alert_conditions import CONDITIONS
 from db.errors import Invalid
@@ -41,6 +43,7 @@ class Entered:
 
 
 @router.get("/alerts")
+@requires(ACCOUNT)
 def show_alerts(
     request: Request,
     session: Db,
@@ -56,6 +59,8 @@ def show_alerts(
 
 
 @router.post("/alerts/rules")
+@requires(ACCOUNT)
+@audited("condition", "scope", "run_id")
 def make_rule(
     request: Request,
     session: Db,
@@ -89,6 +94,7 @@ def make_rule(
 
 
 @router.post("/runs/{run_id}/alerts")
+@requires(ACCOUNT)
 def make_rule_of_run(
     request: Request,
     run_id: RunId,
@@ -102,6 +108,7 @@ def make_rule_of_run(
 
 
 @router.post("/alerts/rules/{rule_id}/switch")
+@requires(ACCOUNT)
 def switch_rule(
     request: Request,
     rule_id: RowId,
@@ -117,6 +124,7 @@ def switch_rule(
 
 
 @router.post("/alerts/rules/{rule_id}/deletion")
+@requires(ACCOUNT)
 def delete_rule(
     request: Request, rule_id: RowId, session: Db, visitor: SignedIn
 ) -> RedirectResponse:
@@ -126,6 +134,8 @@ def delete_rule(
 
 
 @router.post("/alerts/notices/reading")
+@unaudited
+@requires(ACCOUNT)
 def read_notices(
     session: Db, visitor: SignedIn, up_to: Annotated[RowId, Form()]
 ) -> RedirectResponse:
@@ -135,6 +145,7 @@ def read_notices(
 
 
 @router.get("/alerts/channels")
+@requires(ACCOUNT)
 def lead_back(_visitor: SignedIn) -> RedirectResponse:
     """Lead who opens the address of the page with a new channel's secret to where channels are."""
     return RedirectResponse("/alerts#channels", status_code=303)
@@ -150,6 +161,7 @@ ForbiddenAddress = Annotated[str, Depends(_forbidden)]
 
 
 @router.post("/alerts/channels")
+@requires(ACCOUNT)
 def make_channel(
     request: Request,
     forbidden: ForbiddenAddress,
@@ -176,6 +188,7 @@ def make_channel(
 
 
 @router.post("/alerts/channels/{channel_id}/switch")
+@requires(ACCOUNT)
 def switch_channel(
     request: Request,
     channel_id: RowId,
@@ -193,6 +206,7 @@ def switch_channel(
 
 
 @router.post("/alerts/channels/{channel_id}/deletion")
+@requires(ACCOUNT)
 def delete_channel(
     request: Request, channel_id: RowId, session: Db, visitor: SignedIn
 ) -> RedirectResponse:
@@ -202,6 +216,7 @@ def delete_channel(
 
 
 @router.post("/alerts/channels/{channel_id}/tests")
+@requires(ACCOUNT)
 def test_channel(
     request: Request, channel_id: RowId, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> RedirectResponse:

@@ -9,6 +9,7 @@ from app.api.comparison import series_of
 from app.auth import SignedIn
 from app.context import Db
 from app.parameters import Text, as_run_ids
+from app.rights import ANYBODY, requires
 from db import runs as runs_of
 
 router = APIRouter()
@@ -18,6 +19,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 
 
 @router.get("/charts.svg")
+@requires(ANYBODY)
 def show_chart(
     session: Db,
     _visitor: SignedIn,

@@ -16,6 +16,7 @@ from app.news import list_cursor
 from app.pages.links import sharing_of
 from app.parameters import RunId, Text, as_run_ids
 from app.rendering import page
+from app.rights import ANYBODY, requires
 from db import comparisons, notes, runs, waiting
 from db.errors import Invalid
 from db.rights import Right
@@ -71,6 +72,7 @@ TheView = Annotated[View, Depends(_view)]
 
 
 @router.post("/runs/{run_id}/comparison")
+@requires(Right.SUBMIT)
 def queue_comparison(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Queue the run in each precision, and lead to where they are compared."""
     queued = comparison.queue(session, visitor.user, runs.get(session, run_id))
@@ -78,6 +80,7 @@ def queue_comparison(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectR
 
 
 @router.get("/compare")
+@requires(ANYBODY)
 def compare(
     request: Request,
     session: Db,
@@ -110,6 +113,7 @@ def _may_write(visitor: Visitor, laid_out: Comparison) -> bool:
 
 
 @router.get("/groups/{group_id}")
+@requires(ANYBODY)
 def show_group(
     group_id: RunId,
     request: Request,

@@ -11,6 +11,7 @@ from app.auth import SignedIn
 from app.context import Db
 from app.parameters import Text, as_run_id
 from app.rendering import page
+from app.rights import OPERATE, requires
 from db import deeds
 from db.errors import Invalid
 from db.paging import Page
@@ -19,6 +20,7 @@ router = APIRouter()
 
 
 @router.get("/deeds")
+@requires(OPERATE)
 def show_deeds(
     request: Request,
     session: Db,

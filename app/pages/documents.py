@@ -6,18 +6,21 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from app.auth import SignedIn
 from app.documents import NAMES, documents
 from app.rendering import page
+from app.rights import ANYBODY, requires
 from db.errors import NotFound
 
 router = APIRouter(prefix="/help")
 
 
 @router.get("")
+@requires(ANYBODY)
 def show_first(_visitor: SignedIn) -> RedirectResponse:
     """Lead to the first of them, which lists the others."""
     return RedirectResponse(f"/help/{NAMES[0]}")
 
 
 @router.get("/{name}")
+@requires(ANYBODY)
 def show_document(request: Request, name: str, visitor: SignedIn) -> HTMLResponse:
     """Show one of them, with the others beside it."""
     found = documents()

@@ -12,9 +12,11 @@ from app.api.links import address_of, check_shareable
 from app.auth import AtBrowser, SignedIn, Visitor, local_path
 from app.comparison import MOST_RUNS
 from app.context import Db
+from app.deeds import audited
 from app.parameters import RowId, Text, as_run_ids
 from app.path_prefix import public_address
 from app.rendering import page
+from app.rights import ACCOUNT, requires
 from app.summary import RunSummary
 from db import shared_links
 from db.errors import Invalid
@@ -27,6 +29,8 @@ SHOWN = 50
 
 
 @router.post("")
+@requires(ACCOUNT)
+@audited("runs", "days")
 def make_link(
     request: Request,
     session: Db,
@@ -56,6 +60,7 @@ def make_link(
 
 
 @router.post("/{link_id}/revocation")
+@requires(ACCOUNT)
 def revoke_link(
     link_id: RowId, session: Db, visitor: SignedIn, back: Annotated[Text, Form()] = "/runs"
 ) -> RedirectResponse:

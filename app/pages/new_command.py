@@ -14,6 +14,7 @@ from app.context import Db, Posted
 from app.pages.new_run import RUN_FIELDS, numbers
 from app.parameters import RunId
 from app.rendering import page
+from app.rights import COMMAND, requires
 from app.submission import Submission, check, may_submit_to, submit
 from db import runs, secrets, workers
 from db.errors import Conflict, Invalid
@@ -22,6 +23,7 @@ router = APIRouter()
 
 
 @router.get("/runs/new/command")
+@requires(COMMAND)
 def new_command(
     request: Request,
     session: Db,
@@ -42,6 +44,7 @@ def new_command(
 
 
 @router.post("/runs/new/command")
+@requires(COMMAND)
 def submit_command(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> Response:
     """Queue the command, or show the form again with what was typed and what is wrong with it."""
     values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}

@@ -12,8 +12,10 @@ from app import command_form, deeds, sweeping, tpe
 from app.auth import SignedIn, Visitor
 from app.command_form import CommandForm
 from app.context import Db, Posted
+from app.deeds import unaudited
 from app.pages.new_sweep import FIELDS, KIND_TITLES, TYPED, plan
 from app.rendering import page
+from app.rights import COMMAND, requires
 from app.submission import may_submit_to
 from app.sweeping import SweepSubmission
 from db import secrets, workers
@@ -27,12 +29,15 @@ TAKEN = ("tags", "project", "priority", "devices_per_node")
 
 
 @router.get("/sweeps/new/command")
+@requires(COMMAND)
 def new_sweep(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
     """Show the form, empty."""
     return _form(request, session, visitor, CommandForm(), FIELDS)
 
 
 @router.post("/sweeps/new/command")
+@unaudited
+@requires(COMMAND)
 def from_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
     """Show it with what was typed into the form of a run."""
     values = {name: str(posted[name])[:TYPED] for name in TAKEN if name in posted}
@@ -41,6 +46,7 @@ def from_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -
 
 
 @router.post("/sweeps/command", response_model=None)
+@requires(COMMAND)
 def begin(
     request: Request, session: Db, posted: Posted, visitor: SignedIn
 ) -> HTMLResponse | RedirectResponse:

@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 from app import deeds, forms, schemas, uploads
 from app.auth import AdmittedEarly, SignedIn, Visitor
 from app.context import Db, Posted, TheSettings
+from app.deeds import unaudited
 from app.parameters import RowId, RunId, Step, Text
 from app.rendering import page
-from app.rights import check_project
+from app.rights import SUBMITTER, check_project, requires
 from app.submission import LIMITS, Submission, check, may_submit_to, submit
 from db import checkpoints, presets, runs, workers
 from db.errors import Invalid, NotFound
@@ -54,6 +55,7 @@ RUN_FIELDS = ("name", "tags", "project", "filled_from", *WHOLE_NUMBERS)
 
 
 @router.get("/runs/new")
+@requires(SUBMITTER)
 def new_run(
     request: Request,
     session: Db,
@@ -124,6 +126,8 @@ def _change(text: str) -> tuple[str, Any]:
 
 
 @router.post("/runs/new")
+@unaudited
+@requires(SUBMITTER)
 def other_recipe(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
     """Show the form of another recipe, with what was changed in this one's as far as it goes."""
     recipe, wanted = str(posted.get("recipe", "")), str(posted.get("other", ""))
@@ -148,6 +152,7 @@ Lost = Annotated[dict[str, str], Depends(_lost)]
 
 
 @router.post("/runs")
+@requires(SUBMITTER)
 def submit_run(
     request: Request, lost: Lost, session: Db, posted: Posted, visitor: SignedIn
 ) -> Response:

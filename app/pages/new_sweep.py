@@ -12,8 +12,10 @@ from starlette.datastructures import FormData
 from app import deeds, forms, schemas, search, sweeping, tpe
 from app.auth import SignedIn, Visitor
 from app.context import Db, Posted
+from app.deeds import unaudited
 from app.parameters import Text
 from app.rendering import page
+from app.rights import SUBMITTER, requires
 from app.schemas import Property, Schema
 from app.search import GRID, KINDS
 from app.submission import may_submit_to
@@ -46,12 +48,15 @@ TYPED = 1000
 
 
 @router.get("/sweeps/new")
+@requires(SUBMITTER)
 def new_sweep(request: Request, session: Db, visitor: SignedIn, recipe: Text = "") -> HTMLResponse:
     """Show the form with the recipe's defaults."""
     return _form(request, session, visitor, recipe, {}, FIELDS)
 
 
 @router.post("/sweeps/new")
+@unaudited
+@requires(SUBMITTER)
 def from_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
     """Show it with what was typed into the form of a run."""
     recipe, taken = str(posted.get("recipe", "")), ("tags", "project", "nodes", "devices_per_node")
@@ -68,6 +73,7 @@ def from_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -
 
 
 @router.post("/sweeps", response_model=None)
+@requires(SUBMITTER)
 def begin(
     request: Request, session: Db, posted: Posted, visitor: SignedIn
 ) -> HTMLResponse | RedirectResponse:

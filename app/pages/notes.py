@@ -8,9 +8,11 @@ from fastapi.responses import HTMLResponse, Response
 from app.announcing import back_to
 from app.auth import SignedIn, Visitor
 from app.context import Db
+from app.deeds import audited
 from app.notes import subject_of
 from app.parameters import Text, flaw
 from app.rendering import page
+from app.rights import ANYBODY, requires
 from db import notes
 from db.errors import Changed, Invalid
 from db.labels import LENGTHS
@@ -20,6 +22,7 @@ router = APIRouter(prefix="/notes")
 
 
 @router.get("")
+@requires(ANYBODY)
 def edit_note(
     request: Request,
     session: Db,
@@ -34,6 +37,8 @@ def edit_note(
 
 
 @router.post("")
+@requires(ANYBODY)
+@audited("project", "runs")
 def write_note(
     request: Request,
     session: Db,

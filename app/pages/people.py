@@ -8,9 +8,11 @@ from sqlalchemy.orm import Session
 
 from app.auth import AtBrowser, SignedIn, Visitor
 from app.context import Db
+from app.deeds import audited
 from app.parameters import RowId, Text
 from app.path_prefix import public_address
 from app.rendering import page
+from app.rights import OPERATE, requires
 from db import accounts, people, projects
 from db.errors import HalfstepError, Invalid
 from db.rights import MEMBER, ROLES
@@ -19,12 +21,15 @@ router = APIRouter(prefix="/people")
 
 
 @router.get("")
+@requires(OPERATE)
 def show_people(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
     """Show all accounts, with their roles."""
     return _people(request, session, visitor)
 
 
 @router.post("")
+@requires(OPERATE)
+@audited("name", "role", "project")
 def invite(
     request: Request,
     session: Db,
@@ -45,6 +50,7 @@ def invite(
 
 
 @router.post("/{user_id}/{change}")
+@requires(OPERATE)
 def change(
     user_id: RowId,
     change: people.Change,

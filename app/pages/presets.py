@@ -9,11 +9,12 @@ from app import forms
 from app.announcing import back_to
 from app.auth import SignedIn
 from app.context import Db, Posted
+from app.deeds import audited
 from app.pages import new_run
 from app.pages.new_run import RUN_FIELDS
 from app.parameters import RowId
 from app.presets import save
-from app.rights import check_project
+from app.rights import ACCOUNT, check_project, requires
 from app.submission import Submission
 from db import presets, workers
 from db.errors import Invalid
@@ -23,6 +24,8 @@ router = APIRouter(prefix="/presets")
 
 
 @router.post("")
+@requires(ACCOUNT)
+@audited("preset", "recipe", "project")
 def save_preset(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> Response:
     """Save what the form holds under a name, or show it again with what is wrong with it."""
     recipe = str(posted.get("recipe", ""))
@@ -44,6 +47,7 @@ def save_preset(request: Request, session: Db, posted: Posted, visitor: SignedIn
 
 
 @router.post("/{preset_id}/deletion")
+@requires(ACCOUNT)
 def delete_preset(
     request: Request, preset_id: RowId, session: Db, _visitor: SignedIn
 ) -> RedirectResponse:

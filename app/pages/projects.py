@@ -9,9 +9,10 @@ from sqlalchemy.orm import Session
 from app.announcing import back_to
 from app.auth import SignedIn, Visitor
 from app.context import Db, Posted
+from app.deeds import audited
 from app.parameters import Text
 from app.rendering import page
-from app.rights import check_project
+from app.rights import ACCOUNT, ANYBODY, OPERATE, check_project, requires
 from db import notes, people, projects, quotas, rights
 from db.errors import Conflict, Invalid, NotFound
 from db.rights import ROLES, Right
@@ -22,12 +23,15 @@ Project = Annotated[Text, Form()]
 
 
 @router.get("")
+@requires(ANYBODY)
 def list_projects(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
     """Show the projects that one sees, each with its people."""
     return _projects(request, session, visitor)
 
 
 @router.post("")
+@requires(OPERATE)
+@audited("name")
 def make_project(
     request: Request, session: Db, visitor: SignedIn, name: Annotated[Text, Form()] = ""
 ) -> Response:
@@ -40,6 +44,8 @@ def make_project(
 
 
 @router.post("/name")
+@requires(OPERATE)
+@audited("project", "new_name")
 def rename_project(
     request: Request,
     session: Db,
@@ -58,6 +64,8 @@ def rename_project(
 
 
 @router.post("/deletion")
+@requires(OPERATE)
+@audited("project")
 def delete_project(
     request: Request, session: Db, visitor: SignedIn, project: Project = projects.DEFAULT
 ) -> Response:
@@ -71,6 +79,8 @@ def delete_project(
 
 
 @router.post("/change")
+@requires(ANYBODY)
+@audited("project", "viewers_download")
 def change_project(
     request: Request,
     session: Db,
@@ -85,6 +95,8 @@ def change_project(
 
 
 @router.post("/quota")
+@requires(OPERATE)
+@audited("project", "devices", "queued", "stored_gib", "share")
 def set_quota(
     request: Request,
     session: Db,
@@ -103,6 +115,8 @@ def set_quota(
 
 
 @router.post("/roles")
+@requires(ACCOUNT)
+@audited("user", "role", "project")
 def set_role(
     request: Request,
     session: Db,
@@ -123,6 +137,8 @@ def set_role(
 
 
 @router.post("/roles/deletion")
+@requires(ACCOUNT)
+@audited("user", "role", "project")
 def take_role(
     request: Request,
     session: Db,

@@ -12,6 +12,7 @@ from app.auth import SignedIn
 from app.context import Db
 from app.parameters import Text
 from app.rendering import page
+from app.rights import ANYBODY, requires
 from app.schemas import Property
 from db import workers
 from db.errors import NotFound
@@ -44,6 +45,7 @@ class Offered:
 
 
 @router.get("/recipes")
+@requires(ANYBODY)
 def list_recipes(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
     """Show what can be trained now, where it comes from, and what could not be loaded."""
     up = [worker for worker, is_alive in workers.everyone(session) if is_alive]
@@ -60,6 +62,7 @@ def list_recipes(request: Request, session: Db, visitor: SignedIn) -> HTMLRespon
 
 
 @router.get("/recipes/{name:path}")
+@requires(ANYBODY)
 def show_recipe(name: Text, request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
     """Show one with all of its settings. Raises NotFound."""
     up = [worker for worker, is_alive in workers.everyone(session) if is_alive]

@@ -10,9 +10,11 @@ from app import deeds
 from app.announcing import back_to
 from app.auth import SignedIn, Visitor
 from app.context import Db, Posted
+from app.deeds import audited
 from app.parameters import Text
 from app.rendering import page
 from app.retaining import project_of
+from app.rights import ANYBODY, requires
 from db import projects, retention
 from db.errors import Invalid
 from db.pruning import PINNED
@@ -25,12 +27,15 @@ Scope = Annotated[Text, Form()]
 
 
 @router.get("")
+@requires(ANYBODY)
 def show_rules(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
     """Show the rules of the projects that one sees."""
     return _page(request, session, visitor, {})
 
 
 @router.post("")
+@requires(ANYBODY)
+@audited("scope", "checkpoint_days", "log_days")
 def set_rule(
     request: Request, session: Db, visitor: SignedIn, posted: Posted, scope: Scope = ""
 ) -> Response:
@@ -51,6 +56,8 @@ def set_rule(
 
 
 @router.post("/deletion")
+@requires(ANYBODY)
+@audited("scope")
 def end_rule(request: Request, session: Db, visitor: SignedIn, scope: Scope = "") -> Response:
     """Let nothing more be deleted by a rule."""
     retention.end_rule(session, project_of(session, visitor.standing, scope))

@@ -18,6 +18,7 @@ from app.news import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_steps, waiti
 from app.pages.links import sharing_of
 from app.parameters import RunId
 from app.rendering import page
+from app.rights import requires
 from app.summary import summarise
 from db import (
     artifacts,
@@ -31,6 +32,7 @@ from db import (
     windows,
 )
 from db.database import now
+from db.rights import Right
 from db.spikes import spikes
 from db.tables import RECIPE, Run
 from halfstep import command_line
@@ -54,6 +56,7 @@ TABS = {
 
 
 @router.get("/runs/{run_id}")
+@requires(Right.SEE)
 def show_run(
     run_id: RunId,
     request: Request,

@@ -10,7 +10,9 @@ from app.context import Db, Posted, TheSettings
 from app.disk import disk
 from app.parameters import RunId
 from app.rendering import page
+from app.rights import ANYBODY, requires
 from db import run_bin
+from db.rights import Right
 
 router = APIRouter()
 
@@ -18,6 +20,7 @@ PAGE_SIZE = 50
 
 
 @router.get("/bin")
+@requires(ANYBODY)
 def show_bin(
     request: Request, session: Db, settings: TheSettings, visitor: SignedIn, after: After = ""
 ) -> HTMLResponse:
@@ -36,6 +39,7 @@ def show_bin(
 
 
 @router.post("/runs/{run_id}/deletion")
+@requires(Right.DELETE)
 def delete_run(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Put a run into the bin, and lead to the list, which offers to undo it."""
     run_bin.delete(session, run_id, visitor.user)
@@ -43,6 +47,7 @@ def delete_run(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectRespons
 
 
 @router.post("/runs/{run_id}/restoration")
+@requires(Right.DELETE)
 def restore_run(run_id: RunId, session: Db, posted: Posted, visitor: SignedIn) -> RedirectResponse:
     """Take a run out of the bin."""
     run_bin.restore(session, run_id, visitor.user)
@@ -51,6 +56,7 @@ def restore_run(run_id: RunId, session: Db, posted: Posted, visitor: SignedIn) -
 
 
 @router.post("/runs/{run_id}/erasure")
+@requires(Right.DELETE)
 def erase_run(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Let a run of the bin go for good."""
     run_bin.erase(session, run_id, visitor.user)

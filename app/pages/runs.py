@@ -15,6 +15,7 @@ from app.disk import disk
 from app.news import list_cursor
 from app.parameters import Name, RowId, RunId, Sort, Text
 from app.rendering import page
+from app.rights import ANYBODY, requires
 from app.summary import summarise_all
 from db import run_bin, runs, series, views, waiting
 from db.conditions import Filter, InStatus, Term
@@ -28,6 +29,7 @@ PAGE_SIZE = 50
 
 
 @router.get("/runs")
+@requires(ANYBODY)
 def list_runs(
     request: Request,
     session: Db,

@@ -10,6 +10,7 @@ from app.auth import SignedIn, Visitor
 from app.context import Db, TheSettings
 from app.parameters import Text
 from app.rendering import page
+from app.rights import COMMAND, OPERATE, requires
 from db import secrets
 from db.errors import Invalid
 
@@ -17,12 +18,14 @@ router = APIRouter(prefix="/secrets")
 
 
 @router.get("")
+@requires(COMMAND)
 def show_secrets(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
     """Show their names, and who has set each."""
     return _secrets(request, session, visitor)
 
 
 @router.post("")
+@requires(OPERATE)
 def set_secret(
     request: Request,
     session: Db,
@@ -41,6 +44,7 @@ def set_secret(
 
 
 @router.post("/{name}/deletion")
+@requires(OPERATE)
 def delete_secret(name: str, session: Db, _visitor: SignedIn) -> RedirectResponse:
     """Delete one."""
     secrets.delete(session, name)

@@ -25,7 +25,7 @@ from app.news import skipped_steps
 from app.pages.comparison import TheView, shown_of
 from app.parameters import RowId, RunId, Step, Text, as_run_ids
 from app.rendering import page
-from app.rights import LINK, NEEDS, check, name_of
+from app.rights import LINK, access_of, check, requires
 from app.summary import RunSummary, summarise
 from db import rights, runs, shared_links, windows
 from db.database import now
@@ -54,7 +54,7 @@ def _cookie_of(settings: Settings) -> str:
 def _shown(request: Request, session: Db, settings: TheSettings, link_id: RowId) -> Shown:
     """Let whoever has the link see its runs, as the request's session does from here on."""
     found = shared_links.find(session, request.cookies.get(_cookie_of(settings), ""))
-    is_open = NEEDS.get(name_of(request.scope["endpoint"])) == LINK
+    is_open = access_of(request.scope["endpoint"]).need == LINK
     if found is None or found.link.id != link_id or not is_open:
         raise LinkNeeded
     rights.limit(session, found.standing)
@@ -102,6 +102,7 @@ def redeem(
 
 
 @router.get("/{link_id}")
+@requires(LINK)
 def show(
     request: Request,
     session: Db,
@@ -123,6 +124,7 @@ def show(
 
 
 @router.get("/{link_id}/runs/{run_id}/series")
+@requires(LINK)
 def get_series(
     run_id: RunId,
     session: Db,
@@ -136,6 +138,7 @@ def get_series(
 
 
 @router.get("/{link_id}/comparison")
+@requires(LINK)
 def get_comparison(session: Db, settings: TheSettings, shown: ByLink) -> JSONResponse:
     """Return what is drawn of the runs, one against another."""
     laid_out = _laid_out(session, shown.runs, settings)
@@ -150,6 +153,7 @@ def get_comparison(session: Db, settings: TheSettings, shown: ByLink) -> JSONRes
 
 
 @router.get("/{link_id}/comparison/series")
+@requires(LINK)
 def get_series_of_runs(
     session: Db,
     _shown: ByLink,

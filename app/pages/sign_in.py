@@ -21,6 +21,7 @@ from app.brake import client_of
 from app.context import Db, Hashing, TheDatabase, TheSettings
 from app.parameters import Text
 from app.rendering import page
+from app.rights import ACCOUNT, requires
 from app.sso import MINUTES, Claims, Provider, SsoFailed
 from db import accounts, roles_of_groups, tries
 from db.errors import NotFound, Refused
@@ -219,6 +220,7 @@ def sign_in_with_password(
 
 
 @router.post("/sign-out")
+@requires(ACCOUNT)
 def sign_out(request: Request, session: Db, _visitor: SignedIn) -> Response:
     """End this browser's session."""
     name = cookie_of(request)

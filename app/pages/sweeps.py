@@ -11,11 +11,12 @@ from app import sweeping
 from app.api import sweeps as api
 from app.auth import SignedIn
 from app.context import Db, Posted
+from app.deeds import audited
 from app.moving import elsewhere
 from app.pages import new_command_sweep, new_sweep
 from app.parameters import RowId, Text
 from app.rendering import page
-from app.rights import check_project
+from app.rights import ANYBODY, check_project, requires
 from app.search import GRID
 from db import projects, quotas, sweeps
 from db.errors import Invalid
@@ -32,6 +33,7 @@ COMPARED = 10
 
 
 @router.get("/sweeps")
+@requires(ANYBODY)
 def list_sweeps(
     request: Request, session: Db, visitor: SignedIn, before: RowId | None = None
 ) -> HTMLResponse:
@@ -48,6 +50,7 @@ def list_sweeps(
 
 
 @router.get("/sweeps/{sweep_id}")
+@requires(Right.SEE)
 def show_sweep(
     sweep_id: RowId,
     request: Request,
@@ -115,6 +118,7 @@ def _waits(session: Session, sweep: Sweep, *, is_wanting: bool) -> list[str]:
 
 
 @router.post("/sweeps/{sweep_id}/extension", response_model=None)
+@requires(Right.STEER)
 def extend(
     sweep_id: RowId, request: Request, session: Db, posted: Posted, visitor: SignedIn
 ) -> HTMLResponse | RedirectResponse:
@@ -131,6 +135,8 @@ def extend(
 
 
 @router.post("/sweeps/{sweep_id}/project")
+@requires(Right.MOVE)
+@audited("project")
 def move_to_project(
     sweep_id: RowId, session: Db, visitor: SignedIn, project: Annotated[Text, Form()] = ""
 ) -> RedirectResponse:
@@ -153,6 +159,7 @@ def _back(sweep_id: int) -> RedirectResponse:
 
 
 def _steering(act: Callable[[Session, int, User], object]) -> Callable[..., RedirectResponse]:
+    @requires(Right.STEER)
     def steer(sweep_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
         act(session, sweep_id, visitor.user)
         return _back(sweep_id)

@@ -10,12 +10,14 @@ from app.auth import SignedIn
 from app.columns import list_address
 from app.context import Db
 from app.parameters import Name, RowId, Sort, Text
+from app.rights import ACCOUNT, requires
 from db import views
 
 router = APIRouter(prefix="/views")
 
 
 @router.post("")
+@requires(ACCOUNT)
 def save_view(
     session: Db,
     visitor: SignedIn,
@@ -34,6 +36,7 @@ def save_view(
 
 
 @router.post("/{view_id}/deletion")
+@requires(ACCOUNT)
 def delete_view(view_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
     """Delete a view, and show what it showed, so that it can be saved again."""
     view = views.delete(session, visitor.user, view_id)

@@ -7,8 +7,10 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.auth import AtBrowser, SignedIn
 from app.context import Db, TheSettings
+from app.deeds import audited
 from app.parameters import RowId
 from app.rendering import page
+from app.rights import ANYBODY, OPERATE, requires
 from app.worker_news import MOST_FOLLOWED, cursor_of
 from db import grid, runs, waiting, workers
 from db.waiting import Queue
@@ -20,6 +22,7 @@ MOST_QUEUED = 50
 
 
 @router.get("")
+@requires(ANYBODY)
 def list_workers(
     request: Request, session: Db, settings: TheSettings, visitor: SignedIn
 ) -> HTMLResponse:
@@ -44,6 +47,7 @@ def list_workers(
 
 
 @router.get("/{worker_id}")
+@requires(ANYBODY)
 def show_worker(worker_id: RowId, request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
     """Show one: its devices, recipes and versions."""
     worker, is_up = workers.found(session, worker_id)
@@ -51,6 +55,8 @@ def show_worker(worker_id: RowId, request: Request, session: Db, visitor: Signed
 
 
 @router.post("/{worker_id}/drain")
+@requires(OPERATE)
+@audited("stop")
 def drain(
     worker_id: RowId,
     session: Db,
@@ -64,6 +70,7 @@ def drain(
 
 
 @router.post("/{worker_id}/undrain")
+@requires(OPERATE)
 def undrain(worker_id: RowId, session: Db, _visitor: SignedIn, _at_browser: AtBrowser) -> Response:
     """Let it take runs again."""
     workers.undrain(session, worker_id)

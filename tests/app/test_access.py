@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from app import sweeping
 from app.deliverer import Deliverer
-from app.rights import ACCOUNT, COMMAND, NEEDS, OPERATE
+from app.rights import ACCOUNT, COMMAND, OPERATE, access_of
 from db import accounts, projects, rights, runs, uploads
 from db.database import Database
 from db.errors import Invalid
@@ -189,8 +189,8 @@ def test_a_token_of_one_project_uses_no_route_of_an_account(
     user = installed.users[whose]
     limited = client_of(app, database, user, kind=kind, project=OPEN)
     asked = 0
-    for method, path, name in routes_of(app):
-        if NEEDS[name] in (ACCOUNT, COMMAND, OPERATE):
+    for method, path, endpoint in routes_of(app):
+        if access_of(endpoint).need in (ACCOUNT, COMMAND, OPERATE):
             address = path.replace("{run_id}", str(installed.open.runs[0])).replace("{", "")
             answer = limited.request(method, address.replace("}", ""))
             assert answer.status_code in (403, 404, 405), f"{method} {path}: {answer.text}"

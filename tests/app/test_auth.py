@@ -20,7 +20,7 @@ from tests.db.telemetry_made import make_steps
 from tests.site import until
 
 #: The last one answers with another address, and that one asks.
-PUBLIC = {"/", "/sign-in", "/healthz", "/readyz", "/static/{name}", "/api/{_rest:unversioned}"}
+PUBLIC = {"/", "/sign-in", "/healthz", "/readyz", "/static/{name}"}
 #: Where a token of its own opens it, and nothing else does: tests/app/test_metrics.py.
 PUBLIC |= {"/metrics"}
 #: Where a provider of identities signs in: tests/app/test_sso.py.

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
-from app.rights import LINK, NEEDS
+from app.rights import LINK, access_of
 from db import accounts, projects, queue, run_bin
 from db.database import Database
 from db.rights import MAINTAINER, MEMBER, VIEWER
@@ -72,23 +72,24 @@ def test_a_link_opens_what_it_shows_and_no_other_route(
     headers = {"cookie": f"{cookie.name}={cookie.value}"}
     link = page.rpartition("/")[2]
     answered = set()
-    for method, path, name in routes_of(app):
+    for method, path, endpoint in routes_of(app):
+        need = access_of(endpoint).need
         for run_id in (run.id, other.id):
             ids = {"run_id": str(run_id), "link_id": link}
             address = re.sub(r"\{(\w+)[^}]*\}", lambda m, ids=ids: ids.get(m[1], "1"), path)
             params = {"runs": str(run_id), "series": "loss", "group": "recipe"}
             answer = stranger.request(method, address, params=params, headers=headers)
             told = f"{method} {address}: {answer.status_code}"
-            if NEEDS[name] == LINK and ("{run_id" not in path or run_id == run.id):
+            if need == LINK and ("{run_id" not in path or run_id == run.id):
                 assert answer.status_code == 200, told
-                answered.add(name)
-            elif NEEDS[name] == LINK:
+                answered.add(endpoint)
+            elif need == LINK:
                 assert answer.status_code == 404, told
             else:
                 is_led = answer.headers.get("location", "").startswith("/sign-in?next=")
                 assert is_led or answer.status_code == 401, told
             assert HIDDEN not in answer.text, told
-    assert answered == {name for name, need in NEEDS.items() if need == LINK}
+    assert answered == {each for *_, each in routes_of(app) if access_of(each).need == LINK}
     series = f"{page}/comparison/series?runs={run.id},{other.id}&series=loss"
     assert list(stranger.get(series).json()["runs"]) == [str(run.id)]
 

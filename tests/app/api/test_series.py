@@ -51,15 +51,15 @@ def test_steps_of_a_parent_are_told_apart(
     database: Database, ada: User, running: Run, script: TestClient
 ) -> None:
     """A fork says where its own steps begin, before its first one already; others begin at 0."""
-    assert script.get("/api/runs/1/series").json()["parent_step"] == 0
+    assert script.get("/api/v1/runs/1/series").json()["parent_step"] == 0
     file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "aa"}
     event = {"step": 50, "reason": "interval", "request": None, "files": [file]}
     with database.writing() as session:
         checkpoints.publish(session, running.id, 1, event, ["key"])
     fork = start_run(database, ada, parent_id=1, parent_step=50)
-    assert script.get("/api/runs/2/series").json()["parent_step"] == 50
+    assert script.get("/api/v1/runs/2/series").json()["parent_step"] == 50
     record(database, fork, make_steps([1.0], first=51))
-    assert script.get("/api/runs/2/series").json()["parent_step"] == 50
+    assert script.get("/api/v1/runs/2/series").json()["parent_step"] == 50
 
 
 def test_flagged_steps_and_events_are_never_sampled(
